@@ -264,8 +264,8 @@ def outcome_of_ranks(kind: str) -> str:
     if hasattr(loader.sampler, "num_replicas"):
         loader.sampler.num_replicas, loader.sampler.num_samples, loader.sampler.total_size = 2, 24, 48
     root = decode_tree(stored.tree, len(stored.tensors), "test")
-    found = remap_rank_state(root, {"data": loader}, rank=0, world=2, saved=1, key="step 4", own=[root])
+    remapped = remap_rank_state(root, {"data": loader}, rank=0, world=2, saved=1, key="step 4", own=[root])
     unwatch_loaders({"data": loader})
-    if "data" in found.components:
+    if "data" in remapped.components:
         return ONCE
-    return AGAIN if any(note.startswith("data begins its epoch") for note in found.notes) else SILENT
+    return AGAIN if any(note.startswith("data begins its epoch") for note in remapped.notes) else SILENT

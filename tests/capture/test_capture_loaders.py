@@ -25,7 +25,7 @@ EPOCH = SAMPLES // BATCH
 
 
 class Noisy(Dataset):
-    """Samples know their number and carry noise from every generator of the process that made them."""
+    """Samples with their number, and with noise from every generator of the process that made them."""
 
     def __init__(self, noisy: bool = True) -> None:
         self.noisy = noisy
@@ -49,7 +49,7 @@ class Stream(IterableDataset):
 
 
 class Shuffling(Sampler[int]):
-    """A sampler with a generator of its own, of Python's kind."""
+    """A sampler with its own Python generator."""
 
     def __init__(self) -> None:
         self.rng = random.Random(3)
@@ -64,14 +64,14 @@ class Shuffling(Sampler[int]):
 
 
 def seed(value: int) -> None:
-    """Seed all the process's host generators."""
+    """Seed all of the process's host generators."""
     torch.manual_seed(value)
     random.seed(value)
     np.random.seed(value)
 
 
 class Run:
-    """A training loop: a batch, a dropout mask, draws from every generator, step by step, for as long as asked."""
+    """A training loop. Each step takes a batch, draws a dropout mask, and draws from every generator."""
 
     def __init__(self, make: Callable[[], DataLoader]) -> None:
         self.loader = make()
@@ -95,27 +95,27 @@ class Run:
 
 
 def straight(make: Callable[[], DataLoader], steps: int) -> list[tuple]:
-    """The run that nothing interrupts."""
+    """Return the trace of an uninterrupted run."""
     seed(1)
     return Run(make).run(steps)
 
 
 def resumed(make: Callable[[], DataLoader], saves: list[int], steps: int) -> list[tuple]:
-    """The run that ends after each save and is resumed by a process that was seeded otherwise."""
+    """Return the trace of a run that ends after each save, and resumes in a process with another seed."""
     seed(1)
     run, trace, stored, done = Run(make), [], None, 0
-    for at in [*saves, steps]:
+    for stop in [*saves, steps]:
         if stored is not None:
-            seed(100 + at)
+            seed(100 + stop)
             run = Run(make)
             restore(stored, {"data": run.loader})
-        trace += run.run(at - done)
-        stored, done = save({"data": run.loader}), at
+        trace += run.run(stop - done)
+        stored, done = save({"data": run.loader}), stop
     return trace
 
 
 def plain(**options) -> Callable[[], DataLoader]:
-    """A maker of plain loaders."""
+    """Return a maker of plain loaders."""
     return lambda: DataLoader(Noisy(), batch_size=BATCH, **{"shuffle": True, **options})
 
 
@@ -151,15 +151,16 @@ CASES = [(kind, when) for kind in PLAIN for when in (LIGHT if "workers" in kind 
 
 @pytest.mark.parametrize(("kind", "when"), CASES, ids=lambda value: value.replace(" ", "-"))
 def test_a_plain_loader_resumes_to_the_bit(kind: str, when: str) -> None:
-    """Samples, worker noise, dropout masks and host generators equal the uninterrupted run's, wherever and however often it is saved."""
+    """Resume with the samples, worker noise, dropout masks and host generators of the uninterrupted run, wherever and
+    however often it is saved."""
     steps = 3 * EPOCH - 1
-    expected, found = straight(PLAIN[kind], steps), resumed(PLAIN[kind], SAVES[when], steps)
-    first = next((i for i, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1]), None)
-    assert first is None, f"step {first}: {found[first]}, uninterrupted {expected[first]}"
+    expected, actual = straight(PLAIN[kind], steps), resumed(PLAIN[kind], SAVES[when], steps)
+    first = next((i for i, pair in enumerate(zip(expected, actual, strict=True)) if pair[0] != pair[1]), None)
+    assert first is None, f"step {first}: {actual[first]}, uninterrupted {expected[first]}"
 
 
 def stateful(**options) -> Callable[[], DataLoader]:
-    """A maker of loaders that tell their position. Worker noise is not theirs to carry, so there is none."""
+    """Return a maker of loaders that report their position. They cannot save worker noise, so there is none."""
     return lambda: StatefulDataLoader(Noisy(not options.get("num_workers")), batch_size=BATCH, **{"shuffle": True, **options})
 
 
@@ -176,7 +177,7 @@ STATEFUL_CASES = [(kind, when) for kind in STATEFUL for when in (LIGHT if "worke
 
 @pytest.mark.parametrize(("kind", "when"), STATEFUL_CASES, ids=lambda value: value.replace(" ", "-"))
 def test_a_stateful_loader_resumes_to_the_bit(kind: str, when: str) -> None:
-    """Repositioning draws no number that the uninterrupted run did not draw."""
+    """Draw no number during repositioning that the uninterrupted run did not draw."""
 
     def make() -> DataLoader:
         seed(7)  # the sampler seeds itself when it is made
@@ -185,14 +186,14 @@ def test_a_stateful_loader_resumes_to_the_bit(kind: str, when: str) -> None:
         return loader
 
     steps = 3 * EPOCH - 1
-    expected, found = straight(make, steps), resumed(make, SAVES[when], steps)
-    first = next((i for i, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1]), None)
-    assert first is None, f"step {first}: {found[first]}, uninterrupted {expected[first]}"
+    expected, actual = straight(make, steps), resumed(make, SAVES[when], steps)
+    first = next((i for i, pair in enumerate(zip(expected, actual, strict=True)) if pair[0] != pair[1]), None)
+    assert first is None, f"step {first}: {actual[first]}, uninterrupted {expected[first]}"
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, *(f"stateful {name}" for name in STATEFUL)])
 def test_capturing_draws_no_random_number(kind: str) -> None:
-    """A run that saves is the run that does not: taking a state moves no generator, not even before the first batch."""
+    """Change no generator during a capture, not even before the first batch."""
     make = STATEFUL[kind.removeprefix("stateful ")] if kind.startswith("stateful ") else PLAIN[kind]
     seed(1)
     loader = make()
@@ -208,7 +209,8 @@ def test_capturing_draws_no_random_number(kind: str) -> None:
 
 
 def test_numbers_drawn_between_iter_and_the_first_batch() -> None:
-    """A loop that draws after ``iter`` and before the first ``next`` (an init, a warm-up) gets its permutation back all the same."""
+    """Restore the permutation if the loop draws numbers after ``iter`` and before the first ``next``, such as for a
+    warm-up."""
 
     def trace(save_at: int | None) -> list:
         seed(1)
@@ -231,7 +233,7 @@ def test_numbers_drawn_between_iter_and_the_first_batch() -> None:
 
 
 def test_a_distributed_samplers_epoch_is_that_of_the_interrupted_one() -> None:
-    """The permutation of ``set_epoch`` comes back, wherever the sampler stands."""
+    """Restore the permutation of ``set_epoch``, wherever in the loader the sampler is."""
     for wrap in (False, True):
 
         def make(wrap: bool = wrap) -> tuple[DataLoader, DistributedSampler]:
@@ -248,13 +250,13 @@ def test_a_distributed_samplers_epoch_is_that_of_the_interrupted_one() -> None:
         next(iterator)
         stored = save({"data": loader})
         rest = [batch[0].tolist() for batch in iterator]
-        other, _ = make()
-        restore(stored, {"data": other})
-        assert [batch[0].tolist() for batch in other] == rest
+        resumed_loader, _ = make()
+        restore(stored, {"data": resumed_loader})
+        assert [batch[0].tolist() for batch in resumed_loader] == rest
 
 
 def test_the_rest_of_an_epoch_that_a_for_loop_left() -> None:
-    """A loop left with ``break`` goes on, after a resume, with the batches it had not had."""
+    """Resume a loop that was left by ``break`` with the batches that it had not delivered."""
     seed(1)
     loader = plain()()
     watch_loaders({"data": loader})
@@ -264,13 +266,14 @@ def test_the_rest_of_an_epoch_that_a_for_loop_left() -> None:
         if len(seen) == 6:
             break
     stored = save({"data": loader})
-    other = plain()()
-    restore(stored, {"data": other})
-    assert sorted(seen + [i for batch in other for i in batch[0].tolist()]) == list(range(SAMPLES))
+    resumed_loader = plain()()
+    restore(stored, {"data": resumed_loader})
+    assert sorted(seen + [i for batch in resumed_loader for i in batch[0].tolist()]) == list(range(SAMPLES))
 
 
 def test_a_finished_epoch_is_not_begun_again() -> None:
-    """Saved after the last batch: the next loop over the loader is empty if the end had not been seen, else a new epoch."""
+    """After a save at the last batch, the next loop is empty if the end had not been reached, else it is a new
+    epoch."""
     seed(1)
     loader = plain()()
     watch_loaders({"data": loader})
@@ -281,16 +284,17 @@ def test_a_finished_epoch_is_not_begun_again() -> None:
     assert next(iterator, None) is None
     after_end = save({"data": loader})
     for stored, rest in ((before_end, 0), (after_end, EPOCH)):
-        other = plain()()
-        restore(stored, {"data": other})
-        assert len(list(other)) == rest
-        assert len(list(other)) == EPOCH
+        resumed_loader = plain()()
+        restore(stored, {"data": resumed_loader})
+        assert len(list(resumed_loader)) == rest
+        assert len(list(resumed_loader)) == EPOCH
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "persistent_workers": True}], ids=["in process", "persistent workers"])
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 def test_a_loop_that_is_at_the_next_epoch_gets_that(kind, options) -> None:
-    """Saved behind the last batch, before the end was seen: a resumed loop may count the epoch as done, and tells the next one's number."""
+    """After a save at the last batch, before the end was reached, a resumed loop may set the next epoch's number. It
+    then gets that epoch."""
 
     def make() -> tuple[DataLoader, DistributedSampler]:
         sampler = DistributedSampler(Noisy(), num_replicas=1, rank=0)
@@ -318,23 +322,23 @@ def test_a_loop_that_is_at_the_next_epoch_gets_that(kind, options) -> None:
 
 @pytest.mark.parametrize("kind", ["in process", "generator", "two workers", "persistent workers"])
 def test_a_restore_into_a_loader_that_is_iterating_takes_effect_at_the_next_iter(kind: str) -> None:
-    """Going back in the same process, to the first epoch and to a later one, gives what came then, again and again."""
-    for at in (2, EPOCH + 2):
+    """Repeat the same batches after each restore in one process, in the first training epoch and in a later one."""
+    for steps in (2, EPOCH + 2):
         seed(1)
         run = Run(PLAIN[kind])
-        run.run(at)
+        run.run(steps)
         stored = save({"data": run.loader})
         rest = run.run(EPOCH)
         for _ in range(2):
             run.run(1)
             restore(stored, {"data": run.loader})
             run.iterator = None
-            assert run.run(EPOCH) == rest, at
+            assert run.run(EPOCH) == rest, steps
 
 
 @pytest.mark.parametrize("kind", ["in process", "two workers", "persistent workers"])
 def test_a_stateful_loader_goes_back_in_the_same_process(kind: str) -> None:
-    """The same, for loaders that tell their position."""
+    """Repeat the same batches after a restore in one process, for loaders that report their position."""
     seed(1)
     run = Run(STATEFUL[kind])
     run.run(EPOCH + 2)
@@ -346,7 +350,8 @@ def test_a_stateful_loader_goes_back_in_the_same_process(kind: str) -> None:
 
 
 def test_a_save_right_after_a_restore_holds_the_same_place() -> None:
-    """Nothing was delivered in between, so a third process goes on where the second would have."""
+    """Save the same position again directly after a restore. A third process then resumes where the second would
+    have."""
     seed(1)
     run = Run(plain())
     run.run(3)
@@ -354,14 +359,14 @@ def test_a_save_right_after_a_restore_holds_the_same_place() -> None:
     rest = run.run(EPOCH)
     for _ in range(2):
         seed(60)
-        other = Run(plain())
-        restore(stored, {"data": other.loader})
-        stored = save({"data": other.loader})
-    assert other.run(EPOCH) == rest
+        resumed_run = Run(plain())
+        restore(stored, {"data": resumed_run.loader})
+        stored = save({"data": resumed_run.loader})
+    assert resumed_run.run(EPOCH) == rest
 
 
 def test_generators_of_a_loader_are_where_they_were_at_an_edge() -> None:
-    """A loader's own generator goes on between epochs: the next epoch is not a repetition of the first."""
+    """Continue a loader's own generator between epochs, so that the next epoch does not repeat the first."""
     seed(1)
 
     def make() -> DataLoader:
@@ -372,18 +377,19 @@ def test_generators_of_a_loader_are_where_they_were_at_an_edge() -> None:
     first = [batch[0].tolist() for batch in loader]
     stored = save({"data": loader})
     second = [batch[0].tolist() for batch in loader]
-    other = make()
-    restore(stored, {"data": other})
-    found = [batch[0].tolist() for batch in other]
-    assert found != first
-    assert found == second
+    resumed_loader = make()
+    restore(stored, {"data": resumed_loader})
+    third = [batch[0].tolist() for batch in resumed_loader]
+    assert third != first
+    assert third == second
 
 
 @pytest.mark.parametrize(
     "make", [plain(), plain(num_workers=2), stateful(), stateful(num_workers=2)], ids=["plain", "workers", "stateful", "stateful workers"]
 )
 def test_an_observer_sees_what_is_delivered_and_no_more(make) -> None:
-    """Delivered batches, not prefetched nor skipped ones, in order, for every kind of loader."""
+    """Call the observer for delivered batches only, in order, for every kind of loader. Prefetched and skipped batches
+    do not count."""
     seed(1)
     loader, seen = make(), []
     watch_loaders({"data": loader})
@@ -392,16 +398,16 @@ def test_an_observer_sees_what_is_delivered_and_no_more(make) -> None:
     delivered = [next(iterator)[0].tolist() for _ in range(3)]
     assert seen == delivered
     stored = save({"data": loader})
-    other, again = make(), []
-    observe_batches({"data": other}, lambda batch: again.append(batch[0].tolist()))
-    restore(stored, {"data": other})
-    rest = [batch[0].tolist() for batch in other]
+    resumed_loader, again = make(), []
+    observe_batches({"data": resumed_loader}, lambda batch: again.append(batch[0].tolist()))
+    restore(stored, {"data": resumed_loader})
+    rest = [batch[0].tolist() for batch in resumed_loader]
     assert again == rest and len(rest) == EPOCH - 3
 
 
 @pytest.mark.parametrize("make", [plain(), stateful()], ids=["plain", "stateful"])
 def test_watching_leaves_the_loader_what_it_was(make) -> None:
-    """Same class name, same isinstance, same length; unwatching gives the class back, twice is fine."""
+    """Keep class name, isinstance and length. Unwatching restores the class, and may be repeated."""
     loader = make()
     original = type(loader)
     for _ in range(2):
@@ -417,41 +423,42 @@ def test_watching_leaves_the_loader_what_it_was(make) -> None:
 
 
 def test_reading_again_is_an_event_and_no_warning() -> None:
-    """Batches that are read again are reported by an event, once for each loader: a warning would end a script under ``-W error``."""
+    """Report batches that are read again by one event for each loader. A warning would end a script under ``-W
+    error``."""
     seed(1)
     loader = plain()()
     watch_loaders({"data": loader})
     next(iter(loader))
     stored = save({"data": loader})
-    found: list[Event] = []
-    undo = subscribe(found.append)
+    events: list[Event] = []
+    undo = subscribe(events.append)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            other = plain()()
-            watch_loaders({"data": other})
+            resumed_loader = plain()()
+            watch_loaders({"data": resumed_loader})
             for _ in range(2):
-                restore(stored, {"data": other})
-                next(iter(other))
+                restore(stored, {"data": resumed_loader})
+                next(iter(resumed_loader))
     finally:
         undo()
-    assert [(one.name, one.fields["loader"], one.fields["batches"]) for one in found] == [("loader.reread", "data", 1)]
+    assert [(event.name, event.fields["loader"], event.fields["batches"]) for event in events] == [("loader.reread", "data", 1)]
 
 
 def test_a_loader_of_the_other_kind_is_a_mismatch_before_anything_is_written() -> None:
-    """A counted position does not fit a loader that tells its own, nor the other way round."""
-    for one, other in ((plain(), stateful()), (stateful(), plain())):
-        live, loader = torch.zeros(1), one()
+    """Refuse a counted position for a loader that reports its own, and the reverse."""
+    for make_saved, make_live in ((plain(), stateful()), (stateful(), plain())):
+        live, loader = torch.zeros(1), make_saved()
         watch_loaders({"data": loader})
         next(iter(loader))
         stored = save({"data": loader, "w": torch.ones(1)})
         with pytest.raises(IncompatibleState):
-            restore(stored, {"data": other(), "w": live})
+            restore(stored, {"data": make_live(), "w": live})
         assert live.item() == 0
 
 
 def test_a_dataset_that_shrank_is_an_error_that_says_so() -> None:
-    """Fewer batches than were delivered cannot be the same data."""
+    """Raise an error if the data set has fewer batches than were delivered."""
     seed(1)
     loader = plain(shuffle=False)()
     watch_loaders({"data": loader})
@@ -466,20 +473,20 @@ def test_a_dataset_that_shrank_is_an_error_that_says_so() -> None:
 
 
 def test_an_unwatched_loader_is_said_to_be_unknown() -> None:
-    """Captured in the middle of an epoch nobody counted: the state says that resuming from it is not exact."""
+    """Note that resuming is not exact if a loader is captured in the middle of an uncounted epoch."""
     loader = plain()()
     next(iter(loader))
     assert any("data" in note for note in capture({"data": loader}, rng=False).notes)
 
 
 def test_randomness_inside_workers_that_cannot_be_carried_is_reported() -> None:
-    """A stateful loader's workers over a map-style dataset are listed as missed."""
+    """List the workers of a stateful loader over a map-style dataset as missed."""
     loader = stateful(num_workers=2)()
     assert any("data" in line and "worker" in line for line in capture({"data": loader}).missed)
 
 
 def test_the_state_of_a_loader_is_plain_values() -> None:
-    """Positions survive the format: no pickles, no live generators."""
+    """Store positions as plain values: no pickles, no live generators."""
     seed(1)
     for make in (plain(num_workers=2), stateful(num_workers=2)):
         loader = make()
@@ -490,14 +497,14 @@ def test_the_state_of_a_loader_is_plain_values() -> None:
 
 
 def _shift(worker: int) -> None:
-    """A worker_init_fn that has a say in the worker's seeds."""
+    """A worker_init_fn that changes the worker's seeds."""
     random.seed(random.randrange(1000) + worker)
 
 
 @pytest.mark.parametrize("init", [None, _shift], ids=["plain", "own init"])
 @pytest.mark.parametrize("at", [EPOCH, 2 * EPOCH, 2 * EPOCH + 2])
 def test_persistent_workers_resume_behind_an_edge(at: int, init) -> None:
-    """Saved once the end of an epoch was seen, or later: no seed is drawn that living workers would not have needed."""
+    """After a save at or after an epoch's end, draw no seed that living workers would not have needed."""
 
     def trace(stop: int | None) -> list:
         seed(1)
@@ -521,7 +528,7 @@ def test_persistent_workers_resume_behind_an_edge(at: int, init) -> None:
 
 
 class Told(DataLoader):
-    """A loader of somebody's own that knows where it is."""
+    """A custom loader that reports its position."""
 
     at = 0
 
@@ -539,20 +546,20 @@ class Told(DataLoader):
 
 
 def test_a_loader_with_a_state_of_its_own_is_asked_for_it() -> None:
-    """Subclasses that define state_dict and load_state_dict are taken at their word, before the first batch too."""
+    """Use ``state_dict`` and ``load_state_dict`` of a subclass, before the first batch too."""
     for steps in (0, 3):
         loader = Told(Noisy(False))
         loader.at = 2
         iterator = iter(loader)
         for _ in range(steps):
             next(iterator)
-        other = Told(Noisy(False))
-        restore(save({"data": loader}), {"data": other})
-        assert next(iter(other)).item() == 2 + steps
+        resumed_loader = Told(Noisy(False))
+        restore(save({"data": loader}), {"data": resumed_loader})
+        assert next(iter(resumed_loader)).item() == 2 + steps
 
 
 def test_a_stream_without_a_state_is_not_counted_twice_by_its_workers() -> None:
-    """A second resume within an epoch, of an iterable without a state and with workers, goes on where it was."""
+    """Resume twice within an epoch of an iterable without a state, with workers, at the right position."""
 
     def make() -> DataLoader:
         return StatefulDataLoader(Stream(), batch_size=1, num_workers=2)

@@ -1,4 +1,4 @@
-"""Modules: their own names under any wrapper, direct writing, hooks, extra state, mismatches."""
+"""Capture of modules: names without wrappers, direct writes, hooks, extra state, mismatches."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from relight.layout.sources import HostMemorySink
 
 
 def net(seed: int) -> nn.Sequential:
-    """A small module with buffers."""
+    """Return a small module with buffers."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 2))
 
 
-def equal(one: nn.Module, other: nn.Module) -> bool:
-    """Equal states to the bit."""
-    a, b = one.state_dict(), other.state_dict()
+def equal(source: nn.Module, target: nn.Module) -> bool:
+    """Return whether two modules have bit-identical states."""
+    a, b = source.state_dict(), target.state_dict()
     return a.keys() == b.keys() and all(raw(a[key]) == raw(b[key]) for key in a)
 
 
 def test_a_module_is_restored_in_place_and_directly() -> None:
-    """Parameters and buffers are written where they lie, with no second copy, and autograd is told."""
-    one, other = net(1), net(2)
-    stored = save({"model": one}, rng=False)
-    where = {key: (tensor.data_ptr(), tensor._version) for key, tensor in other.state_dict(keep_vars=True).items()}
-    plan = plan_restore({"model": other}, stored.tensors, stored.tree, where="test")
+    """Write parameters and buffers in place, without a second copy, and increase autograd's version counters."""
+    source, target = net(1), net(2)
+    stored = save({"model": source}, rng=False)
+    where = {key: (tensor.data_ptr(), tensor._version) for key, tensor in target.state_dict(keep_vars=True).items()}
+    plan = plan_restore({"model": target}, stored.tensors, stored.tree, where="test")
     assert all(sink.view() is not None for sink in plan.sinks.values())
-    restore(stored, {"model": other})
-    assert equal(one, other)
-    for key, tensor in other.state_dict(keep_vars=True).items():
+    restore(stored, {"model": target})
+    assert equal(source, target)
+    for key, tensor in target.state_dict(keep_vars=True).items():
         assert tensor.data_ptr() == where[key][0] and tensor._version > where[key][1], key
 
 
 def test_roles_and_trainable_marks() -> None:
-    """Parameters are params, buffers buffers; only what an optimizer holds and may change is trainable."""
+    """Record parameters as ``param`` and buffers as ``buffer``. Only what an optimizer can change is trainable."""
     model = net(1)
     model[0].weight.requires_grad_(False)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
@@ -55,17 +55,17 @@ def test_roles_and_trainable_marks() -> None:
 
 
 def test_channels_last_memory_is_restored_in_its_own_layout() -> None:
-    """A parameter keeps its memory format; its elements are the stored ones."""
-    one, other = net(1).to(memory_format=torch.channels_last), net(2)
-    restore(save({"model": one}, rng=False), {"model": other})
-    assert equal(one, other) and other[0].weight.is_contiguous()
+    """Keep a parameter's memory format, and write the stored elements."""
+    source, target = net(1).to(memory_format=torch.channels_last), net(2)
+    restore(save({"model": source}, rng=False), {"model": target})
+    assert equal(source, target) and target[0].weight.is_contiguous()
     again = net(3).to(memory_format=torch.channels_last)
-    restore(save({"model": other}, rng=False), {"model": again})
-    assert equal(again, other) and again[0].weight.is_contiguous(memory_format=torch.channels_last)
+    restore(save({"model": target}, rng=False), {"model": again})
+    assert equal(again, target) and again[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_compiled_modules_are_saved_under_their_own_names() -> None:
-    """torch.compile's path element never reaches the checkpoint, for the whole module and for parts of it."""
+    """Remove torch.compile's path element from names, for the whole module and for parts."""
     plain, whole, part = net(1), net(2), net(3)
     part[3] = torch.compile(part[3])
     for module in (torch.compile(whole), part):
@@ -79,35 +79,35 @@ def test_compiled_modules_are_saved_under_their_own_names() -> None:
 
 
 def test_optimizer_names_are_free_of_wrappers() -> None:
-    """State of a run with a compiled part goes into one without, by name."""
-    one, other = net(1), net(2)
-    one[3] = torch.compile(one[3])
-    first, second = torch.optim.Adam(one.parameters()), torch.optim.Adam(other.parameters())
-    sum(p.sum() for p in one.parameters()).backward()
+    """Restore optimizer state of a partly compiled model into an uncompiled one by name."""
+    source, target = net(1), net(2)
+    source[3] = torch.compile(source[3])
+    first, second = torch.optim.Adam(source.parameters()), torch.optim.Adam(target.parameters())
+    sum(p.sum() for p in source.parameters()).backward()
     first.step()
-    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second})
-    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+    restore(save({"model": source, "opt": first}, rng=False), {"model": target, "opt": second})
+    for p, q in zip(source.parameters(), target.parameters(), strict=True):
         assert torch.equal(first.state[p]["exp_avg"], second.state[q]["exp_avg"])
 
 
 def test_data_parallel_wrappers_are_taken_off() -> None:
-    """DDP, compiled or not, saves what the module inside saves; it is restored into and from a bare one."""
+    """Save the module inside DDP, compiled or not, and restore it into and from a bare module."""
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        one, other = net(1), net(2)
-        wrapped = nn.parallel.DistributedDataParallel(one)
+        source, target = net(1), net(2)
+        wrapped = nn.parallel.DistributedDataParallel(source)
         for module in (wrapped, torch.compile(wrapped), nn.parallel.DistributedDataParallel(torch.compile(net(5)))):
             tree = load(save({"model": module}, rng=False))["model"]
             assert list(tree) == list(net(0).state_dict())
-        restore(save({"model": torch.compile(wrapped)}, rng=False), {"model": other})
-        assert equal(one, other)
+        restore(save({"model": torch.compile(wrapped)}, rng=False), {"model": target})
+        assert equal(source, target)
     finally:
         torch.distributed.destroy_process_group()
 
 
 class Tied(nn.Module):
-    """Embedding and head on one weight."""
+    """Embedding and head that share one weight."""
 
     def __init__(self, tie: bool = True) -> None:
         super().__init__()
@@ -117,29 +117,30 @@ class Tied(nn.Module):
 
 
 def test_tied_weights_are_saved_once_and_stay_tied() -> None:
-    """One item for both names; restoring leaves the tie and the values."""
-    one, other = Tied(), Tied()
-    stored = save({"model": one}, rng=False)
+    """Store one item for both names, and restore it without breaking the tie."""
+    source, target = Tied(), Tied()
+    stored = save({"model": source}, rng=False)
     assert [tensor.name for tensor in stored.tensors] == ["model/embed.weight"]
-    restore(stored, {"model": other})
-    assert other.head.weight is other.embed.weight and torch.equal(one.head.weight, other.head.weight)
+    restore(stored, {"model": target})
+    assert target.head.weight is target.embed.weight and torch.equal(source.head.weight, target.head.weight)
 
 
 def test_a_tie_that_was_cut_gets_both_places_filled() -> None:
-    """Stored once, live twice: both get the values."""
-    one, other = Tied(), Tied(tie=False)
-    restore(save({"model": one}, rng=False), {"model": other})
-    assert torch.equal(one.embed.weight, other.head.weight) and torch.equal(one.embed.weight, other.embed.weight)
+    """Restore a weight that was stored tied into both weights of an untied module."""
+    source, target = Tied(), Tied(tie=False)
+    restore(save({"model": source}, rng=False), {"model": target})
+    assert torch.equal(source.embed.weight, target.head.weight) and torch.equal(source.embed.weight, target.embed.weight)
 
 
 def test_a_tie_that_was_not_there_is_a_mismatch() -> None:
-    """Stored as two, live as one: one of the two would be lost silently, so it is refused."""
+    """Refuse two stored weights for a live tied weight, because one of them would be lost silently."""
     with pytest.raises(IncompatibleState):
         restore(save({"model": Tied(tie=False)}, rng=False), {"model": Tied()})
 
 
 def test_every_mismatch_is_named_in_one_error_before_a_byte_is_written() -> None:
-    """Missing, unexpected, of another shape, of another dtype: one line each; the live module is untouched."""
+    """Report missing and unexpected entries, wrong shapes and wrong dtypes, one line each. The live module is
+    unchanged."""
     stored = save({"model": nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "c": nn.Linear(2, 2)})}, rng=False)
     live = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(2, 2).double(), "d": nn.Linear(2, 2)})
     before = {key: value.clone() for key, value in live.state_dict().items()}
@@ -154,49 +155,51 @@ def test_every_mismatch_is_named_in_one_error_before_a_byte_is_written() -> None
 
 @pytest.mark.parametrize("piece", [0, 3])
 def test_without_strict_what_fits_is_taken_and_the_rest_listed(piece: int) -> None:
-    """Shapes must fit, dtypes are cast; the rest stays as it was and is listed."""
-    one = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "c": nn.Linear(2, 2)})
+    """Restore entries with a fitting shape, and cast dtypes. List the others and leave them unchanged."""
+    source = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "c": nn.Linear(2, 2)})
     live = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(2, 2).double(), "d": nn.Linear(2, 2)})
     kept = live["a"].weight.detach().clone()
-    plan = restore(save({"model": one}, rng=False), {"model": live}, strict=False, piece=piece)
-    assert torch.equal(live["b"].weight, one["b"].weight.double()) and live["b"].weight.dtype == torch.float64
-    assert torch.equal(live["a"].weight, kept) and torch.equal(live["a"].bias, one["a"].bias)
+    plan = restore(save({"model": source}, rng=False), {"model": live}, strict=False, piece=piece)
+    assert torch.equal(live["b"].weight, source["b"].weight.double()) and live["b"].weight.dtype == torch.float64
+    assert torch.equal(live["a"].weight, kept) and torch.equal(live["a"].bias, source["a"].bias)
     text = "\n".join(plan.skipped)
     assert "model/a.weight" in text and "model/c.weight" in text and "model/d.weight" in text
 
 
 def test_only_restores_part_of_a_module() -> None:
-    """The named entries are restored, the others and the generators stay."""
-    one, other = net(1), net(2)
-    kept = other[0].weight.detach().clone()
-    restore(save({"model": one, "n": 3}), {"model": other}, only=["model/3.*"])
-    assert torch.equal(one[3].weight, other[3].weight) and torch.equal(kept, other[0].weight)
+    """Restore the selected entries. The other entries and the generators stay unchanged."""
+    source, target = net(1), net(2)
+    kept = target[0].weight.detach().clone()
+    restore(save({"model": source, "n": 3}), {"model": target}, only=["model/3.*"])
+    assert torch.equal(source[3].weight, target[3].weight) and torch.equal(kept, target[0].weight)
 
 
 @pytest.mark.parametrize("rename", [{"model/encoder.*": "model/backbone.*"}, lambda path: path.replace("encoder", "backbone")])
 def test_renamed_entries_and_their_optimizer_state_find_their_place(rename) -> None:
-    """A module that was renamed since gets its weights and its optimizer state under the new names."""
-    one, other = nn.ModuleDict({"encoder": nn.Linear(2, 2)}), nn.ModuleDict({"backbone": nn.Linear(2, 2)})
-    first, second = torch.optim.Adam(one.parameters()), torch.optim.Adam(other.parameters())
-    one["encoder"](torch.ones(1, 2)).sum().backward()
+    """Restore a renamed module's weights and optimizer state under the new names."""
+    source, target = nn.ModuleDict({"encoder": nn.Linear(2, 2)}), nn.ModuleDict({"backbone": nn.Linear(2, 2)})
+    first, second = torch.optim.Adam(source.parameters()), torch.optim.Adam(target.parameters())
+    source["encoder"](torch.ones(1, 2)).sum().backward()
     first.step()
-    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second}, rename=rename)
-    assert torch.equal(one["encoder"].weight, other["backbone"].weight)
-    moment = second.state[other["backbone"].weight]["exp_avg"]
-    assert torch.equal(first.state[one["encoder"].weight]["exp_avg"], moment)
+    restore(save({"model": source, "opt": first}, rng=False), {"model": target, "opt": second}, rename=rename)
+    assert torch.equal(source["encoder"].weight, target["backbone"].weight)
+    moment = second.state[target["backbone"].weight]["exp_avg"]
+    assert torch.equal(first.state[source["encoder"].weight]["exp_avg"], moment)
 
 
 def test_a_component_can_be_renamed() -> None:
-    """``{"old/*": "new/*"}`` maps a whole component, as the hint of the error says."""
-    one, other = net(1), net(2)
+    """Rename a whole component by ``{"old/*": "new/*"}``, as the error's hint recommends."""
+    source, target = net(1), net(2)
     restore(
-        save({"net": one, "count": {"n": 3}}, rng=False), {"model": other, "counts": {}}, rename={"net/*": "model/*", "count/*": "counts/*"}
+        save({"net": source, "count": {"n": 3}}, rng=False),
+        {"model": target, "counts": {}},
+        rename={"net/*": "model/*", "count/*": "counts/*"},
     )
-    assert equal(one, other)
+    assert equal(source, target)
 
 
 class Extra(nn.Module):
-    """Has state that is no tensor."""
+    """A module with extra state that is not a tensor."""
 
     def __init__(self, note: object) -> None:
         super().__init__()
@@ -212,18 +215,18 @@ class Extra(nn.Module):
 
 @pytest.mark.parametrize("note", [{"amax": [1.0, 2.0]}, torch.arange(3), "text", None], ids=repr)
 def test_extra_state_is_carried(note: object) -> None:
-    """What ``get_extra_state`` gives, ``set_extra_state`` gets, deep inside a module too."""
-    one, other = nn.Sequential(Extra(note)), nn.Sequential(Extra("nothing"))
-    restore(save({"model": one}, rng=False), {"model": other})
+    """Pass what ``get_extra_state`` returned to ``set_extra_state``, in nested modules too."""
+    source, target = nn.Sequential(Extra(note)), nn.Sequential(Extra("nothing"))
+    restore(save({"model": source}, rng=False), {"model": target})
     if isinstance(note, torch.Tensor):
-        assert torch.equal(other[0].note, note)
+        assert torch.equal(target[0].note, note)
     else:
-        assert other[0].note == note
-    assert torch.equal(one[0].inner.weight, other[0].inner.weight)
+        assert target[0].note == note
+    assert torch.equal(source[0].inner.weight, target[0].inner.weight)
 
 
 class Custom(nn.Module):
-    """Loads by its own code: stores the square."""
+    """A module with its own loading code, which counts the loads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,10 +239,10 @@ class Custom(nn.Module):
 
 
 def test_modules_with_their_own_loading_code_load_by_it() -> None:
-    """Hooks and overridden loading run; direct writing is only for modules that would do nothing else."""
-    one, other = nn.Sequential(Custom(), nn.Linear(2, 2)), nn.Sequential(Custom(), nn.Linear(2, 2))
-    restore(save({"model": one}, rng=False), {"model": other})
-    assert other[0].loads == 1 and equal(one, other)
+    """Run hooks and overridden loading code. Write directly only into modules that have neither."""
+    source, target = nn.Sequential(Custom(), nn.Linear(2, 2)), nn.Sequential(Custom(), nn.Linear(2, 2))
+    restore(save({"model": source}, rng=False), {"model": target})
+    assert target[0].loads == 1 and equal(source, target)
     hooked, ran = nn.Linear(2, 2), []
     hooked.register_load_state_dict_post_hook(lambda module, keys: ran.append(1))
     restore(save({"model": nn.Linear(2, 2)}, rng=False), {"model": hooked})
@@ -247,7 +250,7 @@ def test_modules_with_their_own_loading_code_load_by_it() -> None:
 
 
 def test_entries_that_are_not_the_parameters_go_through_the_module() -> None:
-    """A state dict hook that gives copies under other names is undone by its load hook."""
+    """Reverse a state-dict hook that returns renamed copies by the module's load hook."""
 
     def outward(module, state, prefix, metadata):
         state[prefix + "renamed"] = state.pop(prefix + "weight").clone()
@@ -264,28 +267,28 @@ def test_entries_that_are_not_the_parameters_go_through_the_module() -> None:
         linear.register_load_state_dict_pre_hook(inward)
         return linear
 
-    one, other = hooked(1), hooked(2)
-    restore(save({"model": one}, rng=False), {"model": other})
-    assert torch.equal(one.weight, other.weight)
+    source, target = hooked(1), hooked(2)
+    restore(save({"model": source}, rng=False), {"model": target})
+    assert torch.equal(source.weight, target.weight)
 
 
 def test_spectral_norm_and_parametrizations_resume() -> None:
-    """torch's own reparametrisations, old and new, come back with their buffers."""
+    """Restore torch's old and new reparametrisations with their buffers."""
     makers = [
         lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
         lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)),
         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
     ]
     for make in makers:
-        one, other = make(), make()
+        source, target = make(), make()
         x = torch.randn(2, 3)
-        one(x)
-        restore(save({"model": one}, rng=False), {"model": other})
-        assert equal(one, other) and torch.equal(one.eval()(x), other.eval()(x))
+        source(x)
+        restore(save({"model": source}, rng=False), {"model": target})
+        assert equal(source, target) and torch.equal(source.eval()(x), target.eval()(x))
 
 
 def test_what_a_state_dict_leaves_out_is_reported() -> None:
-    """Buffers that are not persistent are listed as missed."""
+    """List non-persistent buffers as missed."""
     model = nn.Module()
     model.register_buffer("position", torch.ones(2), persistent=False)
     captured = capture({"model": model}, rng=False)
@@ -294,7 +297,7 @@ def test_what_a_state_dict_leaves_out_is_reported() -> None:
 
 
 def test_averaged_models_resume() -> None:
-    """An AveragedModel comes back with its count and its weights, and goes on averaging the same."""
+    """Restore an AveragedModel with its count and weights. It continues with the same averages."""
     model = net(1)
     averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     averaged.update_parameters(model)
@@ -303,13 +306,13 @@ def test_averaged_models_resume() -> None:
     fresh = torch.optim.swa_utils.AveragedModel(fresh_model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     restore(save({"model": model, "ema": averaged}, rng=False), {"model": fresh_model, "ema": fresh})
     assert equal(averaged, fresh) and int(fresh.n_averaged) == 2
-    for one in (averaged, fresh):
-        one.update_parameters(net(8))
+    for module in (averaged, fresh):
+        module.update_parameters(net(8))
     assert equal(averaged, fresh)
 
 
 def test_a_restored_graph_cannot_be_used_backward_unnoticed() -> None:
-    """A tensor saved for backward and then overwritten by a restore makes autograd complain, as any in-place write does."""
+    """Raise autograd's error for an in-place change if a restore overwrites a tensor that was saved for backward."""
     model = nn.Linear(2, 2)
     stored = save({"model": model}, rng=False)
     x = torch.ones(1, 2, requires_grad=True)
@@ -320,22 +323,23 @@ def test_a_restored_graph_cannot_be_used_backward_unnoticed() -> None:
 
 
 def test_inference_tensors_and_frozen_parameters_are_restored() -> None:
-    """Parameters made in inference mode or frozen are written like others."""
-    one = nn.Linear(2, 2).requires_grad_(False)
+    """Restore frozen parameters, and parameters made in inference mode, as any others."""
+    source = nn.Linear(2, 2).requires_grad_(False)
     with torch.inference_mode():
-        other = nn.Linear(2, 2)
-    restore(save({"model": one}, rng=False), {"model": other})
-    assert torch.equal(one.weight, other.weight)
-    restore(save({"model": one}, rng=False), {"model": other}, piece=1)
+        target = nn.Linear(2, 2)
+    restore(save({"model": source}, rng=False), {"model": target})
+    assert torch.equal(source.weight, target.weight)
+    restore(save({"model": source}, rng=False), {"model": target}, piece=1)
     transposed = nn.Linear(2, 2)
     with torch.inference_mode():
         transposed.weight = nn.Parameter(torch.zeros(2, 2).t(), requires_grad=False)
-    restore(save({"model": one}, rng=False), {"model": transposed})
-    assert torch.equal(one.weight, transposed.weight)
+    restore(save({"model": source}, rng=False), {"model": transposed})
+    assert torch.equal(source.weight, transposed.weight)
 
 
 def test_a_finished_plan_keeps_nothing_alive() -> None:
-    """Temporaries of a restore (a second copy, where a module loads by itself) go when it ends, not when the collector comes round."""
+    """Free a restore's temporaries when it ends, without the garbage collector. A module that loads by itself needs a
+    second copy."""
     stored = save({"model": nn.Sequential(Custom(), nn.Linear(2, 2)), "d": {"n": 1}}, rng=False)
     live = nn.Sequential(Custom(), nn.Linear(2, 2))
     gc.collect()
@@ -354,7 +358,7 @@ def test_a_finished_plan_keeps_nothing_alive() -> None:
 
 
 class Versioned(nn.Module):
-    """Converts states of before its second version when it loads."""
+    """A module that converts states older than its second version when it loads."""
 
     _version = 2
 
@@ -369,16 +373,16 @@ class Versioned(nn.Module):
 
 
 def test_modules_that_look_at_their_version_see_the_one_they_have() -> None:
-    """A state saved by this code is not converted as if it were an old one's."""
-    one, other = Versioned(), Versioned()
+    """Pass the version to a module's loading code, so that a state of the present version is not converted."""
+    source, target = Versioned(), Versioned()
     with torch.no_grad():
-        one.weight.fill_(5)
-    restore(save({"model": one}, rng=False), {"model": other})
-    assert other.weight.tolist() == [5, 5]
+        source.weight.fill_(5)
+    restore(save({"model": source}, rng=False), {"model": target})
+    assert target.weight.tolist() == [5, 5]
 
 
 class Indirect(nn.Module):
-    """Saves by itself."""
+    """A module with its own saving code."""
 
     def _save_to_state_dict(self, destination, prefix, keep_vars) -> None:
         destination[prefix + "x"] = torch.zeros(1)
@@ -386,7 +390,8 @@ class Indirect(nn.Module):
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_plain_modules_state_is_what_state_dict_gives(nested: bool) -> None:
-    """Same names, same tensors, same order: shared modules twice, absent parameters and transient buffers not at all."""
+    """Return the names, tensors and order of ``state_dict``. Shared modules occur twice; absent parameters and
+    non-persistent buffers do not occur."""
     shared = nn.Linear(2, 2, bias=False)
     module = nn.ModuleDict({"a": net(1), "b": shared, "c": nn.ParameterList([nn.Parameter(torch.zeros(1))]), "d": shared})
     module.register_buffer("transient", torch.zeros(1), persistent=False)
@@ -400,7 +405,7 @@ def test_a_plain_modules_state_is_what_state_dict_gives(nested: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["class", "hook", "load hook", "instance"])
 def test_a_module_with_ideas_of_its_own_is_asked(kind: str) -> None:
-    """Whatever may make its state another than its tensors is left to ``state_dict`` itself."""
+    """Leave the state to ``state_dict`` if hooks or own code may change it."""
     part = Indirect() if kind == "class" else nn.Linear(2, 2)
     if kind == "hook":
         part._register_state_dict_hook(lambda module, state, prefix, metadata: state)

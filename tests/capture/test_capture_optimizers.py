@@ -1,4 +1,4 @@
-"""Optimizers, schedulers, scalers: resumed training equals uninterrupted training to the bit."""
+"""Capture of optimizers, schedulers and scalers: resumed training is bit-identical to uninterrupted training."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ warnings.filterwarnings("ignore")
 
 
 def net(seed: int) -> nn.Sequential:
-    """A small module."""
+    """Return a small module."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    """One step on a batch that the seed determines."""
+    """Take one step on a batch that the seed determines."""
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))
 
     def closure() -> torch.Tensor:
@@ -61,71 +61,73 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("warm", [False, True], ids=["fresh", "stepped"])
 def test_every_optimizer_goes_on_as_if_nothing_had_happened(kind: str, warm: bool) -> None:
-    """Into a fresh optimizer and into one that has stepped elsewhere: the next steps are those of the uninterrupted run."""
+    """Take the next steps of the uninterrupted run after a restore, into a fresh optimizer and into one that has
+    stepped elsewhere."""
     make = OPTIMIZERS[kind]
-    one, other = net(1), net(2)
-    first, second = make(one.parameters()), make(other.parameters())
+    source, target = net(1), net(2)
+    first, second = make(source.parameters()), make(target.parameters())
     for i in range(3):
-        step(one, first, i)
+        step(source, first, i)
         if warm:
-            step(other, second, 50 + i)
-    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second})
+            step(target, second, 50 + i)
+    restore(save({"model": source, "opt": first}, rng=False), {"model": target, "opt": second})
     for i in range(3, 6):
-        step(one, first, i)
-        step(other, second, i)
-    assert [raw(p) for p in one.parameters()] == [raw(p) for p in other.parameters()]
+        step(source, first, i)
+        step(target, second, i)
+    assert [raw(p) for p in source.parameters()] == [raw(p) for p in target.parameters()]
     a, b = first.state_dict()["state"], second.state_dict()["state"]
     assert a.keys() == b.keys() and all(a[i].keys() == b[i].keys() for i in a)
 
 
 @pytest.mark.parametrize("kind", ["adamw-loop", "momentum", "adafactor"])
 def test_half_precision_parameters_keep_full_precision_state(kind: str) -> None:
-    """State in another dtype than its parameter stays in it, where torch's own loading would round it."""
-    one, other = net(1).bfloat16(), net(2).bfloat16()
-    first, second = OPTIMIZERS[kind](one.parameters()), OPTIMIZERS[kind](other.parameters())
-    sum(p.sum() for p in one.parameters()).backward()
+    """Keep state in a dtype that differs from its parameter's. torch's own loading would round it."""
+    source, target = net(1).bfloat16(), net(2).bfloat16()
+    first, second = OPTIMIZERS[kind](source.parameters()), OPTIMIZERS[kind](target.parameters())
+    sum(p.sum() for p in source.parameters()).backward()
     first.step()
-    for p in one.parameters():
+    for p in source.parameters():
         first.state[p] = {k: v.float() + 1e-4 if isinstance(v, torch.Tensor) and v.ndim else v for k, v in first.state[p].items()}
-    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second})
-    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+    restore(save({"model": source, "opt": first}, rng=False), {"model": target, "opt": second})
+    for p, q in zip(source.parameters(), target.parameters(), strict=True):
         for key, value in first.state[p].items():
             if isinstance(value, torch.Tensor):
                 assert second.state[q][key].dtype == value.dtype and torch.equal(second.state[q][key], value)
 
 
 def test_state_goes_by_name_not_by_position() -> None:
-    """The tree names parameters; an optimizer built in another order gets each its own state."""
-    one, other = net(1), net(2)
-    first = torch.optim.Adam(one.parameters())
-    second = torch.optim.Adam(list(other.parameters())[::-1])
-    step(one, first, 0)
-    stored = save({"model": one, "opt": first}, rng=False)
+    """Name parameters in the tree, so that an optimizer built in another order gets each parameter's own state."""
+    source, target = net(1), net(2)
+    first = torch.optim.Adam(source.parameters())
+    second = torch.optim.Adam(list(target.parameters())[::-1])
+    step(source, first, 0)
+    stored = save({"model": source, "opt": first}, rng=False)
     tree = load(stored)["opt"]
     assert set(tree["state"]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert tree["groups"][0]["params"] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert {"opt/state/0.weight/exp_avg", "opt/state/2.bias/step"} <= {tensor.name for tensor in stored.tensors}
-    restore(stored, {"model": other, "opt": second})
-    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+    restore(stored, {"model": target, "opt": second})
+    for p, q in zip(source.parameters(), target.parameters(), strict=True):
         assert torch.equal(first.state[p]["exp_avg"], second.state[q]["exp_avg"])
 
 
 def test_new_state_is_laid_out_like_its_parameter() -> None:
-    """A fresh optimizer's state is made with the parameter's memory format and read into directly."""
+    """Create a fresh optimizer's state in the parameter's memory format, and read into it directly."""
     conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
     first = torch.optim.Adam(conv.parameters())
     conv(torch.ones(1, 2, 4, 4)).sum().backward()
     first.step()
-    other = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
-    second = torch.optim.Adam(other.parameters())
-    restore(save({"model": conv, "opt": first}, rng=False), {"model": other, "opt": second})
-    moment = second.state[other.weight]["exp_avg"]
+    target = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    second = torch.optim.Adam(target.parameters())
+    restore(save({"model": conv, "opt": first}, rng=False), {"model": target, "opt": second})
+    moment = second.state[target.weight]["exp_avg"]
     assert moment.is_contiguous(memory_format=torch.channels_last) and torch.equal(moment, first.state[conv.weight]["exp_avg"])
     assert not moment.requires_grad
 
 
 def test_the_step_counter_lives_where_torch_puts_it() -> None:
-    """On the host, unless the group is fused or capturable; everything else of the state is where its parameter is."""
+    """Place the step counter on the host, unless the group is fused or capturable. Place other state on the parameter's
+    device."""
     parameter = torch.nn.Parameter(torch.empty(2, 3, device="meta"))
     for flag in (None, "fused", "capturable"):
         group = {flag: True} if flag else {}
@@ -135,8 +137,9 @@ def test_the_step_counter_lives_where_torch_puts_it() -> None:
 
 
 def test_parameters_that_changed_group_are_not_given_anothers_settings() -> None:
-    """Groups that hold other parameters than they did are a mismatch: their learning rate and decay would go to the wrong ones."""
-    one, other = net(1), net(2)
+    """Refuse groups that contain other parameters than before. Their learning rate and decay would apply to the wrong
+    parameters."""
+    source, target = net(1), net(2)
 
     def grouped(model: nn.Module, flip: bool) -> torch.optim.Optimizer:
         groups = [
@@ -145,19 +148,19 @@ def test_parameters_that_changed_group_are_not_given_anothers_settings() -> None
         ]
         return torch.optim.AdamW(groups[::-1] if flip else groups)
 
-    stored = save({"model": one, "opt": grouped(one, False)}, rng=False)
-    fits = grouped(other, False)
-    restore(stored, {"model": other, "opt": fits})
-    flipped = grouped(other, True)
+    stored = save({"model": source, "opt": grouped(source, False)}, rng=False)
+    fits = grouped(target, False)
+    restore(stored, {"model": target, "opt": fits})
+    flipped = grouped(target, True)
     with pytest.raises(IncompatibleState, match="group"):  # a schedule's rates go by the group's position
-        restore(stored, {"model": other, "opt": flipped})
-    restore(stored, {"model": other, "opt": flipped}, strict=False)
+        restore(stored, {"model": target, "opt": flipped})
+    restore(stored, {"model": target, "opt": flipped}, strict=False)
     decay = {id(p): group["weight_decay"] for group in flipped.param_groups for p in group["params"]}
-    assert all(decay[id(p)] == (0.1 if p.ndim > 1 else 0.0) for p in other.parameters())
+    assert all(decay[id(p)] == (0.1 if p.ndim > 1 else 0.0) for p in target.parameters())
 
 
 def test_two_modules_in_one_optimizer_do_not_mix_up_names() -> None:
-    """Parameters of the same name in two modules get their own state each."""
+    """Keep the state of two modules' parameters with the same names apart."""
     a, b, c, d = net(1), net(2), net(3), net(4)
     first, second = torch.optim.Adam([*a.parameters(), *b.parameters()]), torch.optim.Adam([*c.parameters(), *d.parameters()])
     step(a, first, 0)
@@ -168,7 +171,7 @@ def test_two_modules_in_one_optimizer_do_not_mix_up_names() -> None:
 
 
 def test_a_copy_of_the_model_does_not_change_names() -> None:
-    """An EMA copy among the components, of the same names, leaves the optimizer's names bare."""
+    """Keep an optimizer's parameter names without a prefix if an EMA copy of the model is a component."""
     model = net(1)
     optimizer = torch.optim.Adam(model.parameters())
     tree = load(save({"ema": net(1), "model": model, "opt": optimizer}, rng=False))
@@ -176,7 +179,7 @@ def test_a_copy_of_the_model_does_not_change_names() -> None:
 
 
 def test_plain_tensors_are_named_by_where_they_are() -> None:
-    """Parameters in a dict or list component: trained, saved, restored in place, with their state."""
+    """Restore trained parameters in a dict or list component in place, with their state."""
     for wrap in (dict, lambda pairs: [value for _, value in pairs]):
         first_tensors = [torch.randn(3, requires_grad=True) for _ in range(2)]
         weights = wrap(zip("ab", first_tensors, strict=True))
@@ -195,10 +198,10 @@ def test_plain_tensors_are_named_by_where_they_are() -> None:
 
 
 def test_parameter_names_in_groups_serve_where_there_is_no_module() -> None:
-    """An optimizer built with named_parameters() needs no module beside it."""
-    one, other = net(1), net(2)
-    first, second = torch.optim.Adam(one.named_parameters()), torch.optim.Adam(other.named_parameters())
-    step(one, first, 0)
+    """Use an optimizer's own names from ``named_parameters()`` without a module component."""
+    source, target = net(1), net(2)
+    first, second = torch.optim.Adam(source.named_parameters()), torch.optim.Adam(target.named_parameters())
+    step(source, first, 0)
     stored = save({"opt": first}, rng=False)
     restore(stored, {"opt": second})
     assert set(load(stored)["opt"]["state"]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
@@ -206,46 +209,46 @@ def test_parameter_names_in_groups_serve_where_there_is_no_module() -> None:
 
 
 def test_a_parameter_without_a_name_is_refused_with_advice() -> None:
-    """Index-keyed state goes wrong silently later, so it is refused now."""
+    """Refuse an optimizer with unnamed parameters: state by index fails silently later."""
     with pytest.raises(IncompatibleState, match="opt"):
         capture({"opt": torch.optim.Adam([torch.ones(1, requires_grad=True)])})
 
 
 def test_missing_and_unexpected_parameters_are_named() -> None:
-    """A parameter more or less is a line of the error; without strict the others get theirs."""
-    one, other = net(1), nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1), nn.Linear(1, 1))
-    first, second = torch.optim.Adam(one.parameters()), torch.optim.Adam(other.parameters())
-    step(one, first, 0)
-    stored = save({"model": one, "opt": first}, rng=False)
+    """List a missing or unexpected parameter in the error. With ``strict=False`` the others are restored."""
+    source, target = net(1), nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1), nn.Linear(1, 1))
+    first, second = torch.optim.Adam(source.parameters()), torch.optim.Adam(target.parameters())
+    step(source, first, 0)
+    stored = save({"model": source, "opt": first}, rng=False)
     with pytest.raises(IncompatibleState) as caught:
-        restore(stored, {"model": other, "opt": second})
+        restore(stored, {"model": target, "opt": second})
     assert any("opt" in detail and "3.weight" in detail for detail in caught.value.details)
-    restore(stored, {"model": other, "opt": second}, strict=False)
-    assert torch.equal(second.state[other[0].weight]["exp_avg"], first.state[one[0].weight]["exp_avg"])
-    assert other[3].weight not in second.state
+    restore(stored, {"model": target, "opt": second}, strict=False)
+    assert torch.equal(second.state[target[0].weight]["exp_avg"], first.state[source[0].weight]["exp_avg"])
+    assert target[3].weight not in second.state
 
 
 def test_state_of_a_parameter_that_changed_shape_is_not_taken() -> None:
-    """Without strict, a resized head keeps its own values and gets no state of the old shape: the next step must run."""
-    one, other = net(1), net(2)
-    other[2] = nn.Linear(4, 2)
-    first, second = torch.optim.Adam(one.parameters()), torch.optim.Adam(other.parameters())
-    step(one, first, 0)
-    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second}, strict=False)
-    step(other, second, 1)
+    """With ``strict=False``, leave a resized head and its state unrestored, so that the next step runs."""
+    source, target = net(1), net(2)
+    target[2] = nn.Linear(4, 2)
+    first, second = torch.optim.Adam(source.parameters()), torch.optim.Adam(target.parameters())
+    step(source, first, 0)
+    restore(save({"model": source, "opt": first}, rng=False), {"model": target, "opt": second}, strict=False)
+    step(target, second, 1)
 
 
 def test_live_state_that_the_checkpoint_has_not_is_dropped() -> None:
-    """Restoring the state before the first step leaves none behind."""
-    one, other = net(1), net(2)
-    first, second = torch.optim.Adam(one.parameters()), torch.optim.Adam(other.parameters())
-    step(other, second, 0)
-    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second})
+    """Remove live optimizer state when the checkpoint precedes the first step."""
+    source, target = net(1), net(2)
+    first, second = torch.optim.Adam(source.parameters()), torch.optim.Adam(target.parameters())
+    step(target, second, 0)
+    restore(save({"model": source, "opt": first}, rng=False), {"model": target, "opt": second})
     assert not second.state
 
 
 class Counting(torch.optim.Adam):
-    """Has state of its own beside torch's."""
+    """An optimizer with state of its own."""
 
     def __init__(self, params) -> None:
         super().__init__(params)
@@ -265,54 +268,54 @@ class Counting(torch.optim.Adam):
 
 
 def test_subclasses_with_their_own_state_dict_go_through_it() -> None:
-    """What they add is kept; indices become names and back, in another order too."""
-    one, other = net(1), net(2)
-    first, second = Counting(one.parameters()), Counting(list(other.parameters())[::-1])
-    step(one, first, 0)
-    stored = save({"model": one, "opt": first}, rng=False)
+    """Keep entries that a subclass adds. Map indices to names and back, in another order too."""
+    source, target = net(1), net(2)
+    first, second = Counting(source.parameters()), Counting(list(target.parameters())[::-1])
+    step(source, first, 0)
+    stored = save({"model": source, "opt": first}, rng=False)
     assert set(load(stored)["opt"]["state"]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
-    restore(stored, {"model": other, "opt": second})
+    restore(stored, {"model": target, "opt": second})
     assert second.calls == 1
-    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+    for p, q in zip(source.parameters(), target.parameters(), strict=True):
         assert torch.equal(first.state[p]["exp_avg"], second.state[q]["exp_avg"])
 
 
 def test_state_dict_hooks_of_optimizers_run() -> None:
-    """What a hook adds to the state is saved, and the loading hook sees it."""
-    one, other, seen = net(1), net(2), []
-    first, second = torch.optim.Adam(one.parameters()), torch.optim.Adam(other.parameters())
+    """Save what a hook adds to the state, and pass it to the loading hook."""
+    source, target, seen = net(1), net(2), []
+    first, second = torch.optim.Adam(source.parameters()), torch.optim.Adam(target.parameters())
     first.register_state_dict_post_hook(lambda optimizer, state: {**state, "mine": 5})
     second.register_load_state_dict_pre_hook(lambda optimizer, state: seen.append(state["mine"]))
-    step(one, first, 0)
-    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second})
+    step(source, first, 0)
+    restore(save({"model": source, "opt": first}, rng=False), {"model": target, "opt": second})
     assert seen == [5]
 
 
 def test_shared_state_of_an_optimizer_is_kept() -> None:
-    """State under a key that is no parameter comes back."""
-    one, other = net(1), net(2)
-    first, second = torch.optim.SGD(one.parameters(), lr=0.1), torch.optim.SGD(other.parameters(), lr=0.1)
+    """Restore state under a key that is not a parameter."""
+    source, target = net(1), net(2)
+    first, second = torch.optim.SGD(source.parameters(), lr=0.1), torch.optim.SGD(target.parameters(), lr=0.1)
     first.state["global"] = {"k": torch.ones(2), "n": 4}
-    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second})
+    restore(save({"model": source, "opt": first}, rng=False), {"model": target, "opt": second})
     assert second.state["global"]["n"] == 4 and torch.equal(second.state["global"]["k"], torch.ones(2))
 
 
 def test_only_the_named_state_is_restored() -> None:
-    """Patterns reach into an optimizer; its groups and other state stay."""
-    one, other = net(1), net(2)
-    first, second = torch.optim.Adam(one.parameters(), lr=0.5), torch.optim.Adam(other.parameters(), lr=0.25)
-    step(one, first, 0)
-    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second}, only=["opt/state/0.*"])
-    assert set(second.state) == {other[0].weight, other[0].bias} and second.param_groups[0]["lr"] == 0.25
+    """Restore optimizer state that a pattern selects. The groups and other state stay unchanged."""
+    source, target = net(1), net(2)
+    first, second = torch.optim.Adam(source.parameters(), lr=0.5), torch.optim.Adam(target.parameters(), lr=0.25)
+    step(source, first, 0)
+    restore(save({"model": source, "opt": first}, rng=False), {"model": target, "opt": second}, only=["opt/state/0.*"])
+    assert set(second.state) == {target[0].weight, target[0].bias} and second.param_groups[0]["lr"] == 0.25
 
 
 def test_the_live_learning_rate_tensor_stays_the_same_object() -> None:
-    """A learning rate held as a tensor is written in place: captured graphs and schedulers hold it too."""
-    one, other = net(1), net(2)
-    first = torch.optim.Adam(one.parameters(), lr=torch.tensor(0.5))
+    """Write a learning-rate tensor in place, because captured graphs and schedulers refer to it."""
+    source, target = net(1), net(2)
+    first = torch.optim.Adam(source.parameters(), lr=torch.tensor(0.5))
     rate = torch.tensor(0.25)
-    second = torch.optim.Adam(other.parameters(), lr=rate)
-    restore(save({"model": one, "opt": first}, rng=False), {"model": other, "opt": second})
+    second = torch.optim.Adam(target.parameters(), lr=rate)
+    restore(save({"model": source, "opt": first}, rng=False), {"model": target, "opt": second})
     assert second.param_groups[0]["lr"] is rate and float(rate) == 0.5
 
 
@@ -335,7 +338,7 @@ SCHEDULERS = {
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["float", "tensor"])
 @pytest.mark.parametrize("kind", SCHEDULERS)
 def test_every_scheduler_goes_on_as_if_nothing_had_happened(kind: str, rate: object) -> None:
-    """The learning rates after a resume are those of the uninterrupted run, bit for bit."""
+    """Compute the uninterrupted run's learning rates after a resume, bit for bit."""
     made = []
     for seed in (1, 2):
         model = net(seed)
@@ -358,7 +361,7 @@ def test_every_scheduler_goes_on_as_if_nothing_had_happened(kind: str, rate: obj
 
 
 def test_plateau_schedulers_resume() -> None:
-    """ReduceLROnPlateau keeps its best value and its patience."""
+    """Restore the best value and the patience of ReduceLROnPlateau."""
     made = []
     for seed in (1, 2):
         optimizer = torch.optim.SGD(net(seed).parameters(), lr=1.0)
@@ -373,7 +376,7 @@ def test_plateau_schedulers_resume() -> None:
 
 
 def test_another_schedulers_state_is_a_mismatch() -> None:
-    """A cosine schedule's state does not silently go into a step schedule."""
+    """Refuse a cosine schedule's state for a step schedule."""
     a, b = torch.optim.SGD(net(1).parameters(), lr=1.0), torch.optim.SGD(net(2).parameters(), lr=1.0)
     stored = save({"sched": lrs.CosineAnnealingLR(a, 10)}, rng=False)
     with pytest.raises(IncompatibleState):
@@ -381,21 +384,21 @@ def test_another_schedulers_state_is_a_mismatch() -> None:
 
 
 def test_gradient_scalers_resume() -> None:
-    """Scale and growth tracker come back, also before the first use."""
-    one, other = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2), torch.amp.GradScaler("cpu")
+    """Restore scale and growth tracker, also before the first use."""
+    source, target = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2), torch.amp.GradScaler("cpu")
     model = net(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    one.scale(model(torch.ones(1, 3)).sum()).backward()
-    one.step(optimizer)
-    one.update()
-    stored = save({"scaler": one}, rng=False)
+    source.scale(model(torch.ones(1, 3)).sum()).backward()
+    source.step(optimizer)
+    source.update()
+    stored = save({"scaler": source}, rng=False)
     assert stored.kinds["scaler"] == "scaler"
-    restore(stored, {"scaler": other})
-    assert other.state_dict() == one.state_dict() and other.get_scale() == one.get_scale()
+    restore(stored, {"scaler": target})
+    assert target.state_dict() == source.state_dict() and target.get_scale() == source.get_scale()
 
 
 def test_a_disabled_scaler_does_not_pass_for_an_enabled_one() -> None:
-    """The stored state of a disabled scaler cannot make an enabled one exact: found before anything is written."""
+    """Refuse a disabled scaler's state for an enabled scaler before anything is written."""
     live = torch.zeros(1)
     stored = save({"scaler": torch.amp.GradScaler("cpu", enabled=False), "w": torch.ones(1)}, rng=False)
     with pytest.raises(IncompatibleState):
@@ -404,32 +407,32 @@ def test_a_disabled_scaler_does_not_pass_for_an_enabled_one() -> None:
 
 
 def test_gradients_are_saved_in_the_middle_of_an_accumulation() -> None:
-    """With ``micro_step`` every gradient comes back, and a parameter that had none has none."""
-    one, other = net(1), net(2)
+    """Restore every gradient if ``micro_step`` was given. A parameter without a gradient stays without one."""
+    source, target = net(1), net(2)
     loose, free = torch.ones(2, requires_grad=True), torch.zeros(2, requires_grad=True)
     loose.grad = torch.full((2,), 3.0)
-    one(torch.ones(2, 3)).sum().backward()
-    one[2].bias.grad = None
-    for p in other.parameters():
+    source(torch.ones(2, 3)).sum().backward()
+    source[2].bias.grad = None
+    for p in target.parameters():
         p.grad = torch.full_like(p, 9.0)
-    stored = save({"model": one, "loose": {"w": loose}}, rng=False, micro_step=2)
+    stored = save({"model": source, "loose": {"w": loose}}, rng=False, micro_step=2)
     assert {tensor.role for tensor in stored.tensors} >= {"grad"}
-    restore(stored, {"model": other, "loose": {"w": free}})
-    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+    restore(stored, {"model": target, "loose": {"w": free}})
+    for p, q in zip(source.parameters(), target.parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None) and (p.grad is None or torch.equal(p.grad, q.grad))
     assert free.grad is not None and torch.equal(free.grad, loose.grad)
 
 
 def test_gradients_of_every_module_that_has_parameters_in_common() -> None:
-    """A parameter two components share has one gradient, saved and restored once; sparse gradients too."""
-    one, other = nn.Embedding(4, 2, sparse=True), nn.Embedding(4, 2, sparse=True)
-    one(torch.tensor([1, 1, 3])).sum().backward()
-    restore(save({"a": one, "b": nn.Sequential(one)}, rng=False, micro_step=0), {"a": other, "b": nn.Sequential(other)})
-    assert torch.equal(one.weight.grad.to_dense(), other.weight.grad.to_dense())
+    """Save and restore the one gradient of a parameter that two components share, and sparse gradients."""
+    source, target = nn.Embedding(4, 2, sparse=True), nn.Embedding(4, 2, sparse=True)
+    source(torch.tensor([1, 1, 3])).sum().backward()
+    restore(save({"a": source, "b": nn.Sequential(source)}, rng=False, micro_step=0), {"a": target, "b": nn.Sequential(target)})
+    assert torch.equal(source.weight.grad.to_dense(), target.weight.grad.to_dense())
 
 
 def test_stale_gradients_do_not_survive_a_restore() -> None:
-    """A checkpoint of a step boundary has no gradients: what had been accumulated since is gone, or the next step would count it."""
+    """Remove accumulated gradients when a step boundary is restored, or the next step would include them."""
     model = net(1)
     stored = save({"model": model}, rng=False)
     model(torch.ones(1, 3)).sum().backward()
@@ -439,7 +442,7 @@ def test_stale_gradients_do_not_survive_a_restore() -> None:
 
 @pytest.mark.parametrize("kind", [*OPTIMIZERS, "sgd-fused"])
 def test_fingerprints_differ_exactly_when_a_step_came_between(kind: str) -> None:
-    """Equal as long as nothing was stepped; another after any optimizer's step, whichever kernel it uses."""
+    """Return equal fingerprints until a step, and another one after any optimizer's step, whichever kernel it uses."""
     model = net(1)
     make = OPTIMIZERS.get(kind, lambda ps: torch.optim.SGD(ps, lr=0.1, fused=True))
     components = {"model": model, "opt": make(model.parameters()), "n": 1}
@@ -452,7 +455,7 @@ def test_fingerprints_differ_exactly_when_a_step_came_between(kind: str) -> None
 
 
 def test_fingerprints_see_restores_and_plain_parameters() -> None:
-    """A restore changes the fingerprint; so does a step of an optimizer on tensors that are in no module."""
+    """Change the fingerprint by a restore, and by a step on tensors that are in no module."""
     weight = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     components = {"w": {"x": weight}, "opt": optimizer}
@@ -467,7 +470,7 @@ def test_fingerprints_see_restores_and_plain_parameters() -> None:
 
 
 def test_fingerprints_of_inference_and_sparse_tensors_do_not_fail() -> None:
-    """Tensors without a version counter or an address do not stop a run."""
+    """Compute fingerprints of tensors that have no version counter or no address."""
     with torch.inference_mode():
         frozen = nn.Linear(2, 2)
     module = nn.Module()
@@ -486,7 +489,7 @@ def test_fingerprints_of_inference_and_sparse_tensors_do_not_fail() -> None:
     ],
 )
 def test_a_malformed_optimizer_is_a_mismatch(node: object) -> None:
-    """What a file says of an optimizer is looked at before it is used."""
+    """Validate an optimizer's stored entries before use."""
     model = nn.Linear(2, 2)
     with pytest.raises(IncompatibleState, match="stored as something other"):
         plan_restore({"opt": torch.optim.Adam(model.parameters()), "model": model}, [], encode_tree({"opt": node}), where="test")

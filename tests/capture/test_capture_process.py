@@ -23,7 +23,7 @@ from relight.errors import RelightError
 
 
 def draw() -> tuple:
-    """Numbers from each host generator, normals too, as they come in pairs."""
+    """Return numbers from each host generator. Normals are drawn too, because they are generated in pairs."""
     return random.random(), random.gauss(0, 1), float(np.random.randn()), np.random.permutation(5).tolist(), torch.randn(3).tolist()
 
 
@@ -40,7 +40,7 @@ def test_host_generators_go_on_where_they_were() -> None:
 
 
 def test_generators_are_left_alone_when_not_asked_for() -> None:
-    """``rng=False`` saves none, and a restore without them moves none."""
+    """Save no generators with ``rng=False``. A restore without them changes none."""
     stored = save({"n": 1}, rng=False)
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -49,7 +49,7 @@ def test_generators_are_left_alone_when_not_asked_for() -> None:
 
 
 def test_generators_come_last() -> None:
-    """Whatever draws numbers while it is restored does not move what was restored."""
+    """Restore generators after everything else, so that draws during the restore do not change them."""
 
     class Greedy:
         def state_dict(self) -> dict:
@@ -66,7 +66,7 @@ def test_generators_come_last() -> None:
 
 
 def test_accelerators_this_machine_lacks_are_noted() -> None:
-    """A checkpoint from another machine restores, and says which generators found no place."""
+    """Restore a checkpoint from another machine, and report which generators could not be restored."""
     from relight.format import encode_tree
 
     stored = save({})
@@ -95,7 +95,7 @@ def values(module: nn.Module) -> dict[str, list]:
 
 
 def test_a_swap_exchanges_parameters_and_buffers() -> None:
-    """Both sides hold the other's values inside the block, in the same memory, and their own behind it."""
+    """Exchange values in the same memory inside the block, and exchange them back after it."""
     model, averaged = pair()
     own, other, address = values(model), values(averaged), model[0].weight.data_ptr()
     swap = Swap(model, averaged)
@@ -115,7 +115,7 @@ def test_a_failing_block_swaps_back() -> None:
 
 
 def test_a_save_while_swapped_resumes_swapped() -> None:
-    """The flag survives, so that swapping back after the resume gives the model its own weights."""
+    """Save the flag, so that swapping back after a resume gives the model its own weights."""
     model, averaged = pair()
     own = values(model)
     swap = Swap(model, averaged)
@@ -156,7 +156,7 @@ def test_a_swap_with_a_stranger_changes_nothing() -> None:
 
 @pytest.mark.parametrize("attribute", ["swapped", "is_swapped", "swapped_in"])
 def test_other_libraries_flags_are_reported(attribute: str) -> None:
-    """An averaging object that says it is swapped in is listed as such."""
+    """List an averaging object as swapped if its flag states it."""
 
     class Average:
         def state_dict(self) -> dict:
@@ -190,7 +190,7 @@ def test_flags_that_break_exactness_are_told_one_by_one() -> None:
         torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
         torch.backends.cudnn.allow_tf32 = not torch.backends.cudnn.allow_tf32
         torch.set_float32_matmul_precision("medium")
-        found = differences(before, environment())
+        changes = differences(before, environment())
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(False)
@@ -198,7 +198,7 @@ def test_flags_that_break_exactness_are_told_one_by_one() -> None:
         torch.backends.cudnn.allow_tf32 = not torch.backends.cudnn.allow_tf32
         torch.set_float32_matmul_precision("highest")
     for word in ("threads", "deterministic", "benchmark", "TF32", "matri"):
-        assert any(word in line for line in found), word
+        assert any(word in line for line in changes), word
 
 
 def test_the_code_revision_is_that_of_the_script_not_of_the_folder(tmp_path: Path) -> None:
@@ -237,15 +237,15 @@ def test_git_answers_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "code_revision", slow)
     given = environment_soon()
     assert asked.wait(20)
-    found: list[object] = []
-    threads = [threading.Thread(target=lambda: found.append(given()["code"])) for _ in range(3)]
+    revisions: list[object] = []
+    threads = [threading.Thread(target=lambda: revisions.append(given()["code"])) for _ in range(3)]
     for thread in threads:
         thread.start()
-    assert found == []
+    assert revisions == []
     may_answer.set()
     for thread in threads:
         thread.join()
-    assert found == [{"commit": "c", "changes": None}] * 3
+    assert revisions == [{"commit": "c", "changes": None}] * 3
     monkeypatch.setattr(module, "_CODE_S", 0.0)
     may_answer.clear()
     assert environment_soon()()["code"] is None
@@ -253,14 +253,15 @@ def test_git_answers_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_changed_code_is_told_also_where_it_is_not_committed() -> None:
-    """Equal commits with other uncommitted changes are other code; the same changes are the same code."""
-    clean, one, other = ({"code": {"commit": "a" * 40, "changes": digest}} for digest in (None, "1", "2"))
-    assert differences(clean, clean) == [] and differences(one, one) == []
-    assert differences(clean, one) and differences(one, other) and differences(other, clean)
+    """Treat equal commits with different uncommitted changes as different code, and with equal changes as equal
+    code."""
+    clean, first, second = ({"code": {"commit": "a" * 40, "changes": digest}} for digest in (None, "1", "2"))
+    assert differences(clean, clean) == [] and differences(first, first) == []
+    assert differences(clean, first) and differences(first, second) and differences(second, clean)
 
 
 def test_public_names_are_pinned() -> None:
-    """What other rooms stand on."""
+    """Check the names that other packages import."""
     assert {
         "Captured", "LoadPlan", "RestorePlan", "Swap", "build_tree", "capture", "differences", "environment", "environment_soon", "fingerprint",
         "is_large", "observe_batches", "plan_restore", "unwatch_loaders", "watch_loaders",
@@ -268,6 +269,6 @@ def test_public_names_are_pinned() -> None:
 
 
 def test_the_tree_of_generators_loads_without_objects() -> None:
-    """Random states are arrays and numbers for anybody to read."""
+    """Store random states as arrays and numbers, which any reader can load."""
     tree = load(save({}))["rng"]
     assert isinstance(tree["torch"], torch.Tensor) and isinstance(tree["python"], dict) and isinstance(tree["numpy"], dict)

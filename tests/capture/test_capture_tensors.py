@@ -49,7 +49,7 @@ def views(base: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dtype_in_every_stride_comes_back_to_the_bit(name: str) -> None:
-    """What was saved is what is loaded, for every dtype torch has, however it lay in memory, whole or three elements at a time."""
+    """Load every dtype of torch bit-exactly, whatever its strides, whole or three elements at a time."""
     state = views(name)
     for piece in (0, 3):
         loaded = load(save({"state": state}, rng=False, piece=piece), piece=piece)["state"]
@@ -59,7 +59,7 @@ def test_every_dtype_in_every_stride_comes_back_to_the_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dtype_in_every_stride_is_restored_in_place(name: str) -> None:
-    """Restoring writes into the live tensor itself, wherever it lies, and moves its version counter."""
+    """Write into the live tensor's own memory, and increment its version counter."""
     state = views(name)
     stored = save({"state": state}, rng=False)
     for piece in (0, 3):
@@ -70,7 +70,7 @@ def test_every_dtype_in_every_stride_is_restored_in_place(name: str) -> None:
             same_object, address, version = before[key]
             assert live[key] is same_object and live[key].data_ptr() == address
             assert raw(live[key]) == raw(tensor), key
-            assert live[key]._version > version, f"{key}: autograd was not told"
+            assert live[key]._version > version, f"{key}: autograd's version counter is unchanged"
 
 
 def test_contiguous_memory_is_read_and_written_without_a_copy() -> None:
@@ -84,7 +84,7 @@ def test_contiguous_memory_is_read_and_written_without_a_copy() -> None:
 
 
 def test_an_expanded_tensor_is_saved_once() -> None:
-    """Stride-0 dimensions cost one copy, come back expanded, and are restored through the one copy."""
+    """Save a stride-0 dimension once, load it expanded, and restore it through the one copy."""
     base = torch.arange(3.0)
     wide = base.view(3, 1).expand(3, 1000)
     stored = save({"x": wide}, rng=False)
@@ -100,7 +100,7 @@ def test_an_expanded_tensor_is_saved_once() -> None:
 
 
 def test_a_full_tensor_does_not_silently_go_into_an_expanded_one() -> None:
-    """Live memory that cannot hold what is stored is a mismatch, never a part of it written."""
+    """Refuse a tensor that live memory cannot hold, instead of writing a part of it."""
     stored = save({"x": torch.arange(6.0).view(2, 3)}, rng=False)
     live = torch.zeros(2, 1).expand(2, 3)
     plan = None
@@ -112,7 +112,7 @@ def test_a_full_tensor_does_not_silently_go_into_an_expanded_one() -> None:
 
 
 def test_tied_tensors_are_one_item_and_tied_again() -> None:
-    """The same memory is saved once; loaded it is one memory again; restored it fills every place that was tied."""
+    """Save shared memory once. Load it shared again, and restore it into every tied place."""
     weight = torch.arange(4.0)
     stored = save({"state": {"a": weight, "b": weight, "c": weight.view(2, 2), "d": weight[:2]}}, rng=False)
     assert len(stored.data) == 3
@@ -125,7 +125,7 @@ def test_tied_tensors_are_one_item_and_tied_again() -> None:
 
 
 def test_lazy_conjugates_and_negatives_are_saved_as_their_values() -> None:
-    """A view whose conjugation or negation torch has only noted down is saved as what one sees."""
+    """Save a lazily conjugated or negated view as the values that reading it gives."""
     z = torch.randn(5, dtype=torch.complex64)
     state = {"conj": z.conj(), "neg": z.conj().imag, "half": z.to(torch.complex32).conj(), "wide": z.to(torch.complex128).conj()}
     loaded = load(save({"s": state}, rng=False))["s"]
@@ -134,7 +134,7 @@ def test_lazy_conjugates_and_negatives_are_saved_as_their_values() -> None:
 
 
 def test_a_live_conjugate_view_gets_the_values_too() -> None:
-    """Restoring into a lazily conjugated or negated view makes the view show what was saved."""
+    """Restore into a lazily conjugated or negated view so that the view has the saved values."""
     z = torch.randn(5, dtype=torch.complex64)
     stored = save({"s": {"conj": z.conj(), "neg": z.conj().imag}}, rng=False)
     other = torch.zeros(5, dtype=torch.complex64)
@@ -195,7 +195,7 @@ def test_quantised_tensors_come_back() -> None:
 
 
 class Odd(torch.Tensor):
-    """A subclass nobody knows."""
+    """An unknown subclass."""
 
 
 def _unsavable() -> dict[str, object]:
@@ -275,10 +275,10 @@ def test_numpy_arrays_are_restored_in_place() -> None:
     """A live array of the same dtype and shape is written, not replaced, on its own and inside containers."""
     stored = save({"s": ARRAYS, "alone": np.arange(3.0)}, rng=False)
     live = {key: np.zeros_like(value) for key, value in ARRAYS.items()}
-    held = dict(live)
+    originals = dict(live)
     alone = np.zeros(3)
     plan = restore(stored, {"s": live, "alone": alone})
-    assert all(live[key] is held[key] for key in live)
+    assert all(live[key] is originals[key] for key in live)
     assert alone.tolist() == [0, 1, 2] and plan.values.get("alone", alone) is alone
     assert all(live[key].tobytes() == value.tobytes() for key, value in ARRAYS.items())
 
@@ -319,7 +319,8 @@ def test_numpy_scalars_stay_numpy_scalars() -> None:
     ],
 )
 def test_a_malformed_leaf_is_unsafe_content(kind: str, dtype: str, shape: tuple[int, ...], meta: object) -> None:
-    """What a file says about its tensors is checked against them: a typed error, no crash, no absurd allocation."""
+    """Validate a file's statements about its tensors. An invalid one raises a typed error, without a crash or a huge
+    allocation."""
     length = int(np.prod(shape)) * DTYPES[dtype].itemsize
     stored = Stored([Tensor("x", dtype, shape, "value", 0, 0, length)], encode_tree({"x": Leaf(kind, (0,), meta)}), [bytes(length)], {})
     with pytest.raises(UnsafeContent):
@@ -335,7 +336,7 @@ def test_sparse_indices_are_checked_before_they_are_used() -> None:
 
 
 def test_the_store_is_asked_before_memory_is_made() -> None:
-    """Once for each pack that something is wanted of, before the first tensor of it is made."""
+    """Check the store's pack once for each pack with requested tensors, before the first tensor is allocated."""
     asked: list[int] = []
 
     def check(pack: int) -> None:
@@ -343,15 +344,16 @@ def test_the_store_is_asked_before_memory_is_made() -> None:
         if pack == 2:
             raise CorruptCheckpoint("shorter than it should be")
 
-    held = [Tensor(name, "uint8", (size,), "value", pack, 0, size) for name, size, pack in (("a", 4, 0), ("b", 4, 0), ("c", 1 << 50, 2))]
-    build_tree(held, encode_tree({name: Leaf("tensor", (index,)) for index, name in enumerate("ab")}), where="test", check=check)
+    records = [Tensor(name, "uint8", (size,), "value", pack, 0, size) for name, size, pack in (("a", 4, 0), ("b", 4, 0), ("c", 1 << 50, 2))]
+    build_tree(records, encode_tree({name: Leaf("tensor", (index,)) for index, name in enumerate("ab")}), where="test", check=check)
     assert asked == [0]
     with pytest.raises(CorruptCheckpoint):
-        build_tree(held, encode_tree({"c": Leaf("tensor", (2,))}), where="test", check=check)
+        build_tree(records, encode_tree({"c": Leaf("tensor", (2,))}), where="test", check=check)
 
 
 def test_a_shape_that_overflows_is_unsafe_content() -> None:
-    """No bytes, so nothing that sizes could be checked against; torch multiplies the other extents all the same."""
+    """Refuse a shape that overflows. It has zero bytes, so sizes cannot reveal it, and torch multiplies the other
+    extents."""
     stored = Stored([Tensor("x", "uint8", (0, 1 << 62, 1 << 62), "value", 0, 0, 0)], encode_tree({"x": Leaf("tensor", (0,))}), [b""], {})
     with pytest.raises(UnsafeContent):
         load(stored)
@@ -415,10 +417,10 @@ def test_any_tree_comes_back(state: dict[str, object], piece: int) -> None:
 @LIGHT
 @given(st.dictionaries(st.text(max_size=3), plain, max_size=4))
 def test_capturing_what_was_loaded_gives_the_same_bytes(state: dict[str, object]) -> None:
-    """Save, load, save: the second checkpoint holds what the first does (sets may come in another order)."""
+    """Save, load and save again: the second checkpoint equals the first. Sets may be in another order."""
     first = save({"s": _native(state)}, rng=False)
     second = save({"s": load(first)["s"]}, rng=False)
-    assert first.data == second.data and [one.name for one in first.tensors] == [one.name for one in second.tensors]
+    assert first.data == second.data and [tensor.name for tensor in first.tensors] == [tensor.name for tensor in second.tensors]
     assert same(load(first), load(second))
 
 
@@ -434,7 +436,7 @@ def test_large_strided_tensors_are_gathered_in_bounded_memory() -> None:
 
 
 def test_paths_that_print_alike_do_not_collide() -> None:
-    """Two keys that read the same (two NaNs) still give two names, as a part refuses a name twice."""
+    """Give two keys with the same text (two NaNs) two names, because a part refuses duplicate names."""
     state = {float("nan"): torch.ones(1), float("nan") * 1: torch.zeros(1)}
     stored = store(capture({"s": state}, rng=False))
     assert len(stored.tensors) == 2

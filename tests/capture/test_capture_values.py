@@ -1,4 +1,4 @@
-"""Plain components: what comes back in place, what as a value, what is refused."""
+"""Plain components: restored in place, returned as a value, or refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def test_immutable_components_come_back_as_values() -> None:
 
 
 def test_mutable_components_come_back_in_place() -> None:
-    """Dicts, lists and sets are changed, not replaced, so that every holder sees the restored ones; keys of every kind survive."""
+    """Change dicts, lists and sets in place, so that every reference sees the restored content. Keys of every kind are
+    kept."""
     state = {"meters": {"loss": [1.0, 2.0], 3: {"deep": {1, 2}}, (1, "x"): None, None: b"z"}, "seen": {1, 2, 3}, "log": [1, [2]]}
     meters, seen, log = {"old": 1, "loss": [0.0]}, {9}, [0, 0, 0]
     loss = meters["loss"]
@@ -37,7 +38,7 @@ def test_mutable_components_come_back_in_place() -> None:
 
 
 def test_special_dicts_keep_their_kind_in_place() -> None:
-    """A defaultdict, Counter or OrderedDict that is live stays what it is, and gets the stored content."""
+    """Keep the class of a live defaultdict, Counter or OrderedDict, and restore its content."""
     kinds = {
         "default": collections.defaultdict(float, a=1.5),
         "counter": collections.Counter("aab"),
@@ -53,7 +54,7 @@ def test_special_dicts_keep_their_kind_in_place() -> None:
 
 
 def test_an_unfilled_tensor_list_is_filled_in_place() -> None:
-    """Tensors in lists and tuples that are live are written in place: the optimizer and the caller hold them too."""
+    """Write tensors in live lists and tuples in place, because the optimizer and the caller refer to them."""
     w, b, c = (torch.randn(3, requires_grad=True) for _ in range(3))
     stored = save({"weights": [w, b], "more": (c,)}, rng=False)
     lw, lb, lc = (torch.zeros(3, requires_grad=True) for _ in range(3))
@@ -63,7 +64,7 @@ def test_an_unfilled_tensor_list_is_filled_in_place() -> None:
 
 
 def test_a_tensor_component_of_another_shape_is_a_mismatch() -> None:
-    """A live tensor that cannot take what is stored is named, with both shapes, before anything is read."""
+    """Name a live tensor with another shape, with both shapes, before anything is read."""
     stored = save({"w": torch.ones(3), "d": {"x": torch.ones(2, 2)}}, rng=False)
     with pytest.raises(IncompatibleState) as caught:
         restore(stored, {"w": torch.zeros(4), "d": {"x": torch.zeros(2, 2, dtype=torch.float64)}})
@@ -72,7 +73,7 @@ def test_a_tensor_component_of_another_shape_is_a_mismatch() -> None:
 
 
 def test_a_dict_that_has_grown_comes_back_whole() -> None:
-    """What the run had put into a dict since it began is there after a resume, and what it had taken out is not."""
+    """Restore entries that the run added to a dict, and remove entries that it deleted."""
     live = {"gone": torch.ones(1)}
     restore(save({"d": {"new": torch.arange(3), "n": 1}}, rng=False), {"d": live})
     assert live.keys() == {"new", "n"} and torch.equal(live["new"], torch.arange(3))
@@ -94,14 +95,14 @@ Point = collections.namedtuple("Point", "x y")
 
 @pytest.mark.parametrize("value", [Tagged("x"), range(3), slice(1), {Colour.RED}, {Colour.RED: 1}, {(1, Colour.RED): 1}], ids=repr)
 def test_a_value_whose_type_would_change_is_refused(value: object) -> None:
-    """Subclasses of plain types, and enums as keys, are refused by path, wherever they stand, never turned into something else."""
+    """Refuse subclasses of plain types, and enums as keys, by path at any depth. They are never converted."""
     with pytest.raises(IncompatibleState) as caught:
         capture({"x": {"y": value}}, rng=False)
     assert caught.value.details and caught.value.details[0].startswith("x/y")
 
 
 class Phase(enum.Enum):
-    """An enum whose members are no plain values."""
+    """An enum with members that are not plain values."""
 
     WARM, MAIN = "warm", ("main", 2)
 
@@ -114,7 +115,7 @@ CLASSES = [
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Equal, and of the same classes."""
+    """Return whether two values are equal and of the same classes."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, (tuple, collections.deque)):
@@ -125,7 +126,7 @@ def alike(one: Any, other: Any) -> bool:
 
 
 class Stateful:
-    """An object whose state holds such values, and that takes them as they are given."""
+    """An object with such values in its state. It does not convert them when it loads."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -170,7 +171,7 @@ def test_values_the_format_cannot_hold_are_refused_by_capture(value: object) -> 
 
 
 def test_the_captured_tree_does_not_change_with_the_live_values() -> None:
-    """Plain values are taken as they are when captured."""
+    """Copy plain values at the capture."""
     live = {"a": [1, {"b": 2}], "s": {1}}
     captured = capture({"d": live}, rng=False)
     live["a"][1]["b"] = 3
@@ -193,7 +194,7 @@ class Meter:
 
 @pytest.mark.parametrize("state", [{"a": 1}, [1, 2], (1,), 5, None, torch.arange(3), collections.OrderedDict(a=torch.ones(1))], ids=repr)
 def test_an_object_with_a_state_gets_it_back(state: object) -> None:
-    """``load_state_dict`` receives what ``state_dict`` gave, whatever plain thing that is."""
+    """Pass what ``state_dict`` returned to ``load_state_dict``, for any plain value."""
     meter = Meter()
     restore(save({"m": Meter(state)}, rng=False), {"m": meter})
     wanted = dict(state) if isinstance(state, dict) else state
@@ -201,7 +202,7 @@ def test_an_object_with_a_state_gets_it_back(state: object) -> None:
 
 
 def test_an_object_that_refuses_its_state_is_named() -> None:
-    """An exception in somebody's ``load_state_dict`` becomes an error that says whose."""
+    """Name the component if its ``load_state_dict`` raises an exception."""
 
     class Picky(Meter):
         def load_state_dict(self, state: object) -> None:
@@ -212,7 +213,7 @@ def test_an_object_that_refuses_its_state_is_named() -> None:
 
 
 def test_only_touches_what_it_names() -> None:
-    """Partial recovery: what matches is restored; everything else of the live state, generators too, is as it was."""
+    """Restore what a pattern selects, and leave all other live state unchanged, generators included."""
     torch.manual_seed(1)
     state = {"a": {"x": 1, "y": torch.ones(2)}, "b": {"x": 1}, "n": 5, "m": Meter({"k": 1})}
     stored = save(state)
@@ -235,7 +236,7 @@ def test_only_loads_what_it_names() -> None:
 
 
 def test_missing_and_unexpected_components_are_one_error() -> None:
-    """All of it at once; and what fits is taken if one does not insist."""
+    """List all mismatches in one error. With ``strict=False``, restore what fits."""
     stored = save({"a": 1, "gone": torch.ones(1)}, rng=False)
     live = {"a": 0, "new": torch.zeros(1)}
     with pytest.raises(IncompatibleState) as caught:

@@ -1,4 +1,5 @@
-"""Another number of ranks goes on in the middle of a training epoch: each of its samples is delivered, and none twice."""
+"""Another number of ranks resumes in the middle of a training epoch: each of its samples is delivered, and none
+twice."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ logging.getLogger("torchdata").setLevel(logging.ERROR)
 
 
 def order_of(length: int, *, shuffle: bool = True, seed: int = 0, epoch: int = 0) -> list[int]:
-    """The order that ``DistributedSampler`` documents."""
+    """Return the order that ``DistributedSampler`` documents."""
     return torch.randperm(length, generator=torch.Generator().manual_seed(seed + epoch)).tolist() if shuffle else list(range(length))
 
 
 def maker(length: int, batch: int | None = 2, *, loader: Any = DataLoader, kind: Any = DistributedSampler, drops: bool = False, wrap: bool = False,
           dealing: dict[str, Any] | None = None, **options: Any) -> Any:  # fmt: skip
-    """A maker of loaders over the numbers below ``length``."""
+    """Return a maker of loaders over the numbers below ``length``."""
 
     def make(rank: int, world: int) -> DataLoader:
         data = torch.arange(length)
@@ -42,7 +43,8 @@ def maker(length: int, batch: int | None = 2, *, loader: Any = DataLoader, kind:
 
 
 def test_dealt_out_to_as_many_the_rest_is_what_they_would_have_had() -> None:
-    """For every length, place and number of ranks: the shares of the rest are the tails of the sampler's own, repeated samples and all."""
+    """With an unchanged number of ranks, the shares of the rest equal the tails of the sampler's own shares. This
+    includes repeated samples. Checked for every length, position and number of ranks."""
     for length in range(1, 14):
         for replicas in range(1, 7):
             for drop in (False, True):
@@ -57,7 +59,7 @@ CASES = 240
 
 
 def a_chain(dice: random.Random) -> None:
-    """One life of one epoch, and the next."""
+    """Interrupt one training epoch several times, then run the next epoch to its end."""
     length, drop, drops = dice.randint(1, 60), dice.random() < 0.3, dice.random() < 0.3
     dealing = {"shuffle": dice.random() < 0.8, "seed": dice.randint(0, 5), "drop_last": drop}
     epoch, batch, world = dice.randint(0, 4), dice.randint(1, 4), dice.randint(1, 5)
@@ -76,7 +78,7 @@ def a_chain(dice: random.Random) -> None:
         over = over or left == 0
         saved, before = job.save(), world
         world = dice.choice([before, dice.randint(1, 5)])
-        batch = batch if world == before else dice.randint(1, 4)  # as many ranks go on with all of it as it was
+        batch = batch if world == before else dice.randint(1, 4)  # an unchanged number of ranks also keeps its batch size
         job, _ = resumed(saved, world, make)
         if dice.random() < 0.5:
             job, _ = resumed(job.save(), world, make)  # killed again before a batch
@@ -94,14 +96,15 @@ def a_chain(dice: random.Random) -> None:
     job.begin(epoch + 1)
     plain = Job(world, make)
     plain.begin(epoch + 1)
-    assert job.rest() == plain.rest(), "epochs behind it are the sampler's own"
+    assert job.rest() == plain.rest(), "later epochs are the sampler's own"
     assert all(type(sampler_of(loader)) is DistributedSampler and len(loader) == len(plain.loaders[0]) for loader in job.loaders)
 
 
 @pytest.mark.parametrize("part", range(3))
 def test_any_chain_of_worlds_delivers_the_epoch_once(part: int) -> None:
-    """From a seed: lengths, batch sizes, shuffling, what is dropped, two to four numbers of ranks, interrupted anywhere, also before a
-    batch and behind the last, by the same number too. What all of them delivered is the order, from its beginning, each sample once."""
+    """Deliver each sample once, in the epoch's order, across two to four interrupted jobs. A seed chooses the lengths,
+    batch sizes, shuffling, what is dropped and the numbers of ranks, which may repeat. It also chooses the
+    interruptions: anywhere, also before the first batch and after the last."""
     for case in range(part, CASES, 3):
         try:
             a_chain(random.Random(case))
@@ -128,7 +131,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda value: value.replace(" ", "-"))
 def test_every_kind_of_loader_goes_on(kind: str) -> None:
-    """Two ranks, then three, killed twice among themselves, then two again; then a plain epoch."""
+    """Resume with three ranks after two, kill those three twice, resume with two, then run a plain epoch."""
     make, order = KINDS[kind], order_of(35, epoch=1)
     job = Job(2, make)
     job.begin(1)
@@ -140,16 +143,17 @@ def test_every_kind_of_loader_goes_on(kind: str) -> None:
             ledger += in_turn(job.steps(1))
     ledger += in_turn(job.rest())
     assert ledger in (order, [*order, order[0]])
-    ended = job.save()  # behind its end: of the rest nothing is left to remember
+    ended = job.save()  # after the epoch's end nothing of the rest is recorded
     plain = Job(2, make)
-    for one in (job, plain, resumed(ended, 2, make)[0], resumed(ended, 3, make)[0]):
-        one.begin(2)
-        found = in_turn(one.rest())
-        assert found[:35] == order_of(35, epoch=2) and len(found) == 36
+    for each in (job, plain, resumed(ended, 2, make)[0], resumed(ended, 3, make)[0]):
+        each.begin(2)
+        delivered = in_turn(each.rest())
+        assert delivered[:35] == order_of(35, epoch=2) and len(delivered) == 36
 
 
 def test_a_rest_saved_and_resumed_by_as_many_is_exact() -> None:
-    """What workers draw, too: the batches of the rest are to the bit those of the three ranks that nobody killed."""
+    """Resuming with an unchanged number of ranks gives bit-identical batches, random draws of workers included. The
+    reference is a job of three ranks that was not killed."""
 
     class Noisy(torch.utils.data.Dataset):
         def __len__(self) -> int:
@@ -173,25 +177,26 @@ def test_a_rest_saved_and_resumed_by_as_many_is_exact() -> None:
     expected = straight.rest()
     straight.begin(1)
     expected += straight.rest()
-    for at in (1, len(expected) - 3):
-        other, _ = resumed(saved, 3, make)
-        found = []
+    for kill_step in (1, len(expected) - 3):
+        killed, _ = resumed(saved, 3, make)
+        delivered = []
         for epoch in (0, 1):
-            other.begin(epoch)
-            found += other.steps(at - len(found))
-            if len(found) == at:
+            killed.begin(epoch)
+            delivered += killed.steps(kill_step - len(delivered))
+            if len(delivered) == kill_step:
                 break
-        again, _ = resumed(other.save(), 3, make)
+        again, _ = resumed(killed.save(), 3, make)
         again.begin(epoch)
-        found += again.rest()
+        delivered += again.rest()
         if epoch == 0:
             again.begin(1)
-            found += again.rest()
-        assert found == expected, at
+            delivered += again.rest()
+        assert delivered == expected, kill_step
 
 
 def test_what_is_dealt_out_is_the_samplers_matter_not_the_worlds() -> None:
-    """Two groups of two ranks that share their data; then as many ranks, each with its own; then two."""
+    """Shard by the sampler's number of replicas, not by the world size. First two groups of two ranks share data, then
+    four ranks have a share each, then two ranks have."""
 
     def make(rank: int, world: int) -> DataLoader:
         replicas = sharing.pop(0) if rank == 0 else current[0]
@@ -215,7 +220,8 @@ def test_what_is_dealt_out_is_the_samplers_matter_not_the_worlds() -> None:
 
 
 def test_one_process_and_many() -> None:
-    """A ``DistributedSampler`` of one rank deals out as those of many do; a shuffling loader's order is another one."""
+    """Resume across one rank and several if the loader has a ``DistributedSampler``. A shuffling loader has another
+    order."""
     make = maker(20)
     job = Job(1, make)
     job.begin(0)
@@ -240,7 +246,7 @@ def test_one_process_and_many() -> None:
 
 
 class Reversed(DistributedSampler):
-    """An order of its own, from seed and epoch, dealt out as ever."""
+    """A sampler with its own order, which depends on seed and epoch and is sharded round-robin."""
 
     def __iter__(self) -> Iterator[int]:
         mine = [*reversed(range(len(self.dataset))), *reversed(range(len(self.dataset)))]
@@ -248,21 +254,21 @@ class Reversed(DistributedSampler):
 
 
 class Blocks(DistributedSampler):
-    """Each rank has a block of its own."""
+    """A sampler that gives each rank one contiguous block."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.rank * self.num_samples, (self.rank + 1) * self.num_samples))
 
 
 class Drawing(DistributedSampler):
-    """An order from the process's generator."""
+    """A sampler that draws its order from the process's generator."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(torch.randperm(len(self.dataset)).tolist()[self.rank : self.total_size : self.num_replicas])
 
 
 class Holding(Reversed):
-    """One that has a generator, which may be for its order."""
+    """A sampler that has a generator, which could determine its order."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -270,14 +276,14 @@ class Holding(Reversed):
 
 
 class Longer(DistributedSampler):
-    """One that gives each rank more than its share."""
+    """A sampler that gives each rank more than an even share."""
 
     def __len__(self) -> int:
         return self.num_samples + 1
 
 
 class Bare(DistributedSampler):
-    """One that did not let its parent set it up."""
+    """A sampler that does not call its parent's ``__init__``."""
 
     def __init__(self, data: Any, num_replicas: int, rank: int) -> None:
         self.dataset, self.num_replicas, self.rank = data, num_replicas, rank
@@ -290,14 +296,14 @@ class Bare(DistributedSampler):
 
 
 class Pairs(BatchSampler):
-    """Batches in a way of its own."""
+    """A batch sampler with its own ``__iter__``."""
 
     def __iter__(self) -> Iterator[list[int]]:
         return super().__iter__()
 
 
 def test_a_sampler_with_an_order_of_its_own_goes_on() -> None:
-    """If it is found again from seed and epoch, and dealt out in turn."""
+    """Resume a custom order that depends only on seed and epoch, and is sharded round-robin."""
     make = maker(20, kind=Reversed)
     job = Job(2, make)
     job.begin(0)
@@ -309,12 +315,12 @@ def test_a_sampler_with_an_order_of_its_own_goes_on() -> None:
 
 
 def custom_batches(rank: int, world: int) -> DataLoader:
-    """A loader whose batch sampler is the caller's."""
+    """Return a loader with the caller's own batch sampler."""
     return DataLoader(torch.arange(12), batch_sampler=Pairs(DistributedSampler(range(12), world, rank), 2, False))
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """A data set without places."""
+    """A data set without positions."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(12))
@@ -342,27 +348,28 @@ REASONS = {
 
 @pytest.mark.parametrize("why", REASONS, ids=lambda value: value.replace(" ", "-"))
 def test_what_cannot_go_on_begins_anew_and_says_why(why: str) -> None:
-    """The loader's name and the reason; and the epoch is a whole one."""
-    before, after, said = REASONS[why]
+    """Report the loader's name and the reason, and deliver a whole epoch."""
+    before, after, reason = REASONS[why]
     job = Job(2, before)
     job.begin()
     job.steps(1)
     saved = job.save()
     before_it = torch.get_rng_state()
     resumed(saved, 1, after or before)
-    assert torch.equal(torch.get_rng_state(), before_it), "finding that out draws nothing"
-    other, carried = resumed(saved, 3, after or before)
-    assert [one.notes[1] for one in carried] == [f"data begins its epoch anew: {said}"] * 3
-    found = []
-    for one in (other, Job(3, after or before)):
+    assert torch.equal(torch.get_rng_state(), before_it), "finding the reason draws no random number"
+    grown, carried = resumed(saved, 3, after or before)
+    assert [rank_state.notes[1] for rank_state in carried] == [f"data begins its epoch anew: {reason}"] * 3
+    epochs = []
+    for each in (grown, Job(3, after or before)):
         torch.manual_seed(0)
-        one.begin()
-        found.append(one.rest())
-    assert found[0] == found[1] or why == "out of order"
+        each.begin()
+        epochs.append(each.rest())
+    assert epochs[0] == epochs[1] or why == "out of order"
 
 
 def test_ranks_that_were_not_alike_begin_anew() -> None:
-    """Unequal numbers of batches, seeds, epochs; a rank that is not there; batches that nobody counted; a checkpoint from before."""
+    """Restart the epoch if the ranks have unequal batch counts, seeds or epochs. The same holds for a missing rank,
+    uncounted batches, and a loader that was not sharded."""
     job = Job(3, PLAIN)
     job.begin(0)
     job.steps(1)
@@ -385,13 +392,13 @@ def test_ranks_that_were_not_alike_begin_anew() -> None:
 
 
 def said(job: Job) -> str:
-    """Why a loader begins anew."""
+    """Return why a loader restarts its epoch."""
     _, carried = resumed(job.save(), 2, PLAIN)
     return carried[0].notes[1].removeprefix("data begins its epoch anew: ")
 
 
 def test_between_epochs_nothing_is_said_of_loaders() -> None:
-    """Before the first and behind the end of one there is nothing to go on with."""
+    """Report nothing about loaders before the first epoch and after the end of one."""
     job = Job(2, PLAIN)
     for epoch in (0, 1):
         job, carried = resumed(job.save(), 3 - epoch, PLAIN)
@@ -401,42 +408,42 @@ def test_between_epochs_nothing_is_said_of_loaders() -> None:
 
 
 def test_the_rest_is_that_of_the_interrupted_epoch_unless_it_is_empty() -> None:
-    """Whatever the loop tells ``set_epoch``, what is left is delivered. Saved behind the last batch: a loop that is at the next epoch gets
-    that, and one that is still at this one an empty rest."""
+    """Deliver the rest of the interrupted epoch whatever ``set_epoch`` receives. After a save at the last batch, a loop
+    in the next epoch gets that whole epoch. A loop that is still in the old epoch gets an empty rest."""
     job = Job(2, PLAIN)
     job.begin(3)
     ledger = in_turn(job.steps(1))
     saved = job.save()
     ledger += in_turn(job.steps(2))
     ended = job.save()
-    other, _ = resumed(saved, 1, PLAIN)
-    assert len(other.loaders[0]) == 4
-    other.begin(4)
-    assert ledger[:4] + in_turn(other.rest()) == order_of(12, epoch=3)
-    assert len(other.loaders[0]) == 6
-    other.begin(4)
-    assert in_turn(other.rest()) == order_of(12, epoch=4)
+    shrunk, _ = resumed(saved, 1, PLAIN)
+    assert len(shrunk.loaders[0]) == 4
+    shrunk.begin(4)
+    assert ledger[:4] + in_turn(shrunk.rest()) == order_of(12, epoch=3)
+    assert len(shrunk.loaders[0]) == 6
+    shrunk.begin(4)
+    assert in_turn(shrunk.rest()) == order_of(12, epoch=4)
     for epoch, expected in ((3, []), (4, order_of(12, epoch=4))):
-        other, carried = resumed(ended, 3, PLAIN)
+        shrunk, carried = resumed(ended, 3, PLAIN)
         assert carried[0].notes[1] == "data goes on behind 12 of its epoch's 12 samples, dealt out to 3 ranks now"
-        other.begin(epoch)
-        assert in_turn(other.rest()) == expected
+        shrunk.begin(epoch)
+        assert in_turn(shrunk.rest()) == expected
 
 
 def test_a_rest_that_is_left_is_over() -> None:
-    """A loop that leaves it with ``break`` and begins again gets a whole epoch, as ever."""
+    """Deliver a whole epoch to a loop that leaves the rest with ``break`` and starts again."""
     job = Job(2, PLAIN)
     job.begin(3)
     job.steps(1)
-    other, _ = resumed(job.save(), 1, PLAIN)
-    other.begin(3)
-    other.steps(1)
-    other.begin(4)
-    assert in_turn(other.rest()) == order_of(12, epoch=4)
+    shrunk, _ = resumed(job.save(), 1, PLAIN)
+    shrunk.begin(3)
+    shrunk.steps(1)
+    shrunk.begin(4)
+    assert in_turn(shrunk.rest()) == order_of(12, epoch=4)
 
 
 def test_generators_of_a_loader_come_from_who_had_its_place_or_from_the_id() -> None:
-    """A rank that was not there gets seeds of its own, the same each time for a checkpoint and a place in the deal."""
+    """Give a new rank seeds of its own, which depend only on the checkpoint's id and the rank's position."""
 
     def make(rank: int, world: int) -> DataLoader:
         return maker(12, generator=torch.Generator().manual_seed(100 + rank))(rank, world)  # type: ignore[no-any-return]
@@ -453,12 +460,12 @@ def test_generators_of_a_loader_come_from_who_had_its_place_or_from_the_id() -> 
 
 
 def test_watching_no_longer_gives_the_sampler_its_place_back() -> None:
-    """In the middle of a rest."""
+    """Put the user's sampler back if watching ends in the middle of a rest."""
     job = Job(2, PLAIN)
     job.begin(0)
     job.steps(1)
-    other, _ = resumed(job.save(), 3, PLAIN)
-    assert not isinstance(other.loaders[0].batch_sampler.sampler, DistributedSampler)
-    for loader in other.loaders:
+    grown, _ = resumed(job.save(), 3, PLAIN)
+    assert not isinstance(grown.loaders[0].batch_sampler.sampler, DistributedSampler)
+    for loader in grown.loaders:
         unwatch_loaders({"data": loader})
         assert isinstance(loader.batch_sampler.sampler, DistributedSampler)

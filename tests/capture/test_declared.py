@@ -1,4 +1,5 @@
-"""Flat tensors whose makers say what is in them, in one process; ``tests/ranks`` has several."""
+"""Flat tensors with a declared layout (``relight.flattened``), in one process. ``tests/ranks`` has several
+processes."""
 
 from __future__ import annotations
 
@@ -15,17 +16,18 @@ from relight.testing.store_suite import refuses
 
 
 class Mixed:
-    """A bfloat16 model, stepped as one flat tensor in full precision. ``order``: how the parameters lie in the line, with a gap of one."""
+    """A bfloat16 model that is trained as one flat float32 tensor. ``order`` orders the parameters in it. A gap of one
+    element follows each parameter."""
 
     def __init__(self, order: Callable[[list[nn.Parameter]], list[nn.Parameter]] = list) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3, bias=False)).bfloat16()
         self.line = order(list(self.model.parameters()))
-        sizes = [one.numel() for one in self.line]
+        sizes = [parameter.numel() for parameter in self.line]
         self.begins = [sum(sizes[:position]) + position for position in range(len(sizes))]
         self.flat = nn.Parameter(torch.zeros(sum(sizes) + len(sizes)))
-        for one, begin in self.runs():
-            self.flat.data[begin : begin + one.numel()] = one.detach().flatten() + 1e-5
+        for parameter, begin in self.runs():
+            self.flat.data[begin : begin + parameter.numel()] = parameter.detach().flatten() + 1e-5
         relight.flattened(self.flat, self.line, begins=self.begins)
         self.optimizer = torch.optim.AdamW([self.flat], lr=0.01)
 
@@ -37,12 +39,12 @@ class Mixed:
         loss = self.model(x).float().square().mean()
         loss.backward()
         self.flat.grad = torch.zeros_like(self.flat)
-        for one, begin in self.runs():
-            self.flat.grad[begin : begin + one.numel()] = one.grad.flatten()
-            one.grad = None
+        for parameter, begin in self.runs():
+            self.flat.grad[begin : begin + parameter.numel()] = parameter.grad.flatten()
+            parameter.grad = None
         self.optimizer.step()
-        for one, begin in self.runs():
-            one.data.copy_(self.flat.data[begin : begin + one.numel()].view_as(one))
+        for parameter, begin in self.runs():
+            parameter.data.copy_(self.flat.data[begin : begin + parameter.numel()].view_as(parameter))
         return float(loss.detach())
 
     def train(self, url: Path, until: int) -> list[float]:
@@ -55,7 +57,8 @@ class Mixed:
 
 
 def test_more_precision_than_the_weights_have_comes_back(tmp_path: Path) -> None:
-    """A run goes on to the bit, from masters that no rounded weight tells; in another order of the line too, its padding untouched."""
+    """Resume bit-exactly from float32 masters that the rounded weights cannot give. A changed order of the parameters
+    works too, and the gaps stay unchanged."""
     whole = Mixed().train(tmp_path / "whole", 8)
     for name, order in (("same", list), ("other", lambda line: line[::-1])):
         assert Mixed().train(tmp_path / name, 4) == whole[:4]
@@ -66,13 +69,18 @@ def test_more_precision_than_the_weights_have_comes_back(tmp_path: Path) -> None
 
 
 def test_it_is_stored_by_parameter(tmp_path: Path) -> None:
-    """Moments and masters have the parameters' names and shapes; a plain optimizer takes the moments, if it may leave the rest."""
+    """Store moments and masters by the parameters' names and shapes. A plain optimizer can restore the moments with
+    ``strict=False``."""
     mixed = Mixed()
     mixed.train(tmp_path / "run", 3)
     tree = relight.load(tmp_path / "run")["optimizer"]
     assert tree["groups"][0]["params"] == ["0.weight", "0.bias", "1.weight"]
-    assert {name: tuple(one.shape) for name, one in tree["masters"].items()} == {"0.weight": (7, 5), "0.bias": (7,), "1.weight": (3, 7)}
-    assert all(tree["state"][name]["exp_avg"].shape == one.shape for name, one in tree["masters"].items())
+    assert {name: tuple(master.shape) for name, master in tree["masters"].items()} == {
+        "0.weight": (7, 5),
+        "0.bias": (7,),
+        "1.weight": (3, 7),
+    }
+    assert all(tree["state"][name]["exp_avg"].shape == master.shape for name, master in tree["masters"].items())
     plain = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3, bias=False)).bfloat16()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1)
     ckpt = relight.Checkpointer(tmp_path / "run", save=None, model=plain, optimizer=optimizer)
@@ -81,14 +89,14 @@ def test_it_is_stored_by_parameter(tmp_path: Path) -> None:
     assert ckpt.restore(strict=False) == 3
     ckpt.close(save=False)
     assert optimizer.param_groups[0]["lr"] == 0.01
-    for one, begin in mixed.runs():
-        twin = dict(plain.named_parameters())[next(name for name, p in mixed.model.named_parameters() if p is one)]
-        moment = mixed.optimizer.state[mixed.flat]["exp_avg"][begin : begin + one.numel()].view_as(one)
-        assert torch.equal(optimizer.state[twin]["exp_avg"], moment) and torch.equal(twin, one)
+    for parameter, begin in mixed.runs():
+        twin = dict(plain.named_parameters())[next(name for name, p in mixed.model.named_parameters() if p is parameter)]
+        moment = mixed.optimizer.state[mixed.flat]["exp_avg"][begin : begin + parameter.numel()].view_as(parameter)
+        assert torch.equal(optimizer.state[twin]["exp_avg"], moment) and torch.equal(twin, parameter)
 
 
 def test_without_masters_it_is_filled_from_the_parameters(tmp_path: Path) -> None:
-    """What a plain optimizer saved goes on in a flat one: its values are the restored weights'."""
+    """Restore a plain optimizer's checkpoint into a flat one. The flat tensor gets the restored weights' values."""
     torch.manual_seed(3)
     plain = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3, bias=False)).bfloat16()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.5)
@@ -102,14 +110,15 @@ def test_without_masters_it_is_filled_from_the_parameters(tmp_path: Path) -> Non
     ckpt = relight.Checkpointer(tmp_path / "run", save=None, model=mixed.model, optimizer=mixed.optimizer)
     assert ckpt.restore() == 1
     ckpt.close(save=False)
-    for (one, begin), twin in zip(mixed.runs(), plain.parameters(), strict=True):
-        here = slice(begin, begin + one.numel())
+    for (parameter, begin), twin in zip(mixed.runs(), plain.parameters(), strict=True):
+        here = slice(begin, begin + parameter.numel())
         assert torch.equal(mixed.flat.detach()[here], twin.detach().flatten().float())
         assert torch.equal(mixed.optimizer.state[mixed.flat]["exp_avg"][here], optimizer.state[twin]["exp_avg"].flatten())
 
 
 def test_weights_that_are_restored_alone_are_followed(tmp_path: Path) -> None:
-    """``only=["model"]``: the flat tensor has their values, so the next step goes on from them; without them it is left alone."""
+    """Copy weights that were restored by ``only=`` into the flat tensor, so that the next step starts from them. Leave
+    the other values unchanged."""
     first = Mixed()
     first.train(tmp_path / "run", 3)
     for only in (["model"], ["model/1.weight"], ["rng"]):
@@ -118,15 +127,16 @@ def test_weights_that_are_restored_alone_are_followed(tmp_path: Path) -> None:
         ckpt = relight.Checkpointer(tmp_path / "run", save=None, model=mixed.model, optimizer=mixed.optimizer)
         ckpt.restore(only=only)
         ckpt.close(save=False)
-        for (one, begin), name in zip(mixed.runs(), ("0.weight", "0.bias", "1.weight"), strict=True):
-            here = slice(begin, begin + one.numel())
+        for (parameter, begin), name in zip(mixed.runs(), ("0.weight", "0.bias", "1.weight"), strict=True):
+            here = slice(begin, begin + parameter.numel())
             taken = only == ["model"] or f"model/{name}" in only
-            expected = one.detach().flatten().float() if taken else before[here]
+            expected = parameter.detach().flatten().float() if taken else before[here]
             assert torch.equal(mixed.flat.detach()[here], expected), (only, name)
 
 
 def test_the_last_word_counts(tmp_path: Path) -> None:
-    """Parameters as a generator are all of them; said anew between two saves, the second save is of what was said last."""
+    """Accept parameters as a generator. If the layout is declared again between two saves, the second save uses the
+    last declaration."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     flat = nn.Parameter(torch.arange(24.0, dtype=torch.float64))
     relight.flattened(flat, model.parameters())
@@ -134,8 +144,8 @@ def test_the_last_word_counts(tmp_path: Path) -> None:
     ckpt = relight.Checkpointer(tmp_path / "run", save=None, model=model, optimizer=optimizer)
     ckpt.restore()
     ckpt.save(0)
-    one, two, three, four = model.parameters()
-    relight.flattened(flat, [three, four, one, two])
+    first, second, third, fourth = model.parameters()
+    relight.flattened(flat, [third, fourth, first, second])
     ckpt.save(1)
     ckpt.close(save=False)
     before, after = (relight.load(tmp_path / "run", step)["optimizer"]["masters"] for step in (0, 1))
@@ -144,7 +154,7 @@ def test_the_last_word_counts(tmp_path: Path) -> None:
 
 
 def test_a_parameter_of_no_component_is_refused(tmp_path: Path) -> None:
-    """It has no name to be saved under."""
+    """Refuse a parameter without a component: it has no name to be saved under."""
     mixed = Mixed()
     ckpt = relight.Checkpointer(tmp_path / "run", save=None, model=nn.Linear(2, 2), optimizer=mixed.optimizer)
     with pytest.raises(IncompatibleState, match="belong to no component"):
@@ -153,19 +163,19 @@ def test_a_parameter_of_no_component_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    """Shapes, gaps and sizes that contradict each other are errors where they are said."""
-    one, flat = nn.Parameter(torch.zeros(3, 2)), torch.zeros(8)
+    """Raise ConfigError for contradictory shapes, gaps and sizes when the layout is declared."""
+    parameter, flat = nn.Parameter(torch.zeros(3, 2)), torch.zeros(8)
     for make in (
-        lambda: relight.flattened(torch.zeros(2, 4), [one]),
-        lambda: relight.flattened(torch.zeros(16)[::2], [one]),
-        lambda: relight.flattened(torch.zeros(0), [one]),
+        lambda: relight.flattened(torch.zeros(2, 4), [parameter]),
+        lambda: relight.flattened(torch.zeros(16)[::2], [parameter]),
+        lambda: relight.flattened(torch.zeros(0), [parameter]),
         lambda: relight.flattened(flat, []),
         lambda: relight.flattened(flat, ["0.weight"]),  # type: ignore[list-item]
-        lambda: relight.flattened(flat, [one, one]),
-        lambda: relight.flattened(flat, [one], begins=[3]),
-        lambda: relight.flattened(flat, [one], begins=[0, 1]),
-        lambda: relight.flattened(flat, [one], begins=[-1]),
-        lambda: relight.flattened(torch.zeros(5), [one]),
+        lambda: relight.flattened(flat, [parameter, parameter]),
+        lambda: relight.flattened(flat, [parameter], begins=[3]),
+        lambda: relight.flattened(flat, [parameter], begins=[0, 1]),
+        lambda: relight.flattened(flat, [parameter], begins=[-1]),
+        lambda: relight.flattened(torch.zeros(5), [parameter]),
     ):
         refuses(ConfigError, make)
-    relight.flattened(flat, [one], begins=[2])
+    relight.flattened(flat, [parameter], begins=[2])

@@ -83,8 +83,8 @@ def test_saves_and_restores_are_the_same_under_another_default_device(tmp_path: 
 
 def test_every_tensor_that_relight_makes_names_its_device() -> None:
     """A constructor without ``device=`` follows ``torch.set_default_device``. The only such calls are in processes of Relight's own."""
-    names = {one.__name__ for one in _device_constructors()}
-    found = []
+    names = {function.__name__ for function in _device_constructors()}
+    calls = []
     for path in sorted(SOURCE.rglob("*.py")):
         if path.relative_to(SOURCE).parts[0] in OWN_PROCESSES:
             continue
@@ -92,5 +92,5 @@ def test_every_tensor_that_relight_makes_names_its_device() -> None:
             if isinstance(node, ast.Call) and not any(keyword.arg == "device" for keyword in node.keywords):
                 made = node.args[0] if isinstance(node.func, ast.Name) and node.func.id == "partial" and node.args else node.func
                 if isinstance(made, ast.Attribute) and isinstance(made.value, ast.Name) and made.value.id == "torch" and made.attr in names:
-                    found.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
-    assert found == []
+                    calls.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert calls == []

@@ -1,4 +1,4 @@
-"""Modules whose parameters were flattened: the same names, shapes and values as without; what cannot be told apart is refused."""
+"""Flattened modules: names, shapes and values equal those of unflattened modules. An ambiguous state is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from relight.errors import IncompatibleState
 
 
 class Block(nn.Module):
-    """A layer, a buffer that is saved, and one that is not."""
+    """A layer, a buffer that is saved, and a buffer that is not saved."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class Block(nn.Module):
 
 
 class Extra(Block):
-    """With a state besides."""
+    """A block with an extra state."""
 
     def get_extra_state(self) -> Any:
         return {"version": 3}
 
 
 class Net(nn.Module):
-    """Two blocks, and an embedding that is tied."""
+    """Two blocks and a tied embedding."""
 
     def __init__(self, second: type[Block] = Block) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """A group of one process."""
+    """Initialise a process group of one process."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     try:
         yield
@@ -82,45 +82,47 @@ def trained(net: nn.Module) -> dict[str, Any]:
 
 
 def values(components: dict[str, Any]) -> dict[str, Any]:
-    """What is captured, by name: role, whether it is trained, bytes. A tied one under each name."""
-    found = capture(components, rng=False)
-    told = {}
+    """Return each captured tensor by name, with its role, whether it is trained, its shape and bytes. A tied tensor is
+    listed under each name."""
+    captured = capture(components, rng=False)
+    result = {}
 
     def visit(node: Any, path: str) -> None:
         if isinstance(node, dict):
             for key, value in node.items():
                 visit(value, f"{path}/{key}")
         elif hasattr(node, "tensors") and node.tensors:
-            item = found.items[node.tensors[0]]
+            item = captured.items[node.tensors[0]]
             data = bytearray(item.source.length)
             item.source.fill(0, memoryview(data))
-            told[path] = (item.role, item.trainable, item.shape, bytes(data))
+            result[path] = (item.role, item.trainable, item.shape, bytes(data))
         else:
-            told[path] = node
+            result[path] = node
 
-    visit(found.tree, "")
-    return told
+    visit(captured.tree, "")
+    return result
 
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("keep", [False, True])
 def test_it_is_captured_as_if_nothing_had_been_flattened(keep: bool) -> None:
-    """Names, roles, shapes, bytes, ties, buffers, states besides; an optimizer's moments by parameter."""
+    """Capture the names, roles, shapes, bytes, ties, buffers and extra states of the unflattened module, and an
+    optimizer's moments by parameter."""
     torch.manual_seed(0)
     plain = values(trained(Net(Extra)))
     torch.manual_seed(0)
-    found = values(trained(flattened(Net(Extra), keep, Block, Extra)))
-    assert found.keys() == plain.keys()
+    flat = values(trained(flattened(Net(Extra), keep, Block, Extra)))
+    assert flat.keys() == plain.keys()
     for key, value in plain.items():
         if key != "/optimizer/groups":
-            assert found[key] == value, key
-    assert sorted(found["/optimizer/groups"][0]["params"]) == sorted(plain["/optimizer/groups"][0]["params"])
+            assert flat[key] == value, key
+    assert sorted(flat["/optimizer/groups"][0]["params"]) == sorted(plain["/optimizer/groups"][0]["params"])
 
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("keep", [False, True])
 def test_it_is_walked_once(keep: bool) -> None:
-    """The second capture takes the first one's walk over, also behind a forward pass that nothing followed."""
+    """Reuse the first capture's walk in the second, also after a forward pass without a backward pass."""
     components = trained(flattened(Net(), keep, Block))
     recall = CaptureCache()
     first = capture(components, rng=False, recall=recall)
@@ -132,7 +134,7 @@ def test_it_is_walked_once(keep: bool) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_wrappers_further_in_leave_no_trace_in_names() -> None:
-    """Activation checkpointing inside."""
+    """Remove activation-checkpointing wrappers inside the module from names."""
     net = Net()
     net.blocks[0] = checkpoint_wrapper(net.blocks[0])
     names = set(capture(trained(flattened(net, False)), rng=False).tree["model"])
@@ -141,7 +143,7 @@ def test_wrappers_further_in_leave_no_trace_in_names() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_what_cannot_be_told_apart_is_refused() -> None:
-    """A module's own way of giving its state; parameters that do not lie row by row."""
+    """Refuse a module with its own ``state_dict`` code, and parameters that are not stored row by row."""
 
     class Own(nn.Linear):
         def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -158,7 +160,7 @@ def test_what_cannot_be_told_apart_is_refused() -> None:
 
 @pytest.fixture
 def first_of_two() -> Iterator[None]:
-    """Rank 0 of two, with a backend that moves nothing."""
+    """Initialise rank 0 of two, with a backend that transfers nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
@@ -176,25 +178,25 @@ def cut(net: nn.Module, strategy: str, keep: bool, **options: Any) -> FullyShard
 
 
 def handles(net: nn.Module) -> list[Any]:
-    return [one._handle for one in net.modules() if isinstance(one, FullyShardedDataParallel)]
+    return [module._handle for module in net.modules() if isinstance(module, FullyShardedDataParallel)]
 
 
 @pytest.mark.usefixtures("first_of_two")
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
 def test_the_next_forward_pass_gathers_what_was_restored(strategy: str, keep: bool) -> None:
-    """What a forward pass before the restore had gathered, and kept for the next one, is given back."""
+    """Free what a forward pass before the restore had gathered and kept for the next one."""
     net = cut(Net(), strategy, keep)
     plain = Net()
     stored = save({"model": plain}, rng=False)
     with torch.no_grad():
         net(torch.zeros(1, 3))
-    assert any(one.flat_param._full_param_padded.untyped_storage().size() for one in handles(net))
+    assert any(handle.flat_param._full_param_padded.untyped_storage().size() for handle in handles(net))
     with torch.no_grad():
-        for one in handles(net):
-            one.flat_param._local_shard.fill_(7)
+        for handle in handles(net):
+            handle.flat_param._local_shard.fill_(7)
     restore(stored, {"model": net})
-    assert not any(one.flat_param._full_param_padded.untyped_storage().size() for one in handles(net))
+    assert not any(handle.flat_param._full_param_padded.untyped_storage().size() for handle in handles(net))
     expected = {name: bytes(tensor.detach().numpy().tobytes()) for name, tensor in plain.state_dict().items()}
     for item, data in zip(capture({"model": net}, rng=False).items, save({"model": net}, rng=False, piece=1).data, strict=True):
         assert data and data in expected[item.name.removeprefix("model/")]
@@ -203,7 +205,7 @@ def test_the_next_forward_pass_gathers_what_was_restored(strategy: str, keep: bo
 @pytest.mark.usefixtures("first_of_two")
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_module_without_its_wrapper_is_refused(keep: bool) -> None:
-    """Only the wrapper knows what the parameters are: its inside alone would lose them."""
+    """Refuse the wrapper's inner module: only the wrapper knows the parameters, which would be lost."""
     for kinds in ({Block}, set()):
         net = FullyShardedDataParallel(
             Net(), auto_wrap_policy=ModuleWrapPolicy(kinds), use_orig_params=keep, device_id=torch.device("cpu")
@@ -215,16 +217,17 @@ def test_a_module_without_its_wrapper_is_refused(keep: bool) -> None:
 @pytest.mark.usefixtures("first_of_two")
 @pytest.mark.parametrize("keep", [False, True])
 def test_wrappers_put_in_later_leave_no_trace_in_names(keep: bool) -> None:
-    """Activation checkpointing applied to what is sharded already."""
+    """Remove activation-checkpointing wrappers from names that were applied to a sharded module."""
     net = cut(Net(), "FULL_SHARD", keep)
-    apply_activation_checkpointing(net, check_fn=lambda one: isinstance(one, nn.Linear))
+    apply_activation_checkpointing(net, check_fn=lambda module: isinstance(module, nn.Linear))
     items = capture({"model": net}, rng=False).items
-    assert {one.name.removeprefix("model/") for one in items} <= Net().state_dict().keys()
+    assert {item.name.removeprefix("model/") for item in items} <= Net().state_dict().keys()
 
 
 @pytest.mark.usefixtures("first_of_two")
 def test_a_forward_pass_that_no_backward_followed_changes_nothing() -> None:
-    """The loss was not finite, say: torch leaves its views in place of the parameters then."""
+    """Capture the same values after a forward pass without a backward pass, such as after a non-finite loss. Torch
+    leaves views in place of the parameters then."""
     net = cut(Net(), "SHARD_GRAD_OP", True)
     optimizer = torch.optim.AdamW(net.parameters())
     before = values({"optimizer": optimizer, "model": net})
@@ -234,18 +237,19 @@ def test_a_forward_pass_that_no_backward_followed_changes_nothing() -> None:
 
 @pytest.mark.usefixtures("first_of_two")
 def test_buffers_have_the_dtype_they_train_in_before_the_first_step_too() -> None:
-    """Torch casts them at the first forward pass: what is saved behind it is restored before it."""
+    """Capture buffers with their training dtype before the first forward pass, in which torch casts them. A checkpoint
+    from a later step fits a new module then."""
     precision = MixedPrecision(param_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16)
-    dtypes = [one.dtype for one in capture({"model": cut(Net(), "FULL_SHARD", True, mixed_precision=precision)}, rng=False).items]
+    dtypes = [item.dtype for item in capture({"model": cut(Net(), "FULL_SHARD", True, mixed_precision=precision)}, rng=False).items]
     net = cut(Net(), "FULL_SHARD", True, mixed_precision=precision)
     with torch.no_grad():
         net(torch.zeros(1, 3))
-    assert [one.dtype for one in capture({"model": net}, rng=False).items] == dtypes
+    assert [item.dtype for item in capture({"model": net}, rng=False).items] == dtypes
     assert "bfloat16" in dtypes and "float32" in dtypes
 
 
 def stepped(net: nn.Module) -> torch.optim.Optimizer:
-    """AdamW, with state for what has elements here."""
+    """Return AdamW with state for each parameter that has elements on this rank."""
     optimizer = torch.optim.AdamW(net.parameters())
     for number, parameter in enumerate(net.parameters()):
         if parameter.numel():
@@ -256,7 +260,8 @@ def stepped(net: nn.Module) -> torch.optim.Optimizer:
 
 @pytest.mark.usefixtures("first_of_two")
 def test_what_is_flattened_with_one_of_another_shape_begins_anew_and_that_is_said() -> None:
-    """Half a state is worse than none; whatever the order of the components."""
+    """Skip the whole flattened state if one tensor in it does not fit: half a state is worse than none. The components'
+    order does not matter."""
 
     class Wide(Net):
         def __init__(self) -> None:
@@ -266,17 +271,20 @@ def test_what_is_flattened_with_one_of_another_shape_begins_anew_and_that_is_sai
     plain = Net()
     stored = save({"model": plain, "optimizer": stepped(plain)}, rng=False)
     for order in (("model", "optimizer"), ("optimizer", "model")):
-        other = cut(Wide(), "FULL_SHARD", False)
-        tensors = [replace(one, shape=(4, 3), length=48) if one.name == "model/blocks.0.layer.weight" else one for one in stored.tensors]
-        live = {"model": other, "optimizer": stepped(other)}
+        wide = cut(Wide(), "FULL_SHARD", False)
+        tensors = [
+            replace(tensor, shape=(4, 3), length=48) if tensor.name == "model/blocks.0.layer.weight" else tensor
+            for tensor in stored.tensors
+        ]
+        live = {"model": wide, "optimizer": stepped(wide)}
         plan = plan_restore({name: live[name] for name in order}, tensors, stored.tree, strict=False, where="test")
-        assert any("blocks.0.layer.weight" in one and "is not restored" in one for one in plan.skipped), plan.skipped
+        assert any("blocks.0.layer.weight" in message and "is not restored" in message for message in plan.skipped), plan.skipped
 
 
 @pytest.mark.usefixtures("first_of_two")
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_pattern_takes_one_moment(keep: bool) -> None:
-    """The others stay as they are."""
+    """Restore one moment by a pattern, and leave the others unchanged."""
     plain = Net()
     stored = save({"model": plain, "optimizer": stepped(plain)}, rng=False)
     net = cut(Net(), "FULL_SHARD", keep)
@@ -291,7 +299,7 @@ def test_a_pattern_takes_one_moment(keep: bool) -> None:
 
 @pytest.mark.usefixtures("first_of_two")
 def test_state_that_is_not_like_its_parameter_is_refused() -> None:
-    """Nobody knows which of the ranks' it would be."""
+    """Refuse state of another shape: it is unknown which rank's it would be."""
     net = cut(Net(), "FULL_SHARD", False)
     optimizer = stepped(net)
     next(iter(optimizer.state.values()))["scales"] = torch.ones(2)
@@ -301,12 +309,12 @@ def test_state_that_is_not_like_its_parameter_is_refused() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_an_optimizer_with_its_own_way_counts_each_parameters_steps_once() -> None:
-    """A flattened one has one count for all; those that it is loaded into have one each."""
+    """Restore the one step count of a flattened parameter into one separate count for each parameter."""
     net = flattened(Net(), False, Block)
     stored = save({"model": net, "optimizer": stepped(net)}, rng=False)
     plain = Net()
     optimizer = torch.optim.AdamW(plain.parameters())
-    optimizer.register_load_state_dict_post_hook(lambda one: None)
+    optimizer.register_load_state_dict_post_hook(lambda _: None)
     restore(stored, {"model": plain, "optimizer": optimizer})
     steps = [state["step"] for state in optimizer.state.values()]
     assert len(set(map(id, steps))) == len(steps) > 1

@@ -1,4 +1,4 @@
-"""An epoch that its caller has left: what is restored goes on with the next one."""
+"""A training epoch that its caller has left. The loader continues with the next epoch after a restore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A resume after a change of the loader is exact, or delivers each sample once, or is refused: nothing is lost in silence."""
+"""A resume after a change of the loader is exact, delivers each sample once, or is refused. No sample is lost
+silently."""
 
 from __future__ import annotations
 

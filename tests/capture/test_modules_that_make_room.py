@@ -1,4 +1,4 @@
-"""Modules whose loading code makes room: observers, lazy layers, buffers that are None at first."""
+"""Modules with loading code that allocates: observers, lazy layers, buffers that are None at first."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_loading_code_that_makes_no_room_is_found_before_a_byte_is_read() -> Non
 
 
 def lazy() -> nn.Sequential:
-    """A network whose layers learn their shapes from the first batch."""
+    """A network with layers that learn their shapes from the first batch."""
     return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(2))
 
 
@@ -172,7 +172,7 @@ def test_inner_tensors_of_a_subclass_are_restored_in_place() -> None:
     """A parameter of a subclass that consists of inner tensors is saved by them, and restored into those of the live one."""
     model, fresh = Converted(1.0), Converted(5.0)
     stored = save({"model": model})
-    assert [one.name for one in stored.tensors[:2]] == ["model/weight/first", "model/weight/second"]
+    assert [tensor.name for tensor in stored.tensors[:2]] == ["model/weight/first", "model/weight/second"]
     kept = fresh.weight.first
     restore(stored, {"model": fresh})
     assert fresh.weight.first is kept
@@ -208,9 +208,9 @@ class Gives(nn.Module):
 def test_an_entry_that_loading_does_not_take_is_found_without_a_restore() -> None:
     """A plan of the restore finds what state_dict gives and load_state_dict refuses, and changes nothing."""
     model = nn.Sequential(Gives())
-    (found,) = mismatches({"model": model}, capture({"model": model}))
-    assert "model/0.norm" in found
-    assert "_load_from_state_dict" in found
+    (mismatch,) = mismatches({"model": model}, capture({"model": model}))
+    assert "model/0.norm" in mismatch
+    assert "_load_from_state_dict" in mismatch
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Patterns of ``only=`` that name nothing are refused: a slip is not a silent start from scratch."""
+"""Refuse ``only=`` patterns that match nothing, because training would silently start from scratch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("only", [["weight"], ["model/wieght"], ["model/*", "optimzer/*"], ["model.weight"], ["count/x"]])
 def test_a_pattern_that_fits_nothing_is_refused(run: str, only: list[str]) -> None:
-    """``restore(only=…)`` names the patterns that fit nothing, and changes nothing."""
+    """Name the patterns that match nothing in ``restore(only=…)``, and change nothing."""
     model = torch.nn.Linear(2, 2)
     before = model.weight.detach().clone()
     ckpt = relight.Checkpointer(run, state={"count": 0}, model=model, background=False, save=None)
@@ -48,7 +48,7 @@ def test_load_refuses_patterns_that_fit_nothing(run: str) -> None:
 
 
 def test_without_strict_a_part_that_fits_is_restored(run: str) -> None:
-    """With ``strict=False`` only patterns that all fit nothing are refused."""
+    """With ``strict=False``, refuse only a list in which no pattern matches."""
     ckpt = relight.Checkpointer(run, model=torch.nn.Linear(2, 2), background=False, save=None)
     assert ckpt.restore(only=["model/*", "other/*"], strict=False) == 6
     with pytest.raises(IncompatibleState):

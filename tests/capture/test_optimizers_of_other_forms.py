@@ -33,7 +33,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
 
 
 class Lookahead(torch.optim.Optimizer):
-    """Slow weights around an optimizer, whose state is below a key of its own."""
+    """An optimizer with slow weights around another one. The inner state is under its own key."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner, self.n = inner, 0
@@ -51,11 +51,11 @@ class Lookahead(torch.optim.Optimizer):
                 fast.copy_(slow.lerp_(fast, 0.5))
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner state, and what is around it."""
+        """Return the inner state and the slow weights."""
         return {"inner": self.inner.state_dict(), "slow": list(self.slow), "n": self.n}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore both."""
         self.inner.load_state_dict(state_dict["inner"])
         self.param_groups, self.n = self.inner.param_groups, state_dict["n"]
         for mine, theirs in zip(self.slow, state_dict["slow"], strict=True):
@@ -63,29 +63,29 @@ class Lookahead(torch.optim.Optimizer):
 
 
 class Several(torch.optim.Optimizer):
-    """A list of optimizers, one for each parameter; its state is the list of theirs."""
+    """A list of optimizers, one for each parameter. Its state is the list of their states."""
 
     def __init__(self, parameters: list[torch.Tensor]) -> None:
         super().__init__(parameters, {})
-        self.inner = [torch.optim.Adam([one], lr=0.05) for one in parameters]
+        self.inner = [torch.optim.Adam([parameter], lr=0.05) for parameter in parameters]
 
     def step(self, closure: Any = None) -> None:
         """Step each."""
-        for one in self.inner:
-            one.step()
+        for optimizer in self.inner:
+            optimizer.step()
 
     def state_dict(self) -> Any:
         """The list of states."""
-        return [one.state_dict() for one in self.inner]
+        return [optimizer.state_dict() for optimizer in self.inner]
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Take it back."""
-        for one, state in zip(self.inner, state_dict, strict=True):
-            one.load_state_dict(state)
+        """Restore each state."""
+        for optimizer, state in zip(self.inner, state_dict, strict=True):
+            optimizer.load_state_dict(state)
 
 
 class Silent(torch.optim.Optimizer):
-    """An optimizer around another one, of whose state it gives nothing (SAM's kind)."""
+    """An optimizer around another one that omits the inner state (as SAM does)."""
 
     def __init__(self, parameters: Any, holds: Callable[[Any], Any] = lambda inner: inner, own_loading: bool = False) -> None:
         super().__init__(parameters, {"lr": 0.05})
@@ -97,7 +97,7 @@ class Silent(torch.optim.Optimizer):
         self._step = self.base_step
 
     def base_step(self) -> None:
-        """Step the inner one, wherever it is."""
+        """Step the inner optimizer, wherever it is referenced."""
         inner = self.held["one"][0] if isinstance(self.held, dict) else self.held
         inner.step()
 
@@ -107,7 +107,7 @@ class Silent(torch.optim.Optimizer):
 
 
 class LoadsItself(Silent):
-    """The same, with loading code of its own."""
+    """A SAM-like optimizer with its own loading code."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As SAM has it."""
@@ -116,7 +116,7 @@ class LoadsItself(Silent):
 
 
 class Side(Enum):
-    """On which side a projector multiplies."""
+    """Side on which a projector multiplies."""
 
     LEFT, RIGHT = "l", "r"
 
@@ -129,7 +129,7 @@ class Projector:
         self.recent: deque[torch.Tensor] = deque(maxlen=2)
 
     def low(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient in fewer dimensions; the basis is that of the first one."""
+        """Return the gradient in fewer dimensions. The basis is that of the first gradient."""
         if self.matrix is None:
             self.matrix = torch.linalg.svd(gradient, full_matrices=False)[0][:, : self.rank].clone()
         self.recent.append(gradient.norm())
@@ -146,7 +146,7 @@ class LowRank(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """One step; vectors are stepped plainly."""
+        """Take one step. Vectors are stepped without a projector."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.ndim != 2:
@@ -175,13 +175,13 @@ class Other:
 
 
 class OtherLowRank(LowRank):
-    """The same optimizer with projectors of another class."""
+    """A low-rank optimizer with projectors of another class."""
 
     projector = Other
 
 
 class Transposed(torch.optim.Optimizer):
-    """Keeps a transposed matrix, whose product with others depends on its layout in the last bits."""
+    """An optimizer with a transposed matrix. The last bits of its products depend on its layout."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1})
@@ -234,7 +234,7 @@ OPTIMIZERS: dict[str, Make] = {
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 @pytest.mark.parametrize("stepped", [False, True], ids=["fresh", "stepped"])
 def test_training_resumes_to_the_bit(make: Make, stepped: bool) -> None:
-    """Training into new objects, stepped before or not, equals training without a break, whatever form the optimizer's state has."""
+    """Resume bit-exactly into new objects, stepped before or not, whatever the form of the optimizer's state."""
     straight = net(0)
     optimizer = make(straight)
     for seed in range(7):
@@ -255,7 +255,7 @@ def test_training_resumes_to_the_bit(make: Make, stepped: bool) -> None:
 
 
 def test_strides_of_state_are_kept() -> None:
-    """A transposed tensor in an optimizer's state is transposed after the restore: kernels may round differently for another layout."""
+    """Restore a transposed tensor with its strides, because kernels may round differently for another layout."""
     model = net(0)
     optimizer = Transposed(model.parameters())
     step(model, optimizer, 0)
@@ -270,7 +270,7 @@ def test_strides_of_state_are_kept() -> None:
 
 
 def test_nested_state_has_names() -> None:
-    """A part of a state that has torch's form is stored by parameter names, not by numbers."""
+    """Store a nested state in torch's form by parameter names instead of numbers."""
     model = net(0)
     optimizer = Lookahead(torch.optim.AdamW(model.parameters(), lr=0.05))
     step(model, optimizer, 0)
@@ -281,7 +281,8 @@ def test_nested_state_has_names() -> None:
 
 
 def test_another_order_of_parameters_is_refused() -> None:
-    """A state that is not by name goes to the same parameters in the same order only: else it would go to the wrong ones in silence."""
+    """Refuse unnamed state for another order of parameters. Otherwise it would silently be restored into the wrong
+    ones."""
     model = net(0)
     optimizer = Lookahead(torch.optim.AdamW(model.parameters(), lr=0.05))
     step(model, optimizer, 0)
@@ -293,7 +294,7 @@ def test_another_order_of_parameters_is_refused() -> None:
 
 
 def test_state_of_an_older_checkpoint_is_taken() -> None:
-    """A state of the optimizer's own form that an older Relight has stored, below "extra" and without groups, is restored."""
+    """Restore a state of the optimizer's own form from an older Relight, under "extra" and without groups."""
     model = net(0)
     optimizer = Lookahead(torch.optim.AdamW(model.parameters(), lr=0.05))
     step(model, optimizer, 0)
@@ -308,7 +309,8 @@ def test_state_of_an_older_checkpoint_is_taken() -> None:
 
 @pytest.mark.parametrize("stepped", [False, True])
 def test_an_object_of_another_class_is_refused(stepped: bool) -> None:
-    """An object goes into a live object of the stored class only; the class in the file is compared, never looked up."""
+    """Restore an object into a live object of the stored class only. The class in the file is compared, and never
+    imported."""
     model = net(0)
     optimizer = LowRank(model.parameters())
     step(model, optimizer, 0)
@@ -317,30 +319,31 @@ def test_an_object_of_another_class_is_refused(stepped: bool) -> None:
     other = OtherLowRank(fresh.parameters())
     if stepped:
         step(fresh, other, 0)
-    before = [one.detach().clone() for one in fresh.parameters()]
+    before = [parameter.detach().clone() for parameter in fresh.parameters()]
     with pytest.raises(IncompatibleState, match="Projector"):
         restore(stored, {"model": fresh, "optimizer": other})
     assert all(map(torch.equal, fresh.parameters(), before))
 
 
 def test_making_objects_leaves_the_optimizer_alone() -> None:
-    """The trial step that makes objects for a restore changes no parameter, no gradient and no generator of the live process."""
+    """Change no parameter, gradient or generator of the process in the trial step that creates objects for a
+    restore."""
     model = net(0)
     optimizer = LowRank(model.parameters())
     step(model, optimizer, 0)
     stored = save({"optimizer": optimizer, "model": model}, rng=False)
     fresh = net(1)
     other = LowRank(fresh.parameters())
-    weights, drawn = [one.detach().clone() for one in fresh.parameters()], torch.get_rng_state()
+    weights, drawn = [parameter.detach().clone() for parameter in fresh.parameters()], torch.get_rng_state()
     restore(stored, {"model": fresh, "optimizer": other}, only=["optimizer/*"])
     assert all(map(torch.equal, fresh.parameters(), weights))
-    assert all(one.grad is None for one in fresh.parameters())
+    assert all(parameter.grad is None for parameter in fresh.parameters())
     assert torch.equal(torch.get_rng_state(), drawn)
     assert other.state[fresh[0].weight]["projector"].side is Side.LEFT
 
 
 def test_a_subclass_with_other_settings_is_refused() -> None:
-    """Inner tensors go into a live tensor with the same settings only: with others they would mean other values."""
+    """Refuse inner tensors for a live tensor with other settings, under which they would represent other values."""
     model = net(0)
     optimizer = Halves(model.parameters())
     step(model, optimizer, 0)
@@ -351,10 +354,10 @@ def test_a_subclass_with_other_settings_is_refused() -> None:
 
 
 def test_an_object_that_cannot_be_saved_is_refused_with_a_way_out() -> None:
-    """The refusal of an object in an optimizer's state names what its author can do."""
+    """Name what the author can do when an object in an optimizer's state is refused."""
     model = net(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     step(model, optimizer, 0)
-    optimizer.state[model[0].weight]["odd"] = (one for one in ())
+    optimizer.state[model[0].weight]["odd"] = (value for value in ())
     with pytest.raises(IncompatibleState, match=r"0\.weight/odd.*state_dict\(\)"):
         save({"model": model, "optimizer": optimizer})

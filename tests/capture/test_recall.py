@@ -1,4 +1,4 @@
-"""A capture that knows the one before gives the same as one that does not, whatever happened in between."""
+"""A capture that reuses the previous one equals a full capture, whatever changed in between."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def bytes_of(item) -> bytes:
 
 def same(first, second) -> bool:
     def flat(state):
-        return [(one.name, one.dtype, one.shape, one.role, one.trainable, bytes_of(one)) for one in state.items]
+        return [(item.name, item.dtype, item.shape, item.role, item.trainable, bytes_of(item)) for item in state.items]
 
     return flat(first) == flat(second) and encode_tree(first.tree) == encode_tree(second.tree)
 
 
 def other_memory(model, optimizer, rng):
-    one = rng.choice(list(model.parameters()))
-    one.data = torch.randn_like(one)
+    parameter = rng.choice(list(model.parameters()))
+    parameter.data = torch.randn_like(parameter)
 
 
 def transposed(model, optimizer, rng):
@@ -44,8 +44,8 @@ def other_dtype(model, optimizer, rng):
 
 
 def frozen(model, optimizer, rng):
-    one = rng.choice(list(model.parameters()))
-    one.requires_grad_(not one.requires_grad)
+    parameter = rng.choice(list(model.parameters()))
+    parameter.requires_grad_(not parameter.requires_grad)
 
 
 def tied(model, optimizer, rng):
@@ -140,7 +140,7 @@ def extra(model, optimizer, rng):
 
 
 class Odd(nn.Module):
-    """A module with a state of its own making."""
+    """A module with custom state."""
 
     def get_extra_state(self):
         return {"drawn": random.random()}
@@ -168,7 +168,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("seed", range(60))
 def test_what_was_seen_before_changes_nothing(seed: int) -> None:
-    """Random changes between captures: names, roles, bytes and tree are those of a capture that knows nothing."""
+    """Compare names, roles, bytes and tree with a full capture after random changes."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     model = Model()
@@ -199,7 +199,7 @@ def test_what_was_seen_before_changes_nothing(seed: int) -> None:
 
 
 def test_most_of_a_second_capture_is_known() -> None:
-    """Parameters and moments are not looked at again: their items are the very ones."""
+    """Reuse the items of parameters and moments without inspecting them again."""
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters())
     stepped(model, optimizer, random.Random(0))

@@ -19,7 +19,7 @@ OUTSIDE = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
 
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path | None], None]:
-    """Have this process look as if Python ran that script, or none."""
+    """Make this process appear as if Python ran that script, or none."""
 
     def run_as(script: Path | None) -> None:
         monkeypatch.setattr(sys, "argv", ["-c" if script is None else str(script)])
@@ -108,7 +108,8 @@ def test_no_program_of_the_scripts_repository_runs(tmp_path: Path, main: Callabl
 def test_without_a_script_git_is_not_started(
     tmp_path: Path, main: Callable[[Path | None], None], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """In an interactive session and for ``python -c`` the working directory's repository is not looked at, whatever ``argv`` holds."""
+    """Ignore the working directory's repository in an interactive session and for ``python -c``, whatever ``argv``
+    contains."""
     folder = repository(tmp_path / "repo")
     ran = hostile(folder)
     main(None)

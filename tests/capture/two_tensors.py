@@ -8,7 +8,7 @@ import torch
 
 
 class TwoTensors(torch.Tensor):
-    """The sum of two tensors, of which the second one counts by ``scale``."""
+    """The sum of two tensors. The second one is multiplied by ``scale``."""
 
     first: torch.Tensor
     second: torch.Tensor

@@ -1,4 +1,5 @@
-"""``relight.adaptive()``: what it asks for, what it learns in a run, what stays behind, and what it does when a process is killed."""
+"""``relight.adaptive()``: when it asks for saves, what it learns in a run, what a run records, and what follows when a
+process is killed."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from relight.store import open_bytes
 
 
 def facts(now_s: float, interval_s: float | None, **more: object) -> TriggerInput:
-    """Of a step, with the last save at 0."""
+    """Return the facts of a step, with the last save at second 0."""
     return TriggerInput(7, now_s, None, 0.0, interval_s=interval_s, **more)  # type: ignore[arg-type]
 
 
 def test_it_is_due_when_the_interval_is_over_and_never_without_one() -> None:
-    """Ranks that do not decide ask for nothing; with others it goes by ``|``."""
+    """Ask for nothing on ranks without an interval. Combine with other triggers by ``|``."""
     trigger = adaptive()
     assert trigger.due(facts(39, 40)) is None
     assert trigger.due(facts(40, 40)) == "adaptive, every 40 s"
@@ -41,7 +42,8 @@ def test_it_is_due_when_the_interval_is_over_and_never_without_one() -> None:
 
 
 def test_a_loss_that_fell_brings_a_save_forward() -> None:
-    """By the share that was asked for, below the best saved, and no sooner than after half an interval."""
+    """Bring a save forward when the loss falls below the best saved by the given share, but not before half an
+    interval."""
     trigger = adaptive(loss="loss", drop=0.1)
     fell = {"metrics": {"loss": 0.89}, "best": {"loss:min": 1.0}}
     assert trigger.due(facts(21, 40, **fell)) == "adaptive, loss fell to 0.89"
@@ -61,18 +63,19 @@ def test_a_loss_that_fell_brings_a_save_forward() -> None:
     ids=str,
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(wrong: dict) -> None:
-    """At once, with what it should have been."""
+    """Raise ConfigError for invalid arguments at construction."""
     with pytest.raises(ConfigError):
         adaptive(**wrong)
 
 
 def test_a_table_s_settings_are_checked_and_named() -> None:
-    """Unknown tables and names, values of the wrong kind: each says where, and what there is. A function cannot stand in a file."""
-    told = defaults_of({"adaptive": {"at_most": "5m"}, "every": {"steps": 10}, "keep": {"last": 2}, "background": False}, "here")
-    assert told.save is not None
-    assert told.save.due(facts(400, 300)) is not None
-    assert told.save.by_step(9) == "every 10 steps"
-    assert (told.keep.last, told.background, told.peers) == (2, False, None)  # type: ignore[union-attr]
+    """Refuse unknown tables, unknown names and values of the wrong kind. The error names the place and the valid names.
+    A function cannot be set in a file."""
+    settings = defaults_of({"adaptive": {"at_most": "5m"}, "every": {"steps": 10}, "keep": {"last": 2}, "background": False}, "here")
+    assert settings.save is not None
+    assert settings.save.due(facts(400, 300)) is not None
+    assert settings.save.by_step(9) == "every 10 steps"
+    assert (settings.keep.last, settings.background, settings.peers) == (2, False, None)  # type: ignore[union-attr]
     for wrong in (
         {"sometimes": {}}, {"adaptive": {"at_mots": 1}}, {"adaptive": {"risk": 1}}, {"adaptive": 3}, {"keep": {"last": "x"}}, {"background": 1}, {"every": {}},
         {"limits": {"memory": -1}}, {"compact": {"codecs": "best"}}, {"keep": {"within": []}}, {"peers": {}},
@@ -84,7 +87,7 @@ def test_a_table_s_settings_are_checked_and_named() -> None:
 
 
 def test_arguments_beat_the_file_and_the_file_beats_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``keep=`` as the caller says; the rest as ``RELIGHT_SETTINGS`` has it; a file that is named and not there is an error."""
+    """Prefer the argument ``keep=`` to the file of ``RELIGHT_SETTINGS``. A missing file is an error."""
     file = tmp_path / "other.toml"
     file.write_text("[checkpoint]\nbackground = false\n[checkpoint.keep]\nlast = 2\n[checkpoint.every]\nsteps = 1\n")
     monkeypatch.setenv("RELIGHT_SETTINGS", str(file))
@@ -108,18 +111,19 @@ def test_arguments_beat_the_file_and_the_file_beats_nothing(tmp_path: Path, monk
 
 
 class Clock:
-    """A clock that is set."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
 
     def __call__(self) -> float:
-        """What it shows."""
+        """Return the set time."""
         return self.now
 
 
 def test_it_learns_what_a_save_takes_from_the_steps() -> None:
-    """Steps beside a save that take longer than usual are the save's, also where ``step()`` did not wait; the interval follows."""
+    """Count the extra time of steps during a save as the save's stall, also if ``step()`` did not block. The interval
+    grows with it."""
     clock = Clock()
     schedule = AdaptiveSchedule(adaptive(at_most="1d", overhead=0.5), 0, 8, clock)
     for step in range(20):
@@ -140,7 +144,7 @@ def test_it_learns_what_a_save_takes_from_the_steps() -> None:
 
 
 def test_only_rank_0_decides() -> None:
-    """The others have no interval; nor has anybody without ``adaptive()``."""
+    """Return no interval on other ranks, nor without ``adaptive()``."""
     assert AdaptiveSchedule(adaptive(), 1, 8).interval(0, {}, False) is None
     assert AdaptiveSchedule(every(steps=2), 0, 8).interval(0, {}, False) is None
     assert AdaptiveSchedule(None, 0, 8).interval(0, {}, False) is None
@@ -148,14 +152,14 @@ def test_only_rank_0_decides() -> None:
 
 
 def test_risk_and_a_restless_loss_count_at_once() -> None:
-    """A function that says 25 times the usual makes the interval a fifth; one that talks nonsense counts as usual; a loss that
-    begins to jump is noticed between two saves."""
+    """Divide the interval by five for a risk of 25. An invalid risk counts as 1. A loss that starts to jump shortens
+    the interval between two saves."""
     usual, risky, nonsense = (
-        AdaptiveSchedule(adaptive(at_most="30d", overhead=0.9, risk=say), 0, 8) for say in (lambda: 1.0, lambda: 25.0, lambda: "high")
+        AdaptiveSchedule(adaptive(at_most="30d", overhead=0.9, risk=risk), 0, 8) for risk in (lambda: 1.0, lambda: 25.0, lambda: "high")
     )
-    found = [one.interval(0, {}, False) for one in (usual, risky, nonsense)]
-    assert found[0] / found[1] == pytest.approx(5, rel=0.01)  # type: ignore[operator]
-    assert found[2] == pytest.approx(found[0])
+    intervals = [schedule.interval(0, {}, False) for schedule in (usual, risky, nonsense)]
+    assert intervals[0] / intervals[1] == pytest.approx(5, rel=0.01)  # type: ignore[operator]
+    assert intervals[2] == pytest.approx(intervals[0])
     calm = [1.0 + 0.01 * (step % 2) for step in range(200)]
     assert loss_volatility(calm) == pytest.approx(1.0, abs=0.05)
     assert loss_volatility(calm + [1.0 + 0.3 * (step % 2) for step in range(30)]) > 5
@@ -169,9 +173,9 @@ def test_risk_and_a_restless_loss_count_at_once() -> None:
 
 
 def train(path: Path, steps: int, **options: object) -> list[Event]:
-    """Some steps with an adaptive schedule; what was heard of it."""
-    heard: list[Event] = []
-    undo = subscribe(heard.append)
+    """Train some steps with an adaptive schedule, and return all events."""
+    events: list[Event] = []
+    undo = subscribe(events.append)
     try:
         model = torch.nn.Linear(4, 4)
         save = adaptive(at_most=0.2, overhead=0.9)
@@ -181,21 +185,21 @@ def train(path: Path, steps: int, **options: object) -> list[Event]:
                 ckpt.step(step)
     finally:
         undo()
-    return heard
+    return events
 
 
 def test_a_run_saves_by_it_and_its_log_keeps_why(tmp_path: Path) -> None:
-    """Saves come by themselves; each change is an event, and a note that is there when the run has ended."""
-    heard = train(tmp_path / "runs/demo", 120)
-    changed = [one for one in heard if one.name == "schedule.changed"]
-    reasons = [one.fields["reason"] for one in heard if one.name == "save.durable"]
-    assert sum(one.startswith("adaptive, every") for one in reasons) >= 2
-    notes = [one.body for one in fold(Log(open_bytes(str(tmp_path / "runs")), "demo").read()).notes]
-    told = [decode(one.data) for one in notes if one.topic == TOPIC]  # type: ignore[union-attr]
-    assert [one.step for one in told if one is not None] == [one.fields["step"] for one in changed]
-    assert told[0] is not None
-    assert told[0].reason == changed[0].fields["reason"]
-    assert told[0].numbers["young_s"] > 0
+    """Save on the adaptive schedule. Each change is an event, and a note in the log after the run's end."""
+    events = train(tmp_path / "runs/demo", 120)
+    changed = [event for event in events if event.name == "schedule.changed"]
+    reasons = [event.fields["reason"] for event in events if event.name == "save.durable"]
+    assert sum(reason.startswith("adaptive, every") for reason in reasons) >= 2
+    notes = [note.body for note in fold(Log(open_bytes(str(tmp_path / "runs")), "demo").read()).notes]
+    decisions = [decode(note.data) for note in notes if note.topic == TOPIC]  # type: ignore[union-attr]
+    assert [decision.step for decision in decisions if decision is not None] == [decision.fields["step"] for decision in changed]
+    assert decisions[0] is not None
+    assert decisions[0].reason == changed[0].fields["reason"]
+    assert decisions[0].numbers["young_s"] > 0
 
 
 SCRIPT = """
@@ -211,7 +215,8 @@ with relight.Checkpointer(sys.argv[1], model=model, save=relight.adaptive(at_mos
 
 @pytest.mark.crash
 def test_what_was_killed_counts_as_a_failure_and_what_ended_does_not(tmp_path: Path) -> None:
-    """A process that dies by SIGKILL behind some saves is one failure for the next one's schedule; a run that ended by itself is none."""
+    """Count a process that dies by SIGKILL after some saves as one failure in the next attempt's schedule. A run that
+    ended normally is no failure."""
     path = tmp_path / "runs/demo"
     child = subprocess.Popen([sys.executable, "-c", SCRIPT, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -220,9 +225,9 @@ def test_what_was_killed_counts_as_a_failure_and_what_ended_does_not(tmp_path: P
             break
     child.send_signal(signal.SIGKILL)
     child.communicate()
-    first = [one.fields["reason"] for one in train(path, 220) if one.name == "schedule.changed"]
+    first = [event.fields["reason"] for event in train(path, 220) if event.name == "schedule.changed"]
     assert "1 failure in" in first[0]
-    second = [one.fields["reason"] for one in train(path, 240) if one.name == "schedule.changed"]
+    second = [event.fields["reason"] for event in train(path, 240) if event.name == "schedule.changed"]
     assert "1 failure in" in second[0]
     lives, seconds = attempt_lifetimes(fold(Log(open_bytes(str(path.parent)), "demo").read()), 10**6)
     assert len(lives) == 1
@@ -230,7 +235,8 @@ def test_what_was_killed_counts_as_a_failure_and_what_ended_does_not(tmp_path: P
 
 
 def test_restarts_are_read_from_incidents_and_nonsense_is_passed_over(tmp_path: Path) -> None:
-    """``relight run``'s times from failure to step; files that are damaged, or of another kind, count for nothing."""
+    """Read the seconds from failure to step that ``relight run`` recorded. Skip damaged files and files of another
+    kind."""
     store = open_bytes(str(tmp_path / "runs"))
     attempt = Attempt.begin(store, "demo", reason="fresh")
     assert measured_restarts(attempt) == ()

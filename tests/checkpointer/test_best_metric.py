@@ -1,4 +1,4 @@
-"""A run's own metric: recorded by its attempts, and what "best" means later."""
+"""A run's own metric, which its attempts record, and what "best" selects later."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from relight.transfer import execute_copy, plan_copy
 from relight.versions.branching import branch
 
 ACC = [0.1, 0.9, 0.5, 0.4]
-"""The best is step 1; the lowest loss is the last step's."""
+"""The best is step 1; the lowest loss is that of the last step."""
 
 
 @pytest.fixture
 def events() -> Iterator[list[Event]]:
-    """What is emitted meanwhile."""
-    found: list[Event] = []
-    undo = subscribe(found.append)
-    yield found
+    """Return the emitted events."""
+    received: list[Event] = []
+    undo = subscribe(received.append)
+    yield received
     undo()
 
 
 def train(path: object, values: list[float], first: int = 0, **options: object) -> relight.Checkpointer:
-    """Steps with a falling loss and the given accuracies."""
+    """Train steps with a falling loss and the given accuracies."""
     options.setdefault("save", relight.every(steps=1))
     ckpt = relight.Checkpointer(path, x=torch.zeros(3), signals=False, background=False, **options)  # type: ignore[arg-type]
     ckpt.restore()
@@ -47,7 +47,7 @@ def train(path: object, values: list[float], first: int = 0, **options: object) 
 
 
 def restored(path: object, which: str) -> int:
-    """The step that ``restore`` takes."""
+    """Return the step that ``restore`` takes."""
     ckpt = relight.Checkpointer(path, x=torch.zeros(3), signals=False, background=False)  # type: ignore[arg-type]
     start = ckpt.restore(which)
     ckpt.close(save=False)
@@ -55,28 +55,29 @@ def restored(path: object, which: str) -> int:
 
 
 def recorded(path: Path) -> list[tuple[str, str]]:
-    """What each NOTE of the run's log names."""
-    notes = [one.body for one in Run(open_bytes(path.parent), path.name).history().notes]
-    return [(str(one.data["metric"]), str(one.data["mode"])) for one in notes if isinstance(one, NoteBody) and one.topic == BEST_BY]
+    """Return the metric of each NOTE in the run's log."""
+    notes = [note.body for note in Run(open_bytes(path.parent), path.name).history().notes]
+    return [(str(note.data["metric"]), str(note.data["mode"])) for note in notes if isinstance(note, NoteBody) and note.topic == BEST_BY]
 
 
 @pytest.mark.parametrize("options", [{"keep": relight.keep(last=9, best=1, metric="acc", mode="max")}, {"save": relight.every(steps=1) | relight.best("acc")}])  # fmt: skip
 def test_best_is_by_the_metric_that_the_run_names(tmp_path: Path, options: dict[str, object], events: list[Event]) -> None:
-    """Whatever names it, ``keep`` or ``best(…)``: restore and load take that metric's best, and an event states so."""
+    """Select by the metric that ``keep`` or ``best(…)`` names in restore and load, and emit an event."""
     run = tmp_path / "runs" / "demo"
     train(run, ACC, **options)
     assert restored(run, "best") == 1
-    assert [one.step for one, _ in relight.open(run).verify("best")] == [1]
+    assert [checkpoint.step for checkpoint, _ in relight.open(run).verify("best")] == [1]
     relight.load(run, "best")
     shown = [event.fields for event in events if event.name == "best.chosen"]
-    assert [(one["step"], one["metric"], one["mode"], one["value"]) for one in shown] == [(1, "acc", "max", 0.9)] * 3
+    assert [(fields["step"], fields["metric"], fields["mode"], fields["value"]) for fields in shown] == [(1, "acc", "max", 0.9)] * 3
     assert shown[0]["say"] == "best by acc (max): 0.9 at step 1, the metric that the run records"
     relight.open(run).tag("top", "best")
     assert restored(run, "top") == 1
 
 
 def test_selectors_name_any_metric(tmp_path: Path) -> None:
-    """``best:NAME`` and ``best:NAME:MODE``, whatever the run records; without a record, several metrics are an error that lists them."""
+    """Select by ``best:NAME`` and ``best:NAME:MODE``, whatever the run records. Without a record, several metrics are
+    an error that lists them."""
     run = tmp_path / "runs" / "demo"
     train(run, ACC)
     assert restored(run, "best:acc") == 1 and restored(run, "best:acc:min") == 0 and restored(run, "best:loss") == 3
@@ -89,7 +90,7 @@ def test_selectors_name_any_metric(tmp_path: Path) -> None:
 
 
 def test_the_record_is_made_once_and_changes_with_the_script(tmp_path: Path) -> None:
-    """A restart that names the same records nothing, one that names none leaves it, one that names another replaces it."""
+    """Record nothing if a restart names the same metric or none. Another metric replaces it."""
     run = tmp_path / "runs" / "demo"
     rules = relight.keep(last=9, best=1, metric="acc")
     train(run, ACC[:2], keep=rules)
@@ -101,16 +102,16 @@ def test_the_record_is_made_once_and_changes_with_the_script(tmp_path: Path) -> 
 
 
 def test_keep_best_goes_by_the_trigger_if_it_names_no_metric(tmp_path: Path) -> None:
-    """The old code kept the lowest loss; two metrics in the trigger are an error at once, not a choice between them."""
+    """Use the trigger's metric for ``keep(best=1)``. Two metrics in the trigger are an error."""
     run = tmp_path / "runs" / "demo"
     train(run, ACC, save=relight.every(steps=1) | relight.best("acc"), keep=relight.keep(best=1))
-    assert [one.step for one in relight.open(run).checkpoints()] == [1, 3]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [1, 3]
     with pytest.raises(relight.ConfigError, match="names no metric, and save= goes by acc, loss"):
         train(run, [], save=relight.best("acc") | relight.best("loss"), keep=relight.keep(best=1))
 
 
 def test_a_superseded_attempt_renames_nothing(tmp_path: Path) -> None:
-    """Nor does a NOTE that makes no sense: the fold passes over both."""
+    """Ignore a NOTE of a superseded attempt, and an invalid one."""
     run = tmp_path / "runs" / "demo"
     train(run, ACC, keep=relight.keep(last=9, best=1, metric="acc"))
     train(run, [0.2], 4)
@@ -125,7 +126,7 @@ def test_a_superseded_attempt_renames_nothing(tmp_path: Path) -> None:
 
 
 def test_copies_branches_and_tiers_know_it(tmp_path: Path) -> None:
-    """A copy, a branch and a further tier go by the same metric, by themselves and with the nearest tier lost."""
+    """Use the same metric in a copy, a branch and a further tier, also when the nearest tier is lost."""
     near, far = tmp_path / "near", tmp_path / "far"
     tiers = relight.Tiers(near=str(near / "demo"), far=relight.tier(str(far / "demo"), keep=relight.keep(last=9, best=1, metric="acc")))
     with relight.Checkpointer(tiers, x=torch.zeros(3), signals=False, background=False, save=relight.every(steps=1)) as ckpt:
@@ -146,35 +147,36 @@ def test_copies_branches_and_tiers_know_it(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_metric_of_keep_warns_at_the_first_save_and_deletes_nothing(tmp_path: Path, events: list[Event]) -> None:
-    """The warning has the metrics that came and the nearest name; the old code left one checkpoint, silently."""
+    """Warn with the received metrics and the nearest name, and delete nothing."""
     run = tmp_path / "runs" / "demo"
     train(run, ACC, keep=relight.keep(best=2, metric="acct", mode="max"))
     shown = [event.fields for event in events if event.name == "metric.missing"]
     assert len(shown) == 1 and shown[0]["seen"] == ["acc", "loss"]
     assert "no step has given 'acct' yet; did you mean acc? (given so far: acc, loss)" in shown[0]["say"]
-    assert [one.step for one in relight.open(run).checkpoints()] == [0, 1, 2, 3]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1, 2, 3]
     events.clear()
     train(run, [math.nan, 0.7], 4, keep=relight.keep(last=9, best=2, metric="acc"))
-    assert not [event for event in events if event.name == "metric.missing"]  # checkpoints of the run have it
+    assert not [event for event in events if event.name == "metric.missing"]  # earlier checkpoints have the metric
 
 
 def test_a_metric_that_is_nan_each_time_deletes_nothing(tmp_path: Path, events: list[Event]) -> None:
-    """NaN is no value to go by: all stay, with a warning; a NaN that was saved does not keep later values from being better."""
+    """Delete nothing and warn if every value is NaN. After a saved NaN, a finite value counts as better."""
     run = tmp_path / "runs" / "demo"
     train(run, [math.nan] * 3, keep=relight.keep(best=1, metric="acc"))
-    assert [one.step for one in relight.open(run).checkpoints()] == [0, 1, 2]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1, 2]
     assert "no finite value of 'acc' came yet" in next(event for event in events if event.name == "metric.missing").fields["say"]
-    one = relight.Checkpointer(tmp_path / "runs" / "other", state={"x": 1}, signals=False, background=False, save=relight.best("acc"))
-    one.restore()
-    one.save(0, metrics={"acc": math.nan})
-    assert one.step(1, acc=0.3) is not None
-    one.close(save=False)
+    ckpt = relight.Checkpointer(tmp_path / "runs" / "other", state={"x": 1}, signals=False, background=False, save=relight.best("acc"))
+    ckpt.restore()
+    ckpt.save(0, metrics={"acc": math.nan})
+    assert ckpt.step(1, acc=0.3) is not None
+    ckpt.close(save=False)
 
 
 def test_a_trigger_without_its_metric_warns_then_saves_and_raises(
     tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``save=best("val_loss")`` alone saved nothing for the whole run: a warning after some steps, an error later, and the state is saved."""
+    """Warn after some steps if ``save=best("val_loss")`` never gets its metric. Later raise an error and save the
+    state."""
     monkeypatch.setattr(awaited, "NEVER_STEPS", 30)
     run = tmp_path / "runs" / "demo"
     ckpt = relight.Checkpointer(run, x=torch.zeros(3), signals=False, background=False, save=relight.best("val_loss"))
@@ -188,13 +190,13 @@ def test_a_trigger_without_its_metric_warns_then_saves_and_raises(
         ckpt.step(29, lr=0.1)
     assert "ckpt.step(step, val_loss=value)" in caught.value.hint
     ckpt.close(save=False)
-    assert [one.step for one in relight.open(run).checkpoints()] == [29]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [29]
 
 
 def test_a_name_nearly_the_same_warns_at_once_and_raises_earlier(
     tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``val_los`` for ``val_loss`` is no rare evaluation."""
+    """Treat ``val_los`` for ``val_loss`` as a typing error, not as a rare evaluation."""
     monkeypatch.setattr(awaited, "TYPO_STEPS", 5)
     ckpt = relight.Checkpointer(tmp_path / "demo", state={"x": 1}, signals=False, background=False, save=relight.best("val_los", "min"))
     ckpt.restore()
@@ -207,7 +209,8 @@ def test_a_name_nearly_the_same_warns_at_once_and_raises_earlier(
 
 
 def test_rare_evaluations_and_other_triggers_are_let_be(tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One evaluation in 10,000 steps ends no training; where something else saves, nothing ends it, and the first value ends the watch."""
+    """Continue training with one evaluation in 10,000 steps. If another trigger saves, no missing metric ends it. The
+    first value ends the check."""
     assert awaited.TYPO_STEPS > 10_000 and awaited.NEVER_STEPS >= 100_000
     monkeypatch.setattr(awaited, "NEVER_STEPS", 20)
     save = relight.every(steps=1000) | relight.best("val_loss")
@@ -216,12 +219,12 @@ def test_rare_evaluations_and_other_triggers_are_let_be(tmp_path: Path, events: 
     for step in range(60):
         ckpt.step(step, lr=1.0)
     ckpt.close(save=False)
-    other = relight.Checkpointer(tmp_path / "b", state={"x": 1}, signals=False, background=False, save=relight.best("val_loss"))
-    other.restore()
+    second = relight.Checkpointer(tmp_path / "b", state={"x": 1}, signals=False, background=False, save=relight.best("val_loss"))
+    second.restore()
     for step in range(60):
-        other.step(step, lr=1.0, **({"val_loss": 1.0} if step == 15 else {}))
-    other.close(save=False)
-    assert [one.step for one in relight.open(tmp_path / "b").checkpoints()] == [15]
+        second.step(step, lr=1.0, **({"val_loss": 1.0} if step == 15 else {}))
+    second.close(save=False)
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "b").checkpoints()] == [15]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +235,8 @@ def test_rare_evaluations_and_other_triggers_are_let_be(tmp_path: Path, events: 
     ],
 )
 def test_a_metric_that_comes_late_ends_no_job_that_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any, keep: Any) -> None:
-    """Retention keeps everything until its metric comes, and another metric of the trigger saves: neither ends a healthy job."""
+    """Keep everything until retention's metric arrives, and continue if another metric of the trigger saves. Neither
+    ends a healthy job."""
     monkeypatch.setattr(awaited, "NEVER_STEPS", 50)
     ckpt = relight.Checkpointer(tmp_path / "demo", state={"x": 1}, signals=False, background=False, save=save, keep=keep)
     ckpt.restore()
@@ -242,7 +246,7 @@ def test_a_metric_that_comes_late_ends_no_job_that_saves(tmp_path: Path, monkeyp
 
 
 def test_micro_steps_are_no_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen micro-batches a step do not use up the patience for a rare evaluation."""
+    """Count steps, not micro-batches, while waiting for a rare evaluation."""
     monkeypatch.setattr(awaited, "NEVER_STEPS", 50)
     ckpt = relight.Checkpointer(tmp_path / "demo", state={"x": 1}, signals=False, background=False, save=relight.best("val_loss"))
     ckpt.restore()
@@ -254,11 +258,11 @@ def test_micro_steps_are_no_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_unnamed_rule_among_several_metrics_warns_and_keeps_all(tmp_path: Path, events: list[Event]) -> None:
-    """``keep(best=1)`` with ``loss`` and ``acc`` in each checkpoint guesses nothing."""
+    """Guess no metric for ``keep(best=1)`` if each checkpoint has several."""
     run = tmp_path / "runs" / "demo"
     train(run, ACC, keep=relight.keep(best=1))
     shown = [event.fields["say"] for event in events if event.name == "metric.missing"]
     assert shown == ["keep(best=1) names no metric, and this save has acc, loss: it keeps every checkpoint until one is named"]
-    assert [one.step for one in relight.open(run).checkpoints()] == [0, 1, 2, 3]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1, 2, 3]
     plan = relight.open(run).plan_prune(relight.keep(best=1, metric="wer"))
     assert plan.going == [] and "no checkpoint has a finite 'wer' yet (they have acc, loss)" in plan.verdicts[0].reason

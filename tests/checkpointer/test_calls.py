@@ -20,7 +20,7 @@ def made(path: Path, **more: object) -> relight.Checkpointer:
 
 
 def test_steps_count_up(tmp_path: Path) -> None:
-    """A step below the last one is refused, with both numbers and what to write instead; nothing was saved by it."""
+    """Refuse a step below the last one. The error has both numbers and the remedy, and nothing is saved."""
     ckpt = made(tmp_path)
     ckpt.restore()
     for step in range(3):
@@ -30,11 +30,11 @@ def test_steps_count_up(tmp_path: Path) -> None:
     with pytest.raises(relight.ConfigError, match="step 1 was reported after step 2"):
         ckpt.save(1)
     ckpt.close()
-    assert [one.step for one in relight.open(tmp_path / "demo").checkpoints()] == [2]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "demo").checkpoints()] == [2]
 
 
 def test_steps_count_up_from_what_was_restored(tmp_path: Path) -> None:
-    """After a restore, a step below the restored one is refused; restoring an earlier one makes its successors right."""
+    """Refuse a step below the restored one. After restoring an earlier checkpoint, its next steps are accepted."""
     ckpt = made(tmp_path)
     ckpt.restore()
     for step in range(6):
@@ -48,7 +48,7 @@ def test_steps_count_up_from_what_was_restored(tmp_path: Path) -> None:
 
 
 def test_a_repeated_step_is_warned_of_once(tmp_path: Path) -> None:
-    """The second report of a step is a warning, once; save() after step() and micro-steps are not."""
+    """Warn once about the second report of a step. save() after step() and micro-steps cause no warning."""
     before = counters["steps.repeated"]
     with made(tmp_path) as ckpt:
         ckpt.restore()
@@ -65,7 +65,7 @@ def test_a_repeated_step_is_warned_of_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["step", "save", "restore"])
 def test_a_forked_child_is_refused(tmp_path: Path, call: str) -> None:
-    """A child forked after the Checkpointer was made can neither save nor restore by it, and its close() does nothing."""
+    """Refuse save and restore in a child that was forked after the Checkpointer was made. Its close() does nothing."""
     ckpt = made(tmp_path)
     ckpt.restore()
     ckpt.step(0)
@@ -81,11 +81,12 @@ def test_a_forked_child_is_refused(tmp_path: Path, call: str) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     ckpt.step(1)
     ckpt.close()
-    assert [one.step for one in relight.open(tmp_path / "demo").checkpoints()] == [1]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "demo").checkpoints()] == [1]
 
 
 def test_ranks_that_are_not_connected_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A rank above 0 that a launcher started, without torch.distributed, is refused; rank 0 and single processes are not."""
+    """Refuse a rank above 0 that a launcher started without torch.distributed. Rank 0 and single processes are
+    accepted."""
     for rank, size, refused in (("0", "2", False), ("0", "1", False), ("1", "2", True), ("x", "2", False), ("", "", False)):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", size)

@@ -33,7 +33,8 @@ from relight.store.disk import Disk
 
 @pytest.fixture(autouse=True)
 def _boundaries_at_any_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These steps take a millisecond, on machines that have other work: what remembering them costs is not what is asked here."""
+    """Allow boundaries at any cost. These steps take a millisecond on busy machines, and the cost of snapshots is not
+    what these tests check."""
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
 
 
@@ -61,26 +62,26 @@ def run(tmp_path: Path) -> str:
 
 
 def test_a_resume_says_which_generators_found_no_place(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that was saved with more accelerators than there are goes on, and is told what of it could not be put back."""
+    """Report which generators could not be restored in a run that was saved with more accelerators."""
     from relight.capture import rng
 
-    with monkeypatch.context() as there:
-        there.setattr(rng, "device_states", lambda: {"xpu": [torch.get_rng_state(), torch.get_rng_state()]})
+    with monkeypatch.context() as patch:
+        patch.setattr(rng, "device_states", lambda: {"xpu": [torch.get_rng_state(), torch.get_rng_state()]})
         with relight.Checkpointer(run, save=None, model=make()[0]) as ckpt:
             ckpt.restore()
             ckpt.save(0)
-    told: list[Any] = []
-    undo = subscribe(told.append)
+    events: list[Any] = []
+    undo = subscribe(events.append)
     try:
         with relight.Checkpointer(run, save=None, model=make()[0]) as ckpt:
             assert ckpt.restore() == 1
     finally:
         undo()
-    assert any("xpu" in word for event in told if event.name == "environment.differs" for word in event.fields["differences"])
+    assert any("xpu" in difference for event in events if event.name == "environment.differs" for difference in event.fields["differences"])
 
 
 def test_a_fresh_run_starts_at_zero_and_a_resumed_one_behind_its_last_save(run: str) -> None:
-    """``restore`` gives the first step still to do."""
+    """Return the first step still to do from ``restore``."""
     model, optimizer = make()
     with relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=2)) as ckpt:
         assert ckpt.restore() == 0
@@ -91,26 +92,26 @@ def test_a_fresh_run_starts_at_zero_and_a_resumed_one_behind_its_last_save(run: 
     with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         assert ckpt.restore() == 5
     assert all(torch.equal(a, b) for a, b in zip(saved, state_of(model)))
-    assert [one.step for one in relight.open(run).checkpoints()] == [1, 3, 4]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [1, 3, 4]
 
 
 def test_immutable_values_come_back_through_the_checkpointer(run: str) -> None:
-    """Plain values that cannot be changed in place are read from ``ckpt[name]``; mutable ones are changed in place."""
+    """Return restored immutable values through ``ckpt[name]``, and change mutable values in place."""
     meters = {"seen": 1, 5: [1.5, float("inf")]}
     ckpt = relight.Checkpointer(run, save=None, meters=meters, state={"epoch": 3, "name": "x"})
     ckpt["epoch"] = 4
     ckpt.save(0)
     ckpt.close()
-    other = {"seen": 7}
-    again = relight.Checkpointer(run, save=None, meters=other, state={"epoch": 0, "name": ""})
+    live_meters = {"seen": 7}
+    again = relight.Checkpointer(run, save=None, meters=live_meters, state={"epoch": 0, "name": ""})
     again.restore()
     assert (again["epoch"], again["name"]) == (4, "x")
-    assert other == {"seen": 1, 5: [1.5, float("inf")]}
+    assert live_meters == {"seen": 1, 5: [1.5, float("inf")]}
     again.close()
 
 
 def test_a_missing_an_unexpected_and_a_wrongly_shaped_entry_stand_in_one_error(run: str) -> None:
-    """All mismatches are listed at once, before anything is changed."""
+    """List all mismatches in one error before anything is changed."""
     relight.Checkpointer(run, save=None, model=nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})).save(0)
     live = nn.ModuleDict({"a": nn.Linear(2, 3), "c": nn.Linear(2, 2)})
     before = state_of(live)
@@ -126,7 +127,8 @@ def test_a_missing_an_unexpected_and_a_wrongly_shaped_entry_stand_in_one_error(r
 
 
 def test_only_restores_a_part_and_map_renames(run: str) -> None:
-    """Partial recovery leaves the rest of the live state alone, random numbers too; renaming reaches module and optimizer."""
+    """Leave the rest of the live state unchanged in a partial restore, random state included. Renaming reaches module
+    and optimizer."""
     model, optimizer = make()
     one_step(model, optimizer)
     relight.Checkpointer(run, save=None, model=model, optimizer=optimizer).save(0)
@@ -148,7 +150,8 @@ def test_only_restores_a_part_and_map_renames(run: str) -> None:
 
 @pytest.mark.parametrize("prunes", [False, True])
 def test_a_damaged_newest_is_passed_over_with_a_warning(run: str, caplog: pytest.LogCaptureFixture, prunes: bool) -> None:
-    """The newest good checkpoint is restored; what was passed over is named with file, chunk and tensor. It is deleted only on request."""
+    """Restore the newest good checkpoint. The warning names file, chunk and tensor of the skipped one, which is deleted
+    only on request."""
     model, optimizer = make()
     ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=1))
     kept = []
@@ -170,16 +173,16 @@ def test_a_damaged_newest_is_passed_over_with_a_warning(run: str, caplog: pytest
     assert all(torch.equal(a, b) for a, b in zip(kept[1], state_of(model)))
     assert "chunk" in caplog.text
     assert pack.name in caplog.text
-    for step in (2, 3):  # half of what there is goes at once, the oldest first
+    for step in (2, 3):  # one retention pass deletes at most half of the checkpoints, the oldest first
         one_step(model, optimizer)
         again.step(step)
     again.close()
-    assert [one.step for one in relight.open(run).checkpoints()] == [2, 3]
-    assert newest.exists() is not prunes, "it is no ancestor of what was saved after it: it stays, unless that was asked for"
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [2, 3]
+    assert newest.exists() is not prunes, "no ancestor of later checkpoints: kept unless pruning was requested"
 
 
 class Broken(Disk):
-    """Fails fsync while told to."""
+    """Disk with an fsync that fails while ``failing`` is true."""
 
     failing = False
 
@@ -190,7 +193,7 @@ class Broken(Disk):
 
 
 def test_a_failing_store_costs_a_warning_not_the_run(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training goes on, one warning a failed save, nothing partial stays, and the next save works."""
+    """Continue training with one warning for each failed save. Nothing partial stays, and the next save works."""
     monkeypatch.setattr(local, "Disk", Broken)
     model, optimizer = make()
     ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=1))
@@ -214,7 +217,8 @@ def test_a_failing_store_costs_a_warning_not_the_run(run: str, monkeypatch: pyte
 
 
 def test_the_policy_may_retry_and_may_raise(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``retries`` tries at once again with a new file; ``raise_after`` ends the run after so many failures in a row."""
+    """``retries`` repeats a failed save at once in a new file. ``raise_after`` ends the run after that many consecutive
+    failures."""
     calls = []
 
     class Once(Disk):
@@ -240,7 +244,7 @@ def test_the_policy_may_retry_and_may_raise(run: str, monkeypatch: pytest.Monkey
 
 
 def test_a_model_that_does_not_change_is_said(run: str) -> None:
-    """A save whose trainable tensors all equal the previous one's warns; one that trains does not."""
+    """Warn about a save in which every trainable tensor equals the previous save's."""
     model, optimizer = make()
     ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer)
     before = counters["save.stale"]
@@ -254,7 +258,7 @@ def test_a_model_that_does_not_change_is_said(run: str) -> None:
 
 
 def test_best_saves_when_a_metric_improves_also_after_a_resume(run: str) -> None:
-    """``best`` knows what earlier attempts reached; retention keeps the best and the newest."""
+    """Compare ``best`` with the values of earlier attempts too. Retention keeps the best and the newest."""
 
     def go(values: list[float], first: int) -> None:
         ckpt = relight.Checkpointer(run, state={"x": 1}, save=relight.best("loss"), keep=relight.keep(best=1), signals=False)
@@ -265,11 +269,12 @@ def test_best_saves_when_a_metric_improves_also_after_a_resume(run: str) -> None
 
     go([3.0, 2.0, 2.5], 0)
     go([2.2, 1.9, float("nan")], 3)
-    assert [(one.step, one.body.metrics) for one in relight.open(run).checkpoints()] == [(4, {"loss": 1.899999976158142})]
+    saved = [(checkpoint.step, checkpoint.body.metrics) for checkpoint in relight.open(run).checkpoints()]
+    assert saved == [(4, {"loss": 1.899999976158142})]
 
 
 def test_the_last_save_has_the_metrics_of_its_step(run: str) -> None:
-    """Of a step that no trigger saved: as they were when it ended, whatever the tensors hold by then."""
+    """Save the metrics of a step that no trigger saved with their values at that step's end."""
     total = torch.tensor(2.5)
     with relight.Checkpointer(run, state={"x": 1}, save=relight.every(steps=10), signals=False) as ckpt:
         ckpt.step(3, loss=total, rate=1)
@@ -279,12 +284,12 @@ def test_the_last_save_has_the_metrics_of_its_step(run: str) -> None:
     with pytest.raises(ValueError, match="stop"), ckpt:
         ckpt.step(4, loss=0.5)
         raise ValueError("stop")
-    saved = [(one.step, one.body.reason, one.body.metrics) for one in relight.open(run).checkpoints()]
+    saved = [(checkpoint.step, checkpoint.body.reason, checkpoint.body.metrics) for checkpoint in relight.open(run).checkpoints()]
     assert saved == [(3, "end", {"loss": 2.5, "rate": 1.0}), (4, "exception: ValueError", {"loss": 0.5})]
 
 
 def test_a_superseded_attempt_can_never_save_again(run: str) -> None:
-    """Two processes on one run: the older one is told, and its save is no checkpoint."""
+    """Raise Fenced in the older of two processes on one run. Its save creates no checkpoint."""
     old = relight.Checkpointer(run, state={"x": 1})
     old.save(0)
     new = relight.Checkpointer(run, state={"x": 2})
@@ -292,11 +297,11 @@ def test_a_superseded_attempt_can_never_save_again(run: str) -> None:
     new.save(1)
     with pytest.raises(relight.Fenced):
         old.save(2)
-    assert [one.step for one in relight.open(run).checkpoints()] == [0, 1]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1]
 
 
 def test_restoring_alone_does_not_supersede_a_running_job(run: str) -> None:
-    """Looking at a run from elsewhere does not stop the process that trains it."""
+    """Restoring a run in another process does not stop the process that trains it."""
     job = relight.Checkpointer(run, state={"x": 1})
     job.save(0)
     relight.Checkpointer(run, save=None, state={"x": 0}).restore()
@@ -304,7 +309,7 @@ def test_restoring_alone_does_not_supersede_a_running_job(run: str) -> None:
 
 
 def test_what_cannot_be_saved_is_refused_before_anything_is_written(run: str) -> None:
-    """Every refusal is in one error, with its path, at the first call."""
+    """List every refusal with its path in one error at the first call."""
     before = signal.getsignal(signal.SIGTERM)
     ckpt = relight.Checkpointer(run, save=None, a={"f": print}, b=[object()])
     for _ in range(2):
@@ -316,7 +321,7 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(run: str) ->
 
 
 def test_what_cannot_be_saved_any_more_is_refused_at_the_first_step(run: str) -> None:
-    """A run that resumes is looked at when its first step is over, and nothing was written by then."""
+    """Check the state of a resumed run at the end of its first step, before anything is written."""
     model, optimizer = make()
     with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         ckpt.save(0)
@@ -329,7 +334,7 @@ def test_what_cannot_be_saved_any_more_is_refused_at_the_first_step(run: str) ->
 
 
 def test_gradients_and_micro_step_survive_in_the_middle_of_accumulation(run: str) -> None:
-    """A save in mid-accumulation carries gradients, and tells which micro-batch comes next."""
+    """Save gradients in the middle of accumulation, and record which micro-batch is next."""
     model, optimizer = make()
     model(torch.ones(1, 4)).sum().backward()
     expected = [p.grad.clone() for p in model.parameters()]
@@ -341,7 +346,7 @@ def test_gradients_and_micro_step_survive_in_the_middle_of_accumulation(run: str
 
 
 def test_an_exception_before_the_update_saves_the_last_boundary(run: str) -> None:
-    """An exception in forward or backward saves the state as it was at the end of the last step, random numbers included."""
+    """Save the state of the last step's end, random state included, if forward or backward raises."""
     model, optimizer = make()
     with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         for step in range(6):
@@ -362,14 +367,14 @@ def test_an_exception_before_the_update_saves_the_last_boundary(run: str) -> Non
 
 
 class Average:
-    """Of weights, written in place, replaced, or kept in an array."""
+    """Average of weights that is updated in place, replaced, or kept in an array."""
 
     def __init__(self, how: str) -> None:
         self.how = how
         self.held: Any = np.zeros(3) if how == "array" else torch.zeros(3)
 
     def update(self) -> None:
-        """As training does, behind a step."""
+        """Update the average, as training does after a step."""
         if self.how == "replaced":
             self.held = self.held + 1
         else:
@@ -385,7 +390,7 @@ class Average:
 @pytest.mark.parametrize("changes", [True, False])
 @pytest.mark.parametrize("how", ["in place", "replaced", "array"])
 def test_what_a_component_of_ones_own_holds_is_as_it_was_at_the_boundary(run: str, how: str, changes: bool) -> None:
-    """An average that has gone on before the exception came: then there is no consistent state; never a later one."""
+    """Save nothing if an average was updated after the boundary: no consistent state exists any more."""
     model, optimizer = make()
     average = Average(how)
     with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, average=average) as ckpt:
@@ -398,10 +403,10 @@ def test_what_a_component_of_ones_own_holds_is_as_it_was_at_the_boundary(run: st
             average.update()
             ckpt.step(step)
     saved = relight.open(run).run().history().live
-    if changes or how == "replaced":  # what is replaced at each step is nothing that can be known again
+    if changes or how == "replaced":  # a replaced object cannot be recognised
         assert saved == []
     else:
-        assert [one.step for one in saved] == [2]
+        assert [checkpoint.step for checkpoint in saved] == [2]
         model, optimizer = make()
         restored = Average(how)
         relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, average=restored).restore()
@@ -409,7 +414,7 @@ def test_what_a_component_of_ones_own_holds_is_as_it_was_at_the_boundary(run: st
 
 
 def test_an_exception_behind_the_update_saves_nothing_inconsistent(run: str) -> None:
-    """If parameters changed since the last step ended, there is no consistent state, and that is said."""
+    """Save nothing and report it if parameters changed after the last step's end."""
     model, optimizer = make()
     before = counters["save.inconsistent"]
     with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
@@ -443,7 +448,7 @@ for step in range(start, 50):
     ckpt.step(step)
     if step == 5:
         break
-print("went on to", step)
+print("continued to", step)
 ckpt.close(save=False)
 """
 
@@ -458,18 +463,19 @@ ckpt.close(save=False)
     ],
 )
 def test_a_signal_finishes_the_step_saves_and_ends_as_it_asks(run: str, signals: list[str], code: int, steps: list[int]) -> None:
-    """SIGTERM and SIGINT save the step they fall into and end by the signal; a second SIGINT ends at once; SIGUSR1 only saves."""
+    """SIGTERM and SIGINT save the current step and end the process by the signal. A second SIGINT ends it at once.
+    SIGUSR1 only saves."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SIGNALLED), run, *signals], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == code, done.stderr
-    assert [one.step for one in relight.open(run).checkpoints()] == steps if steps else True
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == steps if steps else True
     if code == 0:
-        assert "went on to 5" in done.stdout
+        assert "continued to 5" in done.stdout
 
 
 def test_signal_handlers_are_given_back(run: str) -> None:
-    """After close the process has the handlers it had before."""
+    """Restore the process's earlier signal handlers at ``close``."""
     before = signal.getsignal(signal.SIGTERM)
     ckpt = relight.Checkpointer(run, save=None, state={"x": 1})
     ckpt.save(0)
@@ -479,7 +485,7 @@ def test_signal_handlers_are_given_back(run: str) -> None:
 
 
 def test_a_forgotten_checkpointer_swallows_no_signal(run: str) -> None:
-    """A process whose Checkpointer is gone, without having been closed, ends on SIGTERM as any other."""
+    """End normally on SIGTERM after the Checkpointer was garbage-collected without ``close``."""
     code = f"""
 import gc, os, signal, time, relight
 ckpt = relight.Checkpointer({run!r}, state=dict(x=1))
@@ -496,7 +502,7 @@ print("still here")
 
 
 def test_functions_without_a_loop_round_trip(tmp_path: Path) -> None:
-    """``relight.save`` and ``relight.load`` carry a plain tree; ``only`` reads a part."""
+    """Save and load a plain tree with ``relight.save`` and ``relight.load``. ``only`` reads a part."""
     url = f"{tmp_path}/s/weights"
     state = {"w": torch.arange(6.0).view(2, 3).bfloat16(), "meta": {"lr": 0.1, 1: ("a", None)}, "big": {"x": torch.ones(3)}}
     relight.save(url, state, step=12, metrics={"loss": float("nan")})
@@ -512,7 +518,7 @@ def test_functions_without_a_loop_round_trip(tmp_path: Path) -> None:
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_step_that_is_not_over_is_not_taken_for_one_that_is(run: str, saved: bool, fails: bool) -> None:
-    """Behind a micro-batch an exception, or the end, comes: no checkpoint says that its step has ended, as its update is still to come."""
+    """Mark no step as ended if an exception or the end follows a micro-batch. The step's update is still missing."""
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
@@ -537,7 +543,8 @@ def test_a_step_that_is_not_over_is_not_taken_for_one_that_is(run: str, saved: b
 
 
 def test_a_boundary_has_values_as_they_were_set_since(run: str) -> None:
-    """What was set in the loop belongs to the step's end as weights do, and so does what was no tensor before."""
+    """Save values that the loop sets with the step's end, as weights are. This includes a value that was not a tensor
+    before."""
     model, optimizer = make()
     with (
         pytest.raises(ZeroDivisionError),
@@ -555,23 +562,24 @@ def test_a_boundary_has_values_as_they_were_set_since(run: str) -> None:
 
 
 def test_what_does_not_fit_and_is_left_out_is_told(tmp_path: Path) -> None:
-    """Five of it by name, and how many more; nothing where all fits."""
+    """Name five of the omitted entries and count the rest. Report nothing if everything fits."""
     layers = torch.nn.ModuleList(torch.nn.Linear(2, 2, bias=False) for _ in range(9))
     relight.Checkpointer(tmp_path / "run", save=None, model=layers).save(0)
-    told: list[str] = []
-    undo = subscribe(lambda event: told.append(str(event.fields.get("differences"))))
-    for count, said in ((2, "model/2.weight: in the checkpoint (float32 [2, 2]), but not in the module; model/3.weight"), (9, "")):
-        told.clear()
+    messages: list[str] = []
+    undo = subscribe(lambda event: messages.append(str(event.fields.get("differences"))))
+    for count, expected in ((2, "model/2.weight: in the checkpoint (float32 [2, 2]), but not in the module; model/3.weight"), (9, "")):
+        messages.clear()
         fewer = torch.nn.ModuleList(torch.nn.Linear(2, 2, bias=False) for _ in range(count))
         relight.Checkpointer(tmp_path / "run", save=None, model=fewer).restore(strict=False)
-        found = [one for one in told if "strict=False left out" in one]
-        assert len(found) == bool(said) and all(said in one and "; and 2 more" in one for one in found), found
+        matching = [message for message in messages if "strict=False left out" in message]
+        assert len(matching) == bool(expected) and all(expected in message and "; and 2 more" in message for message in matching), matching
     undo()
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_save_in_the_midst_of_a_step_is_not_its_end(run: str, fails: bool) -> None:
-    """The step ends behind it: that is saved at the close, or behind an exception, and a resume does not do half of the step again."""
+    """Save the end of a step after a save inside that step, at ``close`` or after an exception. A resume repeats no
+    half step."""
     model, optimizer = make()
     with contextlib.suppress(ValueError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, background=False) as ckpt:
         model(torch.randn(3, 4)).sum().backward()
@@ -579,14 +587,14 @@ def test_a_save_in_the_midst_of_a_step_is_not_its_end(run: str, fails: bool) -> 
         one_step(model, optimizer)
         ckpt.step(0)
         if fails:
-            raise ValueError("in the step behind it")
+            raise ValueError("in the next step")
     with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, background=False) as ckpt:
         assert (ckpt.restore(), ckpt.micro_step) == (1, None)
-    assert len(relight.open(run).checkpoints()) == 2, "what was restored is saved already"
+    assert len(relight.open(run).checkpoints()) == 2, "the restored state is saved already"
 
 
 def test_what_was_restored_in_the_midst_of_a_step_is_saved_already(run: str) -> None:
-    """A process that restores it and ends saves nothing; one that ends the step does."""
+    """Save nothing in a process that restores a mid-step checkpoint and ends. A process that ends the step saves."""
     model, optimizer = make()
     relight.Checkpointer(run, save=None, model=model, optimizer=optimizer).save(0, micro_step=1)
     with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
@@ -601,7 +609,7 @@ def test_what_was_restored_in_the_midst_of_a_step_is_saved_already(run: str) -> 
 
 
 def test_a_save_that_failed_unheard_is_told_and_made_up_for_behind_an_exception(run: str) -> None:
-    """It was under way when the exception came, and was to be the last step's."""
+    """Report a pending save that fails after the exception came, and save its step again."""
     model, optimizer = make()
     before = counters["save.failed"]
     with (
@@ -616,14 +624,14 @@ def test_a_save_that_failed_unheard_is_told_and_made_up_for_behind_an_exception(
         ckpt._under_way.on_done(SaveOutcome(SaveResult(7, "lost"), StoreUnavailable("the disk has gone")))
         raise ValueError("the caller's")
     assert counters["save.failed"] == before + 1
-    assert [one.step for one in relight.open(run).checkpoints()] == [1]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [1]
 
 
 @pytest.mark.parametrize("how", ["closed", "closing", "failed"])
 def test_a_signal_behind_the_last_step_is_not_swallowed(run: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It came when nothing was left but to close: the script's own handler is called all the same, and given back."""
-    came: list[int] = []
-    former = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    """Call the script's own handler for a signal that arrives during ``close``, and restore the handler."""
+    received: list[int] = []
+    former = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
         ours = signal.getsignal(signal.SIGTERM)
         with contextlib.suppress(ValueError), relight.Checkpointer(run, save=None, state={"x": 1}, background=False) as ckpt:
@@ -635,14 +643,14 @@ def test_a_signal_behind_the_last_step_is_not_swallowed(run: str, how: str, monk
             if how == "failed":
                 raise ValueError
         assert signal.getsignal(signal.SIGTERM) is ours
-        assert came == [signal.SIGTERM]
-        assert [one.step for one in relight.open(run).checkpoints()] == [0]
+        assert received == [signal.SIGTERM]
+        assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0]
     finally:
         signal.signal(signal.SIGTERM, former)
 
 
 def test_signals_are_counted_each_by_itself() -> None:
-    """The second SIGINT ends at once, whatever came in between; a SIGTERM may come as often as it likes."""
+    """Count signals separately: the second SIGINT ends the process, whatever came in between. SIGTERM may repeat."""
     former = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         signals = SignalHandlers(lambda name: None)
@@ -659,7 +667,8 @@ def test_signals_are_counted_each_by_itself() -> None:
 
 @pytest.mark.parametrize("what", ["connect", "slots", "reach"])
 def test_a_machine_without_descriptors_has_its_saves_made_by_the_trainer(run: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No agent is reached or started, or none of its memory mapped; nor does it keep a job from its state."""
+    """Save in the trainer if no agent can be reached or started, or its memory cannot be mapped. Restoring works
+    too."""
 
     def none_left(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")

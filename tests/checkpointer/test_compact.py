@@ -1,4 +1,5 @@
-"""``compact=``: a run whose base is frozen saves what is trained, and resumes to the bit; urgent saves are stored as they are."""
+"""``compact=``: a run with a frozen base stores only what is trained, and resumes bit-exactly. Urgent saves are stored
+raw."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ QUEUE = relight.Limits(when_busy="queue")
 
 
 class Adapted(nn.Module):
-    """A frozen layer of 4 MB, and a small one beside it that is trained."""
+    """A frozen layer of 4 MB, and a small trained adapter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,14 +25,14 @@ class Adapted(nn.Module):
         self.down, self.up = nn.Linear(1024, 4, bias=False), nn.Linear(4, 1024, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Base and adapter."""
+        """Return the sum of base and adapter."""
         return self.base(x) + self.up(self.down(x))
 
 
 def make(seed: int = 0) -> tuple[Adapted, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = Adapted()
-    return model, torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-3)
+    return model, torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-3)
 
 
 def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, width: int = 1024) -> float:
@@ -43,7 +44,7 @@ def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, width: int = 10
 
 
 def train(run: str, seed: int, until: int, background: bool) -> list[float]:
-    """One attempt's losses."""
+    """Return one attempt's losses."""
     model, optimizer = make(seed)
     every, compact = relight.every(steps=1), relight.Compact(codecs="never")
     with relight.Checkpointer(
@@ -57,30 +58,30 @@ def train(run: str, seed: int, until: int, background: bool) -> list[float]:
 
 
 def rows(run: str) -> list[Any]:
-    """What COMMIT says of each."""
-    return [one.body for one in relight.open(run).checkpoints()]
+    """Return the COMMIT record of each checkpoint."""
+    return [checkpoint.body for checkpoint in relight.open(run).checkpoints()]
 
 
 @pytest.mark.parametrize("background", [False, True])
 def test_what_is_frozen_is_stored_once(background: bool, tmp_path: Path) -> None:
-    """From the second save on, all that is written is what is trained, by the next attempt too; a resume goes on to the bit."""
+    """Write only what is trained from the second save on, also in the next attempt. A resume is bit-exact."""
     run = str(tmp_path / "store" / "run")
     model, optimizer = make()
     straight = [one_step(model, optimizer) for _ in range(10)]
     losses = train(run, 0, 6, background) + train(run, 7, 10, background)
     assert losses == straight
     bodies = rows(run)
-    assert [one.step for one in bodies] == list(range(10))
+    assert [body.step for body in bodies] == list(range(10))
     assert all(findings == [] for _, findings in relight.open(run).verify())
     for number, body in enumerate(bodies):
         own = number < 1
         assert (body.requires == []) is own, number
         assert body.new_bytes > body.logical_bytes if own else body.new_bytes < 0.06 * body.logical_bytes, number
-    assert {one for body in bodies[1:] for one in body.requires} == {bodies[0].id}
+    assert {id_ for body in bodies[1:] for id_ in body.requires} == {bodies[0].id}
 
 
 def test_urgent_saves_are_stored_as_they_are(tmp_path: Path) -> None:
-    """A signal's save looks for nothing and codes nothing; the next one goes on as before."""
+    """Skip deduplication and coding in a signal's save. The next save uses both again."""
     run = str(tmp_path / "store" / "run")
     model, optimizer = make()
     with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, compact=relight.Compact(codecs="always")) as ckpt:
@@ -95,8 +96,8 @@ def test_urgent_saves_are_stored_as_they_are(tmp_path: Path) -> None:
 
 
 def test_differences_within_a_window(tmp_path: Path) -> None:
-    """With ``full_every`` a save is coded as differences from the one before, which still lies in the agent's memory; chains end where
-    everything is stored; each restores to its bits, and so does a run that goes on from the middle of a chain."""
+    """With ``full_every``, code a save as differences from the previous one, which is still in the agent's memory. A
+    chain ends at a full save. Each checkpoint restores bit-exactly, and a run can resume in the middle of a chain."""
     run = str(tmp_path / "store" / "run")
     compact = relight.Compact(codecs="always", full_every=4)
 
@@ -108,28 +109,27 @@ def test_differences_within_a_window(tmp_path: Path) -> None:
         with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, compact=compact, background=True, limits=QUEUE) as ckpt:
             for step in range(ckpt.restore(), until):
                 losses.append(one_step(model, optimizer, 256))
-                ckpt.save(step)  # durable, so that the next one finds it in the other slot
-                held[step] = {name: value.clone() for name, value in model.state_dict().items()}
+                ckpt.save(step)  # wait until durable, so that the next save finds it in the other slot
+                expected[step] = {name: value.clone() for name, value in model.state_dict().items()}
         return losses
 
-    held: dict[int, dict[str, torch.Tensor]] = {}
+    expected: dict[int, dict[str, torch.Tensor]] = {}
     straight = attempt(0, 7)
     store = relight.open(run)
     assert [findings for _, findings in store.verify()] == [[]] * 7
     bodies = rows(run)
-    assert [len(one.requires) for one in bodies] == [0, 1, 2, 3, 0, 1, 2]
-    for one in bodies:
-        assert (
-            one.new_bytes < (0.75 if one.step % 4 == 1 else 0.9) * one.logical_bytes
-        )  # two differences in a row would be read for too much
-        found = relight.load(run, one.id)["model"]
-        assert all(torch.equal(found[name], value) for name, value in held[one.step].items()), one.step
+    assert [len(body.requires) for body in bodies] == [0, 1, 2, 3, 0, 1, 2]
+    for body in bodies:
+        # A chunk with two differences in a row would exceed the bytes that a reader may read for it.
+        assert body.new_bytes < (0.75 if body.step % 4 == 1 else 0.9) * body.logical_bytes
+        loaded = relight.load(run, body.id)["model"]
+        assert all(torch.equal(loaded[name], value) for name, value in expected[body.step].items()), body.step
     run = str(tmp_path / "store" / "again")
     assert attempt(0, 3) + attempt(9, 7) == straight
 
 
 def test_a_damaged_link_is_found(tmp_path: Path) -> None:
-    """Whatever stands on it is passed over, by name; the nearest that does not is what a restore takes."""
+    """Skip every checkpoint that depends on the damaged one. A restore takes the nearest one that does not."""
     run = tmp_path / "store" / "run"
     torch.manual_seed(0)
     model = nn.Linear(512, 512)
@@ -141,12 +141,12 @@ def test_a_damaged_link_is_found(tmp_path: Path) -> None:
             one_step(model, optimizer, 512)
             ckpt.save(step)
             weights.append(model.weight.detach().clone())
-    assert [len(one.requires) for one in rows(str(run))] == [0, 1, 2, 3, 4]
+    assert [len(body.requires) for body in rows(str(run))] == [0, 1, 2, 3, 4]
     for step in (4, 2, 1):
         (file,) = run.glob(f"{step:010d}-*/*.chunks")
         data = bytearray(file.read_bytes())
-        for at in range(0, len(data), 1000):  # each chunk of it
-            data[at] ^= 16
+        for offset in range(0, len(data), 1000):  # damage each chunk
+            data[offset] ^= 16
         file.write_bytes(data)
         wrong = [bool(findings) for _, findings in relight.open(run).verify()]
         assert wrong == [False] * step + [True] * (5 - step)
@@ -154,6 +154,6 @@ def test_a_damaged_link_is_found(tmp_path: Path) -> None:
 
 
 def test_anything_else_is_refused(tmp_path: Path) -> None:
-    """Compact(…), True, False, None."""
+    """Accept only Compact(…), True, False or None."""
     with pytest.raises(relight.ConfigError, match="compact="):
         relight.Checkpointer(tmp_path / "run", save=None, model=nn.Linear(2, 2), compact="zstd")  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ def train(run: Path, first: int, last: int, **options: Any) -> None:
 
 
 def steps_of(run: Path) -> list[int]:
-    return [one.step for one in relight.open(run).checkpoints()]
+    return [checkpoint.step for checkpoint in relight.open(run).checkpoints()]
 
 
 @pytest.mark.parametrize("options", [{}, {"fresh": True}])
@@ -62,7 +62,7 @@ def test_a_part_from_which_steps_continue_stays_on_its_line(tmp_path: Path) -> N
 
 
 def test_a_fresh_start_from_a_certain_checkpoint_keeps_all_others(tmp_path: Path) -> None:
-    """With ``fresh=True`` everything that is there stays, also if a checkpoint is restored and its steps are continued."""
+    """Keep all checkpoints with ``fresh=True``, also if one of them is restored and continued."""
     run = tmp_path / "store" / "run"
     train(run, 0, 6)
     ckpt, _ = make(run, keep=relight.keep(last=1), fresh=True)

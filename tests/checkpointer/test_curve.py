@@ -1,4 +1,5 @@
-"""What is told of steps between two saves: a step a second, each ten seconds, and no device is waited for."""
+"""Metrics of steps between two saves: one point a second, one event every ten seconds, and no device is
+synchronised."""
 
 from __future__ import annotations
 
@@ -15,63 +16,64 @@ from relight.observe import Event, subscribe
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Events of steps, and a clock of one's own."""
-    now, heard = [0.0], list[Event]()
+def feed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a clock that the test sets, and the received events of steps."""
+    now, events = [0.0], list[Event]()
     monkeypatch.setattr(metric_feed, "monotonic", lambda: now[0])
-    undo = subscribe(lambda event: heard.append(event) if event.name == "steps.done" else None)
-    yield now, heard
+    undo = subscribe(lambda event: events.append(event) if event.name == "steps.done" else None)
+    yield now, events
     undo()
 
 
 class Elsewhere:
-    """A number on a device: to read it would wait."""
+    """A number on a device. Reading it would synchronise the device."""
 
     ndim = 0
     device = torch.device("meta")
 
     def __float__(self) -> float:
-        raise AssertionError("the device was waited for")
+        raise AssertionError("the device was synchronised")
 
 
-def test_a_step_a_second_told_each_ten_seconds(told: Any) -> None:
-    """Of 250 steps in 25 seconds: 25 points in three events, the last when asked; the same number of values for each metric."""
-    now, heard = told
-    one = MetricFeed(True)
+def test_a_step_a_second_told_each_ten_seconds(feed: Any) -> None:
+    """Report 250 steps of 25 seconds as 25 points in three events, the last on ``flush``. Each metric has the same
+    number of values."""
+    now, events = feed
+    meter = MetricFeed(True)
     for step in range(250):
         now[0] = step / 10
         metrics = {"loss": torch.tensor(step / 2), "far": Elsewhere(), "text": "x", "many": torch.ones(3)}
-        one.add(step, {**metrics, "late": 1.0} if step > 55 else metrics)
-    one.flush()
-    one.flush()
-    assert [len(event.fields["steps"]) for event in heard] == [11, 10, 4]
-    steps = [step for event in heard for step in event.fields["steps"]]
+        meter.add(step, {**metrics, "late": 1.0} if step > 55 else metrics)
+    meter.flush()
+    meter.flush()
+    assert [len(event.fields["steps"]) for event in events] == [11, 10, 4]
+    steps = [step for event in events for step in event.fields["steps"]]
     assert steps == list(range(0, 250, 10))
-    assert [value for event in heard for value in event.fields["metrics"]["loss"]] == [step / 2 for step in steps]
-    assert heard[0].fields["metrics"]["late"] == [None] * 6 + [1.0] * 5 and set(heard[1].fields["metrics"]) == {"loss", "late"}
+    assert [value for event in events for value in event.fields["metrics"]["loss"]] == [step / 2 for step in steps]
+    assert events[0].fields["metrics"]["late"] == [None] * 6 + [1.0] * 5 and set(events[1].fields["metrics"]) == {"loss", "late"}
 
 
-def test_other_ranks_and_odd_metrics_tell_nothing(told: Any) -> None:
-    """NaN is no point; a name without end, a metric too many are left out; a rank that does not tell keeps nothing."""
-    now, heard = told
-    silent, one = MetricFeed(False), MetricFeed(True)
+def test_other_ranks_and_odd_metrics_tell_nothing(feed: Any) -> None:
+    """Leave out NaN, names that are too long, and metrics above the limit. A rank that does not report keeps nothing."""
+    now, events = feed
+    silent, meter = MetricFeed(False), MetricFeed(True)
     silent.add(1, {"loss": 1.0})
     silent.flush()
-    one.add(1, {"loss": float("nan")})
+    meter.add(1, {"loss": float("nan")})
     now[0] = 2.0
-    one.add(2, {"x" * 81: 1.0, "loss": 10**400})
-    one.flush()
-    assert not heard
+    meter.add(2, {"x" * 81: 1.0, "loss": 10**400})
+    meter.flush()
+    assert not events
     now[0] = 4.0
-    one.add(3, {f"m{number}": number for number in range(40)})
-    one.flush()
-    assert len(heard[0].fields["metrics"]) == metric_feed.METRICS_MAX
+    meter.add(3, {f"m{number}": number for number in range(40)})
+    meter.flush()
+    assert len(events[0].fields["metrics"]) == metric_feed.METRICS_MAX
 
 
-def test_a_run_that_ends_has_told_all(told: Any, tmp_path: Path) -> None:
-    """What was not told yet is told at the end, whatever the run's length."""
-    _, heard = told
+def test_a_run_that_ends_has_told_all(feed: Any, tmp_path: Path) -> None:
+    """Report the last steps at the run's end, whatever its length."""
+    _, events = feed
     model = torch.nn.Linear(2, 2)
     with relight.Checkpointer(tmp_path / "runs" / "demo", save=None, model=model, signals=False) as ckpt:
         ckpt.step(0, loss=2.5)
-    assert [(event.fields["steps"], event.fields["metrics"]) for event in heard] == [([0], {"loss": [2.5]})]
+    assert [(event.fields["steps"], event.fields["metrics"]) for event in events] == [([0], {"loss": [2.5]})]

@@ -1,4 +1,5 @@
-"""A thread that starts and dies, or that stops reading, holds no call: each wait for it ends, and the result of close() is true."""
+"""A thread that dies at its start, or stops reading, blocks no call. Each wait for it ends, and close() returns the
+true result."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def dead_at_start(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def within(seconds: float, work: Callable[[], object]) -> None:
-    """Have ``work`` done in a thread of its own; fail if it is not over in time."""
+    """Run ``work`` in its own thread. Fail if it does not end in time."""
     done = threading.Thread(target=work, daemon=True)
     done.start()
     done.join(seconds)
@@ -60,14 +61,15 @@ def within(seconds: float, work: Callable[[], object]) -> None:
 
 
 def test_a_thread_that_dies_before_its_first_line_holds_no_start(dead_at_start: list[str]) -> None:
-    """Thread.start waits for an event that such a thread never sets; Relight's start counts it as refused."""
+    """Count a thread that dies at its start as refused. Thread.start would wait for an event that this thread never
+    sets."""
     started: list[bool] = []
     within(20, lambda: started.append(new_threads.start(threading.Thread(target=lambda: None, name="relight-test", daemon=True))))
     assert started == [False] and dead_at_start == ["relight-test"]
 
 
 def test_a_late_thread_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread whose start was given up must not do the work that its caller does instead."""
+    """Do no work in a thread after its caller aborted the start and does the work itself."""
     monkeypatch.setattr(thread_start, "START_S", 0.1)
     monkeypatch.setattr(thread_start, "_given_up", threading.Event())
     may, worked, bootstrap = threading.Event(), [], threading.Thread._bootstrap  # type: ignore[attr-defined]
@@ -89,7 +91,7 @@ def test_a_late_thread_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_pool_works_without_threads(dead_at_start: list[str]) -> None:
-    """A pool whose threads die at their start has its tasks done by the caller."""
+    """Run a pool's tasks in the caller if its threads die at their start."""
     results: list[int] = []
 
     def work() -> None:
@@ -112,7 +114,7 @@ def test_a_dropped_pool_lets_its_threads_end() -> None:
 
 
 def test_a_pool_starts_no_more_threads_than_tasks() -> None:
-    """An idle thread is used again; a full pool queues; what is not begun can be cancelled."""
+    """Reuse an idle thread, queue calls if the pool is full, and cancel calls that have not started."""
     with ThreadPool(4, "relight-few") as pool:
         for value in range(10):
             assert pool.submit(lambda one: one, value).result(10) == value
@@ -130,7 +132,8 @@ def test_a_pool_starts_no_more_threads_than_tasks() -> None:
 
 
 def test_steps_and_close_do_not_wait_for_dead_threads(tmp_path: Path, dead_at_start: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every thread of Relight dead at its start, three steps are saved and close() returns; the deadline is ten minutes."""
+    """Save three steps and return from close() although every Relight thread dies at its start. The deadline is ten
+    minutes."""
     monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path / "events"))
     ended: list[object] = []
 
@@ -149,10 +152,10 @@ def test_steps_and_close_do_not_wait_for_dead_threads(tmp_path: Path, dead_at_st
 
 def test_no_memory_for_an_answer_ends_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that reads the agent's messages runs out of memory: a call that waits for an answer ends at once."""
-    here, there = socket.socketpair()
+    here, remote = socket.socketpair()
 
     def none(self: AgentConnection[object]) -> tuple[object, list[int]]:
-        there.recv(1)  # the question
+        remote.recv(1)  # the question
         raise MemoryError
 
     monkeypatch.setattr(AgentConnection, "receive", none)
@@ -162,7 +165,7 @@ def test_no_memory_for_an_answer_ends_the_wait_for_it(monkeypatch: pytest.Monkey
         agent.slots(1 << 20, 2, None, 60.0)
     assert time.monotonic() - before < 30
     assert not agent.alive
-    there.close()
+    remote.close()
 
 
 @pytest.mark.parametrize("who", ["thread", "trainer"])
@@ -170,8 +173,8 @@ def test_no_memory_while_copying_holds_no_step(who: str, monkeypatch: pytest.Mon
     """A slice that a thread could not copy is the trainer's. If it cannot either, the snapshot counts as changed; nothing waits for good."""
     tensor = torch.arange((3 * SLICE_BYTES) // 4, dtype=torch.float32)
     watched, target = GuardedTensors([("t", tensor, 0)]), ctypes.create_string_buffer(3 * SLICE_BYTES)
-    found: list[list[str]] = []
-    snapshot = Snapshot(watched.begin(), ctypes.addressof(target), found.append)
+    completions: list[list[str]] = []
+    snapshot = Snapshot(watched.begin(), ctypes.addressof(target), completions.append)
     trainer, copy, tried = threading.current_thread(), Snapshot._copy, threading.Event()
 
     def refused(self: Snapshot, index: int) -> None:
@@ -187,7 +190,7 @@ def test_no_memory_while_copying_holds_no_step(who: str, monkeypatch: pytest.Mon
     assert tried.wait(20)
     snapshot.wait()
     threads.close()
-    assert found == [[] if who == "thread" else ["t"]]
+    assert completions == [[] if who == "thread" else ["t"]]
     if who == "thread":
         assert bytes(memoryview(target)) == tensor.numpy().tobytes()
 
@@ -204,7 +207,7 @@ def test_first_calls_that_fail_end_no_job(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_end_of_a_run_that_saved_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event]) -> None:
-    """A run whose saves all failed does not end as if the last step were stored."""
+    """Do not end a run with only failed saves as if the last step were stored."""
     ckpt = relight.Checkpointer(tmp_path / "s" / "run", model=nn.Linear(8, 8), save=relight.every(steps=1), background=False, signals=False)
     ckpt.restore()
 

@@ -36,7 +36,7 @@ def train(
     loader = DataLoader(samples(10) if data is None else data, batch_size=2)
     components: dict[str, Any] = {"model": model, "optimizer": optimizer, **loaders(loader)}
     ckpt = relight.Checkpointer(path / "run", save=save, signals=False, background=False, **components)
-    found, step = list[tuple[int, str]](), ckpt.restore()
+    saves, step = list[tuple[int, str]](), ckpt.restore()
     epoch = -1
     while step < epochs * (5 // each):  # the rest of an epoch that is saved at its end has no batch
         epoch += 1
@@ -49,19 +49,19 @@ def train(
             done = ckpt.step(step, **({"epoch": epoch} if count else {}))
             if done is not None:
                 assert done.error is None
-                found.append((step, done.reason))
+                saves.append((step, done.reason))
             if step == stop:
                 ckpt.close(save=False)
-                return found
+                return saves
             step += 1
     ckpt.close(save=False)
-    return found
+    return saves
 
 
 def test_each_epoch_is_saved_at_its_last_step(tmp_path: Path) -> None:
     """Five batches an epoch: the saves are at steps 4, 9 and 14, and the position that each stores is the end of its epoch."""
-    found = train(tmp_path, relight.every(epochs=1), 3)
-    assert found == [(4, "every epoch: 1 done"), (9, "every epoch: 2 done"), (14, "every epoch: 3 done")]
+    saves = train(tmp_path, relight.every(epochs=1), 3)
+    assert saves == [(4, "every epoch: 1 done"), (9, "every epoch: 2 done"), (14, "every epoch: 3 done")]
     state = relight.load(tmp_path / "run", 9)
     assert state["data"]["counted"]["delivered"] in (0, 5)
 
@@ -73,7 +73,7 @@ def test_every_second_epoch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop", [6, 7, 9, 10])
 def test_a_resumed_run_saves_where_the_uninterrupted_one_would(tmp_path: Path, stop: int) -> None:
-    """Wherever the process ended, epochs 2 and 4 end at the same steps."""
+    """End epochs 2 and 4 at the same steps, wherever the process ended."""
     save = relight.every(epochs=2) | relight.every(steps=1)
     before = train(tmp_path, save, 4, stop=stop)
     after = train(tmp_path, save, 4)
@@ -100,22 +100,23 @@ def test_a_batch_that_is_looked_at_before_training_is_no_epoch(tmp_path: Path) -
     ) as ckpt:
         ckpt.restore()
         next(iter(loader))
-        step, found = 0, []
+        step, saved = 0, []
         for _ in range(2):
             for _batch in loader:
                 if ckpt.step(step) is not None:
-                    found.append(step)
+                    saved.append(step)
                 step += 1
-    assert found == [4, 9]
+    assert saved == [4, 9]
 
 
 def test_without_a_loader_step_counts_epochs(tmp_path: Path) -> None:
-    """``epoch=`` is all there is: the first step of the next epoch is saved."""
+    """Save the first step of the next epoch if only ``epoch=`` is given."""
     assert [step for step, _ in train(tmp_path, relight.every(epochs=1), 3, loaders=lambda loader: {}, count=True)] == [5, 10]
 
 
 def test_what_cannot_be_counted_is_refused_at_the_first_step(tmp_path: Path) -> None:
-    """No loader and no ``epoch=``; two loaders and no name; a name that no loader has."""
+    """Refuse an epoch trigger without a loader or ``epoch=``, with two loaders and no name, and with an unknown
+    name."""
     with pytest.raises(ConfigError, match=r"a loader, or epoch= of step"):
         train(tmp_path / "a", relight.every(epochs=1), 1, loaders=lambda loader: {})
     other = DataLoader(samples(4))
@@ -152,7 +153,8 @@ class Plateau(relight.Trigger):
 
 
 def test_a_trigger_of_ones_own(tmp_path: Path) -> None:
-    """It reads the metric that it names, alone or beside others, and its reason is the checkpoint's."""
+    """Read the metric that the trigger names, alone or combined with others. Its reason is recorded in the
+    checkpoint."""
     model, losses = nn.Linear(1, 1), [3.0, 2.0, 2.5, 2.5, 1.0, 1.0, 1.0, 1.0]
     for name, trigger in (("a", Plateau(2)), ("b", Plateau(2) | relight.every(steps=100))):
         with relight.Checkpointer(tmp_path / name, model=model, save=trigger, signals=False, background=False) as ckpt:

@@ -68,7 +68,7 @@ def trainer(tmp_path: Path, text: str, **settings: str) -> str:
     ],
 )
 def test_a_forked_child_ends_at_once(tmp_path: Path, act: str) -> None:
-    """A child that exits normally waits for nothing, and the parent's agent goes on serving the parent."""
+    """Wait for nothing in a child that exits normally. The parent's agent continues to serve the parent."""
     printed = trainer(
         tmp_path,
         f"""
@@ -82,7 +82,7 @@ def test_a_forked_child_ends_at_once(tmp_path: Path, act: str) -> None:
         """,
     )
     assert printed == "7\n0 0\n"
-    assert max(one.step for one in relight.open(str(tmp_path / "store" / "run")).checkpoints()) == 5
+    assert max(checkpoint.step for checkpoint in relight.open(str(tmp_path / "store" / "run")).checkpoints()) == 5
 
 
 def test_a_child_is_forked_while_another_thread_emits(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_childs_checkpointer_has_its_own_signals(tmp_path: Path) -> None:
         """,
     )
     assert printed == "-15\n"
-    assert [one.step for one in relight.open(str(tmp_path / "store" / "run-child")).checkpoints()] == [3]
+    assert [checkpoint.step for checkpoint in relight.open(str(tmp_path / "store" / "run-child")).checkpoints()] == [3]
 
 
 def test_a_child_does_not_write_to_its_parents_page(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""``fresh=True`` belongs to a launcher's job: a job that is started again continues from its own checkpoints, and another job does not."""
+"""``fresh=True`` applies to a launcher's job: a restarted job continues from its own checkpoints, and another job does
+not."""
 
 from __future__ import annotations
 

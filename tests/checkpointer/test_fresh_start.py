@@ -1,4 +1,4 @@
-"""Where an attempt begins: a run that has checkpoints is not trained past by an oversight."""
+"""Start of an attempt: no mistake trains past a run's existing checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def run(tmp_path: Path) -> str:
 
 
 def train(run: str, first: int | None, last: int, **options: Any) -> relight.Checkpointer:
-    """Train from ``first`` (None: from what ``restore()`` gives) to before ``last``, saving every step in the foreground."""
+    """Train from ``first`` (None: from the result of ``restore()``) to before ``last``. Save every step in the
+    foreground."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"save": relight.every(steps=1), "background": False, **options}
@@ -35,12 +36,13 @@ def train(run: str, first: int | None, last: int, **options: Any) -> relight.Che
 
 
 def steps_of(run: str) -> list[int]:
-    return [one.step for one in relight.open(run).checkpoints()]
+    return [checkpoint.step for checkpoint in relight.open(run).checkpoints()]
 
 
 @pytest.mark.parametrize("how", ["step", "save"])
 def test_the_first_step_or_save_of_an_unrestored_run_is_refused(run: str, how: str) -> None:
-    """A script that forgets ``restore()`` gets an error that names the newest step and the ways out. Nothing is saved or deleted."""
+    """Raise an error with the newest step and the remedies if a script forgets ``restore()``. Nothing is saved or
+    deleted."""
     train(run, 0, 5)
     model = nn.Linear(2, 2)
     ckpt = relight.Checkpointer(run, model=model, save=relight.every(steps=1), keep=relight.keep(last=2), signals=False)
@@ -52,7 +54,7 @@ def test_the_first_step_or_save_of_an_unrestored_run_is_refused(run: str, how: s
 
 
 def test_a_restored_run_continues(run: str) -> None:
-    """Restoring the newest, or another one on purpose, is enough; so is a run without a checkpoint."""
+    """Continue after restoring the newest checkpoint, or another one on purpose, or in a run without a checkpoint."""
     train(run, None, 3)
     train(run, None, 5)
     model = nn.Linear(2, 2)
@@ -64,7 +66,8 @@ def test_a_restored_run_continues(run: str) -> None:
 
 
 def test_fresh_begins_a_new_branch_and_the_old_one_stays(run: str) -> None:
-    """``fresh=True`` restores nothing; retention deletes nothing of the old line, and what restores next takes the new line."""
+    """Restore nothing with ``fresh=True``. Retention deletes nothing of the old branch, and the next restore takes the
+    new one."""
     train(run, 0, 5)
     ckpt = train(run, None, 8, fresh=True, keep=relight.keep(last=2))
     assert ckpt.run == "run"
@@ -77,14 +80,14 @@ def test_fresh_begins_a_new_branch_and_the_old_one_stays(run: str) -> None:
 
 
 def test_abandoned_checkpoints_go_when_that_is_asked_for(run: str) -> None:
-    """``prune_abandoned=True`` applies the rules to all lines alike."""
+    """Apply the rules to all branches alike with ``prune_abandoned=True``."""
     train(run, 0, 5)
     train(run, 0, 4, fresh=True, keep=relight.keep(last=2, prune_abandoned=True))
     assert steps_of(run) == [2, 3]
 
 
 def test_a_line_left_by_restoring_an_older_checkpoint_stays(run: str) -> None:
-    """Training that continues from step 1 on purpose deletes none of steps 2 to 4, in the same process or in another."""
+    """Delete none of steps 2 to 4 if training continues from step 1 on purpose, in the same process or in another."""
     train(run, 0, 5)
     model = nn.Linear(2, 2)
     ckpt = relight.Checkpointer(run, model=model, signals=False, background=False, save=None)
@@ -96,11 +99,12 @@ def test_a_line_left_by_restoring_an_older_checkpoint_stays(run: str) -> None:
     plan = relight.open(run).plan_prune(relight.keep(last=1))
     going = [(verdict.id, verdict.step) for verdict in plan.verdicts if not verdict.keep]
     assert [step for _, step in going] == [0, 1, 2, 3], "only ancestors of the newest"
-    assert [one for one, _ in going[2:]] == [second[0], third[0]]
+    assert [id_ for id_, _ in going[2:]] == [second[0], third[0]]
 
 
 def test_saves_through_the_agent_have_the_save_before_as_parent(run: str) -> None:
-    """Each save's parent is the one before it, though that was still being written; after a restore it is what was restored."""
+    """Record the previous save as parent, even if it was still being written. After a restore, the parent is the
+    restored checkpoint."""
     model = nn.Linear(2, 2)
     ckpt = relight.Checkpointer(run, model=model, signals=False, save=None, limits=relight.Limits(when_busy="queue"))
     for step in range(4):
@@ -109,15 +113,21 @@ def test_saves_through_the_agent_have_the_save_before_as_parent(run: str) -> Non
     ckpt.save(7)
     ckpt.close()
     live = relight.open(run).checkpoints()
-    by_id = {one.id: one.step for one in live}
-    assert {one.step: [by_id[parent] for parent in one.body.parents] for one in live} == {0: [], 1: [0], 2: [1], 3: [2], 7: [1]}
+    by_id = {checkpoint.id: checkpoint.step for checkpoint in live}
+    assert {checkpoint.step: [by_id[parent] for parent in checkpoint.body.parents] for checkpoint in live} == {
+        0: [],
+        1: [0],
+        2: [1],
+        3: [2],
+        7: [1],
+    }
 
 
 @pytest.mark.parametrize(("restarts", "job", "restores"), [("0", "a", False), ("1", "a", True), ("1", "b", False)])
 def test_a_job_started_again_by_its_launcher_is_not_fresh_twice(
     run: str, monkeypatch: pytest.MonkeyPatch, restarts: str, job: str, restores: bool
 ) -> None:
-    """Under a launcher ``fresh=True`` holds for the job, not for each of its processes: a crash does not throw the new branch away."""
+    """Apply ``fresh=True`` to the job, not to each of its processes. A restart after a crash keeps the new branch."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     train(run, 0, 2)
@@ -129,18 +139,19 @@ def test_a_job_started_again_by_its_launcher_is_not_fresh_twice(
 
 
 def test_the_first_line_of_an_attempt_names_what_it_does_not_continue_from(run: str) -> None:
-    """Whoever reads the log of a job learns that training left checkpoints aside."""
+    """Log which checkpoints the training does not continue from."""
     train(run, 0, 5)
-    heard: list[Event] = []
-    undo: Callable[[], None] = subscribe(heard.append)
+    events: list[Event] = []
+    undo: Callable[[], None] = subscribe(events.append)
     train(run, None, 1, fresh=True)
     undo()
-    said = next(str(one.fields["say"]) for one in heard if one.name == "attempt.started")
-    assert "begins from scratch; it keeps 5 checkpoints that it does not continue from, the newest of step 4" in said
+    message = next(str(event.fields["say"]) for event in events if event.name == "attempt.started")
+    assert "begins from scratch; it keeps 5 checkpoints that it does not continue from, the newest of step 4" in message
 
 
 def test_an_unrestored_run_is_refused_for_what_a_further_tier_has(tmp_path: Path) -> None:
-    """A nearest tier that was wiped makes no run fresh: what a further tier has counts."""
+    """Refuse an unrestored run that has checkpoints only in a further tier. A wiped nearest tier does not make a run
+    fresh."""
     train(str(tmp_path / "far" / "run"), 0, 3)
     tiers = relight.Tiers(near=relight.tier(tmp_path / "near" / "run"), far=relight.tier(tmp_path / "far" / "run"))
     ckpt = relight.Checkpointer(tiers, model=nn.Linear(2, 2), signals=False, background=False, save=relight.every(steps=1))

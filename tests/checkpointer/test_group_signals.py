@@ -53,11 +53,14 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
 
 def script(tmp_path: Path, text: str, timeout: float = 90) -> tuple[subprocess.CompletedProcess[str], list[tuple[int, str]], int]:
-    """Run a script in a process group of its own. Return its end, the saved steps with their reasons, and the last finished step."""
+    """Run a script in its own process group. Return its exit, the saved steps with their reasons, and the last finished
+    step."""
     path, run = tmp_path / "script.py", tmp_path / "store" / "run"
     path.write_text(HEAD + textwrap.dedent(text))
     done = run_script(path, str(run), timeout_s=timeout, cwd=tmp_path, leads=True)
-    saved = [(one.step, one.body.reason) for one in relight.open(str(run)).checkpoints()] if (run / "log").exists() else []
+    saved = (
+        [(checkpoint.step, checkpoint.body.reason) for checkpoint in relight.open(str(run)).checkpoints()] if (run / "log").exists() else []
+    )
     steps = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")]
     return done, saved, max(steps, default=-1)
 
@@ -230,7 +233,7 @@ def test_workers_end_with_a_killed_trainer(tmp_path: Path, persistent: bool) -> 
 
 
 def test_a_signal_during_step_is_saved_at_the_next_step(tmp_path: Path) -> None:
-    """A signal that comes after step() has looked for one does not end the process without a save."""
+    """Do not end the process without a save by a signal that arrives after step() checked for signals."""
     done, saved, last = script(
         tmp_path,
         """
@@ -260,7 +263,7 @@ def test_relight_run_keeps_a_hangup_ignored(tmp_path: Path) -> None:
     command = ["nohup", sys.executable, "-m", "relight", "run", str(path), str(run)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, start_new_session=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert [one.step for one in relight.open(str(run)).checkpoints()] == [5]
+    assert [checkpoint.step for checkpoint in relight.open(str(run)).checkpoints()] == [5]
 
 
 def _gone(pid: int) -> bool:

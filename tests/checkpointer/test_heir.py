@@ -1,4 +1,5 @@
-"""Who saves what a dead rank held, and what of it: ranks of one process, whose pages lie in a directory."""
+"""Handover: which rank saves a dead rank's state, and what is saved. The ranks are in one process, with heartbeat pages
+in a directory."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ STEP = 5
 
 
 class Rank:
-    """One of several: its components, its boundary, and its side of inheriting."""
+    """One rank: its components, its boundary, and its side of a handover."""
 
     def __init__(self, number: int, world: int, folder: Path, monkeypatch: pytest.MonkeyPatch, run: str, **more: object) -> None:
         self.teller = HeartbeatWriter(str(folder / f"pulse-{number}"))
@@ -54,17 +55,17 @@ class Rank:
         self._monkeypatch.setattr(heir, "heartbeat", lambda: self.teller)
 
     def ends(self, step: int) -> None:
-        """A step."""
+        """End a step."""
         self._here()
         self.boundary.remember(step)
 
     def updates(self) -> None:
-        """It comes to its update."""
+        """Begin the update of a step."""
         self._here()
         self.heirs._update_begins()
 
     def hand_over(self, attempt: Attempt) -> bool:
-        """What the others held as well."""
+        """Save the last step for all ranks, with the dead rank's published state."""
         self._here()
         return self.heirs.hand_over(RuntimeError("lost"), self.boundary, attempt.place, _request, [])
 
@@ -75,7 +76,7 @@ def _request(state: Captured, step: int, reason: SaveReason, metrics: Mapping[st
 
 @pytest.fixture
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Rank]]:
-    """So many, with these components besides."""
+    """Return a factory of ranks with additional components."""
 
     def made(world: int, run: str = "run", **more: object) -> list[Rank]:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(world))
@@ -91,10 +92,10 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
 def test_one_who_cannot_save_leaves_it_to_the_next(
     ranks: Callable[..., list[Rank]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank whose device has failed is the first to notice: what it holds cannot be read any more. Another's can."""
+    """Leave the save to the next rank if the first one cannot read its state, because its device has failed."""
     first, second, dead = ranks(3)
-    for one in (first, second, dead):
-        one.ends(STEP)
+    for rank in (first, second, dead):
+        rank.ends(STEP)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
     saves = save_multi_rank
 
@@ -103,25 +104,26 @@ def test_one_who_cannot_save_leaves_it_to_the_next(
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     def broken(place: CommitTarget, request: SaveRequest) -> SaveReport:
-        return saves(place, replace(request, items=[replace(one, source=Broken(bytes(one.source.length))) for one in request.items]))
+        return saves(place, replace(request, items=[replace(item, source=Broken(bytes(item.source.length))) for item in request.items]))
 
     monkeypatch.setattr(heir, "save_multi_rank", broken)
     assert not first.hand_over(attempt)
     monkeypatch.setattr(heir, "save_multi_rank", saves)
     assert second.hand_over(attempt)
-    assert [one.step for one in attempt.history().live] == [STEP]
-    assert not first.hand_over(attempt), "it is saved"
+    assert [checkpoint.step for checkpoint in attempt.history().live] == [STEP]
+    assert not first.hand_over(attempt), "already saved"
 
 
 @pytest.mark.parametrize(("run", "alike"), [("run", False), ("other", True)])
 def test_what_is_left_for_another_checkpointer_is_not_taken(
     ranks: Callable[..., list[Rank]], tmp_path: Path, run: str, alike: bool
 ) -> None:
-    """A process with two of them: what the other leaves is not this one's, and a checkpoint of it goes on elsewhere, or not at all."""
+    """Ignore the rank state of a second Checkpointer in the same process. Its checkpoint is for another run, or is not
+    made."""
     more = {"generator": torch.Generator()}
     first, second = ranks(2, **more), ranks(2, run, **(more if alike else {}))
-    for one in (*first, *second):
-        one.ends(STEP)
+    for rank in (*first, *second):
+        rank.ends(STEP)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
     assert not first[0].hand_over(attempt) and not attempt.history().live
     assert second[0].hand_over(attempt)
@@ -130,25 +132,27 @@ def test_what_is_left_for_another_checkpointer_is_not_taken(
 def test_what_has_come_since_the_ranks_compared_what_they_hold_is_not_taken_for_all(
     ranks: Callable[..., list[Rank]], tmp_path: Path
 ) -> None:
-    """They saved before the first step. What optimizers have made since may be each rank's share of it: the dead one's would be lost."""
+    """Save nothing if state was added after the ranks compared their states before the first step. Optimizer state may
+    be sharded, and the dead rank's shard would be lost."""
     living, dead = ranks(2)
     model, optimizer = living.components["model"], living.components["optimizer"]
     assert isinstance(model, torch.nn.Module) and isinstance(optimizer, torch.optim.Optimizer)
     optimizer.param_groups[0]["momentum"] = 0.9
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    for one in (living, dead):
-        one.ends(STEP)
+    for rank in (living, dead):
+        rank.ends(STEP)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
     assert not living.hand_over(attempt) and not attempt.history().live
 
 
 def test_what_is_each_ranks_own_and_has_become_large_is_not_left_out(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
-    """A value of each rank's own that is a tensor now: it is in no will, and no checkpoint does without it."""
+    """Save nothing if a rank's own value has become a tensor. It is not in the published rank state, and a checkpoint
+    without it is incomplete."""
     living, dead = ranks(2, mine=3)
-    for one in (living, dead):
-        one.components["mine"] = torch.zeros(3)
-        one.ends(STEP)
+    for rank in (living, dead):
+        rank.components["mine"] = torch.zeros(3)
+        rank.ends(STEP)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
     assert not living.hand_over(attempt) and not attempt.history().live
 
@@ -157,54 +161,56 @@ def test_what_is_each_ranks_own_and_has_become_large_is_not_left_out(ranks: Call
 def test_what_was_left_in_front_of_an_update_counts_if_it_has_always_been_what_it_was_at_the_end(
     ranks: Callable[..., list[Rank]], tmp_path: Path, alike: int, drawn: str, taken: bool
 ) -> None:
-    """A rank dies in its update, and the other ends the step. Draws between the two are for nobody to see: once there was one, or one of
-    the survivor's, it is not believed any more."""
+    """A rank dies in its update, and the other one ends the step. The state published before the update counts only if
+    it has always equalled the state at the step's end. One random draw in between, or one by the survivor, disqualifies
+    it."""
     living, dead = ranks(2, mine=torch.Generator())
     dead.components["mine"] = torch.Generator()
     for step in range(alike + 1):
-        for one in (living, dead):
-            generator = one.components["mine"]
+        for rank in (living, dead):
+            generator = rank.components["mine"]
             assert isinstance(generator, torch.Generator)
             if step:
                 torch.rand(2, generator=generator)
-                one.updates()
-            if step == 5 and drawn == "by it" and one is dead:
+                rank.updates()
+            if step == 5 and drawn == "by it" and rank is dead:
                 torch.rand(2, generator=generator)
-            one.ends(step)
-    for one in (living, dead):
-        generator = one.components["mine"]
+            rank.ends(step)
+    for rank in (living, dead):
+        generator = rank.components["mine"]
         assert isinstance(generator, torch.Generator)
         torch.rand(3, generator=generator)
-        one.updates()
+        rank.updates()
     if drawn == "by both":
         torch.rand(2, generator=living.components["mine"])  # type: ignore[call-overload]
     living.ends(alike + 1)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
     assert living.hand_over(attempt) is taken
-    assert [one.step for one in attempt.history().live] == [alike + 1] * taken
+    assert [checkpoint.step for checkpoint in attempt.history().live] == [alike + 1] * taken
 
 
 def test_who_is_told_that_another_has_failed_ends_its_step_and_hands_it_over(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
-    """Its next exchange may be far: it is told at the step's end."""
+    """End the step and hand it over if another rank has failed. The rank learns of it at the step's end, because its
+    next exchange may be far."""
     living, dead = ranks(2)
-    for one in (living, dead):
-        one.ends(STEP - 1)
+    for rank in (living, dead):
+        rank.ends(STEP - 1)
     dead.ends(STEP)
     lost_of(tmp_path / "pulse-0").touch()
     with pytest.raises(RankTimeout, match="another rank has failed"):
         living.ends(STEP)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
     assert living.hand_over(attempt)
-    assert [one.step for one in attempt.history().live] == [STEP]
+    assert [checkpoint.step for checkpoint in attempt.history().live] == [STEP]
 
 
 def test_what_is_slow_to_leave_is_given_up_by_its_quickest(tmp_path: Path) -> None:
-    """A machine that is busy now and then is no reason; what takes long each time is."""
+    """Stop publishing before the update if it is always slow. A machine that is busy now and then is no reason."""
     make_rank_state(tmp_path / "ahead-0")
-    one = PreUpdateState()
-    one.will = RankStateWriter(tmp_path / "ahead-0")
+    state = PreUpdateState()
+    state.will = RankStateWriter(tmp_path / "ahead-0")
     for seconds in [20 * AHEAD_S, AHEAD_S / 2, *[20 * AHEAD_S] * (OFTEN - 1)]:
-        one.took(seconds)
-    assert one.will is not None
-    one.took(20 * AHEAD_S)
-    assert one.will is None
+        state.took(seconds)
+    assert state.will is not None
+    state.took(20 * AHEAD_S)
+    assert state.will is None

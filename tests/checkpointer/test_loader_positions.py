@@ -1,4 +1,5 @@
-"""A loader's position has units: what they cannot find again is an error with ways out, and what a prefetcher holds is not delivered."""
+"""Loader positions with units. An ambiguous position is an error with remedies, and batches in a prefetcher do not
+count as delivered."""
 
 from __future__ import annotations
 
@@ -26,16 +27,17 @@ SAMPLES, BATCH = 48, 4
 
 @pytest.fixture(autouse=True)
 def _asking_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a loader answers late: where its position is then no longer asked for is not what these tests are about."""
+    """Allow slow answers of loaders. On a busy machine Relight stops asking a slow loader, which these tests do not
+    check."""
     monkeypatch.setattr("relight.capture.loaders.KEPT_S", 60.0)
 
 
 @pytest.fixture
 def events() -> Iterator[list[Event]]:
-    """What was emitted about loaders."""
-    found: list[Event] = []
-    undo = subscribe(lambda event: found.append(event) if event.name.startswith("loader.") else None)
-    yield found
+    """Return emitted events about loaders."""
+    received: list[Event] = []
+    undo = subscribe(lambda event: received.append(event) if event.name.startswith("loader.") else None)
+    yield received
     undo()
 
 
@@ -100,7 +102,7 @@ def test_several_changes_in_one_training_epoch(kind, tmp_path) -> None:
 
 
 def test_a_grown_data_set_under_a_shuffle_is_refused_with_the_cause(tmp_path) -> None:
-    """The error names what changed and both ways out, before anything is restored."""
+    """Name the change and both remedies in the error, before anything is restored."""
     interrupted(tmp_path, build(), 5)
     live = torch.zeros(1)
     loader = build(60)
@@ -124,7 +126,7 @@ def test_the_ways_out_begin_the_training_epoch_from_its_start(way, kind, tmp_pat
         assert ckpt.restore(strict=way == "reset") == 5
         assert sorted(rest_of(loader)) == list(range(60))
     if way == "reset":
-        assert [one.name for one in events] == ["loader.reset"]
+        assert [event.name for event in events] == ["loader.reset"]
 
 
 class Clocked(IterableDataset):
@@ -139,7 +141,7 @@ class Clocked(IterableDataset):
 
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 def test_a_stream_with_a_seed_of_its_own_is_refused_until_a_way_out_is_taken(kind, tmp_path, events) -> None:
-    """The refusal comes again at each attempt; afterwards each way out works."""
+    """Refuse each attempt until one of the remedies is used. Each remedy works."""
     interrupted(tmp_path, kind(Clocked(), batch_size=BATCH), 5)
     loader = kind(Clocked(), batch_size=BATCH)
     with checkpointer(tmp_path, loader) as ckpt:
@@ -153,7 +155,7 @@ def test_a_stream_with_a_seed_of_its_own_is_refused_until_a_way_out_is_taken(kin
     with checkpointer(tmp_path, loader) as ckpt:
         ckpt.restore(strict=False)
         assert sorted(rest_of(loader)) == list(range(SAMPLES))
-    assert [one.name for one in events].count("loader.reset") == 2
+    assert [event.name for event in events].count("loader.reset") == 2
 
 
 class Drawing(IterableDataset):
@@ -177,7 +179,7 @@ def test_a_stream_that_draws_from_the_process_is_reported(tmp_path, events) -> N
     with checkpointer(tmp_path, loader) as ckpt:
         ckpt.restore()
         assert [int(number) for batch in loader for number in batch] == list(range(20, SAMPLES))
-    assert [one.name for one in events] == ["loader.reread", "loader.unverified"]
+    assert [event.name for event in events] == ["loader.reread", "loader.unverified"]
 
 
 class Lingering(IterableDataset):
@@ -205,8 +207,8 @@ def test_training_epochs_that_get_shorter_are_reported_once(tmp_path, events) ->
     with checkpointer(tmp_path, loader) as ckpt:
         ckpt.restore()
         assert [len(list(loader)) for _ in range(3)] == [7, 7, 7]
-    short = [one for one in events if one.name == "loader.short"]
-    assert [(one.fields["loader"], one.fields["batches"], one.fields["expected"]) for one in short] == [("loader", 7, 12)]
+    short = [event for event in events if event.name == "loader.short"]
+    assert [(event.fields["loader"], event.fields["batches"], event.fields["expected"]) for event in short] == [("loader", 7, 12)]
 
 
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
@@ -224,13 +226,13 @@ def test_a_checkpoint_without_units_restores_as_before(kind) -> None:
         inner.pop(name)
     expected = [batch.tolist() for batch in batches]
     torch.manual_seed(1)
-    other = build(kind=kind)
-    restore_loader(other, state)
-    assert [batch.tolist() for batch in other] == expected
+    resumed_loader = build(kind=kind)
+    restore_loader(resumed_loader, state)
+    assert [batch.tolist() for batch in resumed_loader] == expected
 
 
 def one_ahead(loader: DataLoader) -> Iterator[Any]:
-    """A generator that holds the following batch."""
+    """A generator that prefetches one batch."""
     batches = iter(loader)
     following = next(batches)
     while following is not None:
@@ -239,18 +241,18 @@ def one_ahead(loader: DataLoader) -> Iterator[Any]:
 
 
 def copies_ahead(loader: DataLoader) -> Iterator[Any]:
-    """A generator that holds a copy of the following batch, as on an accelerator."""
-    held = None
+    """A generator that prefetches a copy of the next batch, as on an accelerator."""
+    following = None
     for batch in loader:
         copy = batch.clone()
-        if held is not None:
-            yield held
-        held = copy
-    yield held
+        if following is not None:
+            yield following
+        following = copy
+    yield following
 
 
 class Preloading:
-    """An object that holds a copy of the following batch."""
+    """An object that prefetches a copy of the next batch."""
 
     def __init__(self, loader: DataLoader) -> None:
         self.batches = iter(loader)
@@ -287,17 +289,17 @@ def in_a_thread(loader: DataLoader) -> Iterator[Any]:
 
 
 def several_ahead(loader: DataLoader) -> Iterator[Any]:
-    """A generator that holds three batches."""
-    held: list[Any] = []
+    """A generator that prefetches three batches."""
+    batches: list[Any] = []
     for batch in loader:
-        held.append(batch)
-        if len(held) > 3:
-            yield held.pop(0)
-    yield from held
+        batches.append(batch)
+        if len(batches) > 3:
+            yield batches.pop(0)
+    yield from batches
 
 
 def passed_on(loader: DataLoader) -> Iterator[Any]:
-    """A generator that holds nothing."""
+    """A generator without a prefetch."""
     for batch in loader:
         yield batch.clone()
 
@@ -327,9 +329,9 @@ def trained(path: Any, loader: DataLoader, through: Callable[[DataLoader], Any],
 @pytest.mark.parametrize("name", AHEAD)
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 def test_what_a_prefetcher_holds_comes_again(kind, name, steps, each, tmp_path) -> None:
-    """No batch is lost and none is used twice, wherever the save is."""
+    """Lose no batch and use none twice, wherever the save is."""
     if name == "several" and steps < 5 and not each:
-        pytest.skip("one save of two steps does not tell how many batches a step uses")
+        pytest.skip("one save of two steps does not show how many batches a step uses")
     seen = trained(tmp_path, build(kind=kind), AHEAD[name], steps, each)
     loader = build(kind=kind)
     with checkpointer(tmp_path, loader) as ckpt:
@@ -365,13 +367,13 @@ def test_an_ordinary_loop_has_used_all_that_was_delivered(shares, direct, tmp_pa
         rest = rest_of(loader)
     assert len(rest) == SAMPLES - count * BATCH
     assert sorted(seen + rest) == list(range(SAMPLES))
-    assert "loader.prefetched" not in [one.name for one in events]
+    assert "loader.prefetched" not in [event.name for event in events]
 
 
 def test_a_loader_that_is_ahead_is_reported_once(tmp_path, events) -> None:
     """One event names the loader and the call that corrects the count."""
     trained(tmp_path, build(), one_ahead, 6, True)
-    assert [(one.name, one.fields["loader"]) for one in events] == [("loader.prefetched", "loader")]
+    assert [(event.name, event.fields["loader"]) for event in events] == [("loader.prefetched", "loader")]
 
 
 def test_used_states_what_was_used(tmp_path) -> None:
@@ -394,7 +396,7 @@ def test_used_states_what_was_used(tmp_path) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 99, True, "3"])
 def test_used_refuses_what_is_no_count_of_delivered_batches(wrong, tmp_path) -> None:
-    """More batches than were delivered, and what is not a count, are errors."""
+    """Refuse more batches than were delivered, and a value that is not a count."""
     loader = build()
     with checkpointer(tmp_path, loader):
         next(iter(loader))
@@ -403,7 +405,7 @@ def test_used_refuses_what_is_no_count_of_delivered_batches(wrong, tmp_path) -> 
 
 
 def test_a_first_step_that_leaves_it_open_is_noted_in_the_checkpoint(tmp_path) -> None:
-    """After one step nothing tells whether two delivered batches were used: the checkpoint has a note."""
+    """Add a note to the checkpoint if, after one step, it is unknown whether two delivered batches were used."""
     loader = build()
     torch.manual_seed(0)
     with checkpointer(tmp_path, loader) as ckpt:

@@ -1,4 +1,4 @@
-"""No save fails for one of its metrics: what cannot be read is left out, with a warning."""
+"""Unreadable metrics make no save fail. They are omitted with a warning."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Late:
 @pytest.fixture
 def events() -> Iterator[list[Event]]:
     metric_values._reported.clear()
-    found: list[Event] = []
-    undo = subscribe(found.append)
-    yield found
+    received: list[Event] = []
+    undo = subscribe(received.append)
+    yield received
     undo()
 
 
@@ -57,7 +57,7 @@ def test_the_save_of_a_preempted_job_survives_its_metric(tmp_path: Path) -> None
     run = tmp_path / "store" / "run"
     process = subprocess.run([sys.executable, "-c", SCRIPT, str(run)], capture_output=True, text=True, env={**os.environ}, timeout=120)
     assert process.returncode == -signal.SIGTERM, process.stderr
-    assert [one.step for one in relight.open(run).checkpoints()] == [20] and saved(run) == {"loss": 0.5}
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [20] and saved(run) == {"loss": 0.5}
 
 
 @pytest.mark.parametrize("value", [np.array([0.5]), np.array([[0.5]]), np.array(0.5), torch.tensor([[0.5]]), np.float16(0.5)])
@@ -73,7 +73,7 @@ def test_anything_of_one_element_is_read(tmp_path: Path, value: Any) -> None:
 @pytest.mark.parametrize("value", [decimal.Decimal("sNaN"), fractions.Fraction(10**400), Late()])
 @pytest.mark.parametrize("background", [False, True])
 def test_what_cannot_be_read_is_left_out(tmp_path: Path, events: list[Event], value: Any, background: bool) -> None:
-    """The save keeps the other metrics; one line names the metric that is missing, once."""
+    """Save the other metrics. One warning names the missing metric."""
     path = tmp_path / "store" / "run"
     with relight.Checkpointer(path, x=torch.zeros(2), save=relight.best("odd", "min"), background=background, signals=False) as ckpt:
         ckpt.restore()
@@ -81,7 +81,7 @@ def test_what_cannot_be_read_is_left_out(tmp_path: Path, events: list[Event], va
             ckpt.step(step, odd=value, loss=0.25)
         assert ckpt.save(2, metrics={"odd": value, "loss": 0.25}).error is None
     assert saved(path) == {"loss": 0.25}
-    assert [one.fields["metric"] for one in events if one.name == "metric.unreadable"] == ["odd"]
+    assert [event.fields["metric"] for event in events if event.name == "metric.unreadable"] == ["odd"]
 
 
 @pytest.mark.parametrize("name", ["x" * 501, "\ud800"])
@@ -103,11 +103,11 @@ def test_more_metrics_than_a_record_holds_are_left_out(tmp_path: Path, events: l
         save = ckpt.save(0, metrics={"loss": 1.0, **{f"norm/{number}/{'ö' * 100}": 1.0 for number in range(20_000)}})
         assert save.error is None
     assert "loss" in saved(path) and 100 < len(saved(path)) < 20_000
-    assert len([one for one in events if one.name == "metric.unreadable"]) == 1
+    assert len([event for event in events if event.name == "metric.unreadable"]) == 1
 
 
 def test_an_array_that_the_script_reuses_keeps_the_steps_value(tmp_path: Path) -> None:
-    """A later save of the same step, as at the end, has the value that the step reported."""
+    """Record the value that the step reported in a later save of the same step, as at the end."""
     buffer = np.array([1.0])
     with relight.Checkpointer(tmp_path / "run", x=torch.zeros(2), save=None, background=False, signals=False) as ckpt:
         ckpt.restore()

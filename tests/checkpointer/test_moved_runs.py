@@ -66,7 +66,7 @@ def without_the_stores_record(top: Path) -> Path:
 @pytest.mark.parametrize("how", [move, rename, copy_beside, copy_elsewhere, into_a_new_place, without_the_stores_record])
 @pytest.mark.parametrize("background", [False, True])
 def test_training_continues_and_verify_finds_nothing(tmp_path: Path, how: Callable[[Path], Path], background: bool) -> None:
-    """The run keeps the ids that its records and checkpoints name, whatever store it lies in."""
+    """Keep the ids that the run's records and checkpoints name, whatever store it is in."""
     train(tmp_path / "a" / "mine", 4)
     train(tmp_path / "b" / "other", 4)
     path = how(tmp_path)
@@ -81,7 +81,8 @@ def test_training_continues_and_verify_finds_nothing(tmp_path: Path, how: Callab
 
 
 def test_a_copy_trains_beside_the_run_that_it_was_made_of(tmp_path: Path) -> None:
-    """Both have the same ids and the same attempt, and are two runs: neither takes the other over, nor ends it."""
+    """Treat the two copies as two runs, though they have the same ids and the same attempt: neither takes over or ends
+    the other."""
     model = torch.nn.Linear(1, 1, bias=False)
     with relight.Checkpointer(tmp_path / "a" / "mine", model=model, save=relight.every(steps=1), background=False) as ckpt:
         ckpt.restore()
@@ -97,12 +98,13 @@ def test_a_copy_trains_beside_the_run_that_it_was_made_of(tmp_path: Path) -> Non
         assert done.stdout == "trained 3\n", done.stderr
         for step in range(1, 3):
             ckpt.step(step)
-    assert [one.step for one in relight.open(tmp_path / "a" / "mine").checkpoints()] == [0, 1, 2]
-    assert [one.step for one in relight.open(tmp_path / "a" / "copy").checkpoints()] == [0, 1, 2, 3]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "a" / "mine").checkpoints()] == [0, 1, 2]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "a" / "copy").checkpoints()] == [0, 1, 2, 3]
 
 
 def test_one_record_that_names_another_store_hides_no_copied_run(tmp_path: Path) -> None:
-    """The first two records state the store: one that is appended later and names the store in which the copy lies is a fault alone."""
+    """Read the store's id from the first two records. A later record that names the copy's store is a fault by
+    itself."""
     train(tmp_path / "a" / "mine", 4)
     train(tmp_path / "b" / "other", 4)
     path = copy_elsewhere(tmp_path)
@@ -114,7 +116,7 @@ def test_one_record_that_names_another_store_hides_no_copied_run(tmp_path: Path)
     (path / "log" / record_file(forged.seq)).write_bytes(encode_record(forged))
     view = Log(open_bytes(tmp_path / "b"), "copy").read()
     assert view.records == before.records
-    assert [(one.seq, one.reason) for one in view.faults] == [(forged.seq, "the record belongs to another store")]
+    assert [(fault.seq, fault.reason) for fault in view.faults] == [(forged.seq, "the record belongs to another store")]
     assert train(path, 8) == 4
 
 

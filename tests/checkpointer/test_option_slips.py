@@ -100,9 +100,9 @@ def test_what_has_a_state_is_a_component_under_any_name(tmp_path: Path) -> None:
     }  # fmt: skip
     with made(tmp_path / "run", save=None, **parts) as ckpt:
         ckpt.save(0)
-    other = made(tmp_path / "run", save=None, **{**parts, "stats": {}, "log": [], "seen": np.int64(0), "phase": Phase.WARM})
-    other.restore()
-    assert other["stats"] == {"seen": 1} and other["seen"] == 3 and other["phase"] is Phase.MAIN and other["ema"] is None
+    second = made(tmp_path / "run", save=None, **{**parts, "stats": {}, "log": [], "seen": np.int64(0), "phase": Phase.WARM})
+    second.restore()
+    assert second["stats"] == {"seen": 1} and second["seen"] == 3 and second["phase"] is Phase.MAIN and second["ema"] is None
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_has_a_state_is_a_component_under_any_name(tmp_path: Path) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("by_state", [False, True])
 def test_containers_of_components_are_taken_apart(tmp_path: Path, given: dict[str, Any], names: list[str], by_state: bool) -> None:
-    """Each optimizer of a list, tuple or dict is a component of its own, named by the container and its place in it."""
+    """Save each optimizer of a list, tuple or dict as its own component, named by the container and its position."""
 
     def objects(lr: float) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
         model = torch.nn.Linear(2, 2)
@@ -123,8 +123,8 @@ def test_containers_of_components_are_taken_apart(tmp_path: Path, given: dict[st
 
     def placed(value: Any, optimizers: list[torch.optim.Optimizer]) -> Any:
         if isinstance(value, dict):
-            return {key: placed(one, optimizers) for key, one in value.items()}
-        return type(value)(placed(one, optimizers) for one in value) if isinstance(value, (list, tuple)) else optimizers[value]
+            return {key: placed(entry, optimizers) for key, entry in value.items()}
+        return type(value)(placed(entry, optimizers) for entry in value) if isinstance(value, (list, tuple)) else optimizers[value]
 
     def build(lr: float) -> tuple[relight.Checkpointer, list[torch.optim.Optimizer]]:
         model, optimizers = objects(lr)
@@ -136,10 +136,10 @@ def test_containers_of_components_are_taken_apart(tmp_path: Path, given: dict[st
     ckpt.save(0)
     ckpt.close()
     assert [name for name in relight.load(tmp_path / "run") if name not in ("model", "rng")] == names
-    other, optimizers = build(0.5)
-    other.restore()
-    other.close(save=False)
-    assert [one.param_groups[0]["lr"] for one in optimizers] == [0.25, 0.25]
+    second, optimizers = build(0.5)
+    second.restore()
+    second.close(save=False)
+    assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == [0.25, 0.25]
 
 
 def test_a_container_of_components_and_plain_values_is_refused(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_container_of_components_and_plain_values_is_refused(tmp_path: Path) -
 
 
 def test_state_takes_any_name_and_any_plain_value(tmp_path: Path) -> None:
-    """``state={…}`` is explicit: nothing is guessed there, and plain values are set and restored by name."""
+    """Set and restore plain values of ``state={…}`` by name, without guessing."""
     plain = {"save_every": 10, "epoch": 3, "sate": {"a": 1}, "name": "x", "nothing": None}
     with made(tmp_path / "run", save=None, state=plain) as ckpt:
         ckpt["epoch"] = 4
@@ -163,15 +163,16 @@ def test_state_takes_any_name_and_any_plain_value(tmp_path: Path) -> None:
 
 
 def test_every_answer_for_other_frameworks_names_something_that_exists() -> None:
-    """An answer leads to a real option, a method of the Checkpointer, or its first argument; and no entry is an option of ours."""
+    """Name a real option, a method of the Checkpointer, or its first argument in each answer. No entry is one of
+    Relight's options."""
     for name, meant in option_names._MEANT.items():
         assert name not in OPTIONS, name
         options = set(re.findall(r"(\w+)=", meant)) & OPTIONS
-        calls = [one for one in re.findall(r"ckpt\.(\w+)\(", meant) if hasattr(relight.Checkpointer, one)]
-        functions = [one for one in re.findall(r"relight\.(\w+)\(", meant) if not hasattr(relight, one)]
+        calls = [name_ for name_ in re.findall(r"ckpt\.(\w+)\(", meant) if hasattr(relight.Checkpointer, name_)]
+        functions = [name_ for name_ in re.findall(r"relight\.(\w+)\(", meant) if not hasattr(relight, name_)]
         assert not functions, (name, functions)
         words = ("first argument", "close()", "components:", "relight.best", "torch.distributed", "logging.getLogger")
-        assert options or calls or any(one in meant for one in words), (name, meant)
+        assert options or calls or any(word in meant for word in words), (name, meant)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_every_answer_for_other_frameworks_names_something_that_exists() -> None
     ids=lambda one: re.sub(r" at 0x[0-9a-f]+", "", str(one))[:60],  # workers must collect the same names
 )  # fmt: skip
 def test_an_option_of_another_type_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Each option is checked where it is given, before anything is written."""
+    """Check each option at construction, before anything is written."""
     with pytest.raises(ConfigError) as caught:
         made(tmp_path / "store" / "run", **options)
     assert [*options][0] in str(caught.value) or "run" in options, str(caught.value)
@@ -217,13 +218,14 @@ def test_a_file_is_not_a_run(tmp_path: Path, below: str) -> None:
 
 
 def test_without_save_a_run_saves_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default is ``relight.adaptive()``; ``save=None`` saves only when asked, on signals and at the end, whatever a file sets."""
+    """Use ``relight.adaptive()`` by default. ``save=None`` saves only on request, on signals and at the end, whatever a
+    file sets."""
 
     def trigger(**options: Any) -> Any:
         ckpt = made(tmp_path / "run", signals=False, **options)
-        found = ckpt._trigger
+        trigger_ = ckpt._trigger
         ckpt.close()
-        return found
+        return trigger_
 
     assert trigger() == relight.adaptive() and isinstance(trigger(), Adaptive)
     assert trigger(save=None) is None
@@ -235,20 +237,20 @@ def test_without_save_a_run_saves_by_itself(tmp_path: Path, monkeypatch: pytest.
     with made(tmp_path / "all", save=relight.every(1), keep=None, background=False) as ckpt:
         for step in range(3):
             ckpt.step(step)
-    assert [one.step for one in relight.open(tmp_path / "all").checkpoints()] == [0, 1, 2], (
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "all").checkpoints()] == [0, 1, 2], (
         "keep=None keeps everything, whatever a file sets"
     )
 
 
 def test_restore_arguments_of_another_type_are_refused(tmp_path: Path) -> None:
-    """``restore`` refuses a text as a list of patterns, and what names no checkpoint."""
+    """Refuse a text as a list of patterns in ``restore``, and an invalid selector."""
     wrong: list[dict[str, Any]] = [
         {"only": "model/*"}, {"only": [1]}, {"strict": "no"}, {"map": ["a"]}, {"which": None}, {"which": ""}, {"which": -1}, {"which": 2.0},
         {"which": True}, {"which": Path("x")}, {"which": torch.ones(2)},
     ]  # fmt: skip
     ckpt = made(tmp_path / "run")
     ckpt.save(0)
-    for one in wrong:
+    for arguments in wrong:
         with pytest.raises(ConfigError):
-            ckpt.restore(**one)
+            ckpt.restore(**arguments)
     ckpt.close()

@@ -1,4 +1,4 @@
-"""A state of another class of optimizer or scheduler is refused by name; an optimizer that was not given is reported."""
+"""Refuse a state of another optimizer or scheduler class by name, and report an optimizer that was not given."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class Net(nn.Sequential):
 
 
 class Network(nn.Sequential):
-    """The class after it, with the same entries."""
+    """The class after the rename, with the same entries."""
 
 
 @pytest.fixture(name="events")
 def events_fixture() -> Iterator[list[Event]]:
-    """The events of one test."""
-    found: list[Event] = []
-    undo = subscribe(found.append)
-    yield found
+    """Return the events of one test."""
+    received: list[Event] = []
+    undo = subscribe(received.append)
+    yield received
     undo()
 
 
 def step(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
-    """One step of each on a fixed batch."""
+    """Take one step of each optimizer on a fixed batch."""
     for optimizer in optimizers:
         optimizer.zero_grad()
         model(torch.ones(2, 3)).pow(2).mean().backward()
@@ -62,7 +62,7 @@ def step(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
 
 
 def saved(path: Path, **more: Any) -> None:
-    """One checkpoint with these components."""
+    """Write one checkpoint of these components."""
     with relight.Checkpointer(path, background=False, signals=False, save=None, **more) as ckpt:
         ckpt.save(0)
 
@@ -92,18 +92,18 @@ def restored(path: Path, *, strict: bool = True, **more: Any) -> None:
     ],
 )
 def test_another_class_is_refused_with_both_names(tmp_path: Path, before: str, after: str, warm: bool) -> None:
-    """Nothing is changed, and the error names the class that stored the state and the live one."""
-    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
-    optimizer, live = OPTIMIZERS[before](model.parameters()), OPTIMIZERS[after](other.parameters())
+    """Name the class that stored the state and the live class in the error. Nothing is changed."""
+    model, live_model = nn.Linear(3, 1), nn.Linear(3, 1)
+    optimizer, live = OPTIMIZERS[before](model.parameters()), OPTIMIZERS[after](live_model.parameters())
     step(model, optimizer)
     if warm:
-        step(other, live)
+        step(live_model, live)
     saved(tmp_path / "run", model=model, optimizer=optimizer)
-    weights = [one.detach().clone() for one in other.parameters()]
+    weights = [parameter.detach().clone() for parameter in live_model.parameters()]
     with pytest.raises(IncompatibleState) as caught:
-        restored(tmp_path / "run", model=other, optimizer=live)
+        restored(tmp_path / "run", model=live_model, optimizer=live)
     assert f"stored by {before.split()[0]}" in str(caught.value) and f"the live optimizer is {after.split()[0]}" in str(caught.value)
-    assert all(map(torch.equal, weights, other.parameters()))
+    assert all(map(torch.equal, weights, live_model.parameters()))
 
 
 @pytest.mark.parametrize(
@@ -111,60 +111,64 @@ def test_another_class_is_refused_with_both_names(tmp_path: Path, before: str, a
     [("AdamW", "SGD"), ("SGD", "AdamW"), ("SGD with momentum", "AdamW"), ("AdamW", "Adamax"), ("RMSprop", "AdamW"), ("Adagrad", "SGD")],
 )
 def test_an_older_checkpoint_is_judged_by_its_entries(tmp_path: Path, before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint without class names is refused all the same, with the class that its entries point to."""
+    """Refuse a checkpoint without class names too. The error names the class that its entries point to."""
     monkeypatch.setattr("relight.checkpointer.save_requests.class_paths", lambda components: {})
-    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    model, live_model = nn.Linear(3, 1), nn.Linear(3, 1)
     optimizer = OPTIMIZERS[before](model.parameters())
     step(model, optimizer)
     saved(tmp_path / "run", model=model, optimizer=optimizer)
     name = "Adam or AdamW" if before == "AdamW" else before.split()[0]
     with pytest.raises(IncompatibleState, match=f"stored by {name}.*the live optimizer is {after}"):
-        restored(tmp_path / "run", model=other, optimizer=OPTIMIZERS[after](other.parameters()))
+        restored(tmp_path / "run", model=live_model, optimizer=OPTIMIZERS[after](live_model.parameters()))
 
 
 def test_what_does_not_fit_is_left_alone_and_listed(tmp_path: Path, events: list[Event]) -> None:
-    """strict=False restores the weights; the SGD keeps its own settings and state, and the note names what was left out."""
-    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
-    optimizer, live = OPTIMIZERS["AdamW"](model.parameters()), OPTIMIZERS["SGD with momentum"](other.parameters())
+    """Restore the weights with ``strict=False``. The SGD keeps its own settings and state, and the note names what was
+    left out."""
+    model, live_model = nn.Linear(3, 1), nn.Linear(3, 1)
+    optimizer, live = OPTIMIZERS["AdamW"](model.parameters()), OPTIMIZERS["SGD with momentum"](live_model.parameters())
     step(model, optimizer)
-    step(other, live)
-    momentum = [live.state[one]["momentum_buffer"].clone() for one in other.parameters()]
+    step(live_model, live)
+    momentum = [live.state[parameter]["momentum_buffer"].clone() for parameter in live_model.parameters()]
     settings = {key: value for key, value in live.param_groups[0].items() if key != "params"}
     saved(tmp_path / "run", model=model, optimizer=optimizer)
-    restored(tmp_path / "run", strict=False, model=other, optimizer=live)
-    assert all(map(torch.equal, model.parameters(), other.parameters()))
+    restored(tmp_path / "run", strict=False, model=live_model, optimizer=live)
+    assert all(map(torch.equal, model.parameters(), live_model.parameters()))
     assert {key: value for key, value in live.param_groups[0].items() if key != "params"} == settings
-    assert all(torch.equal(was, live.state[one]["momentum_buffer"]) for was, one in zip(momentum, other.parameters(), strict=True))
-    said = [one.fields["say"] for one in events if one.name == "environment.differs"]
-    assert any(
-        "optimizer: stored by AdamW (exp_avg, exp_avg_sq), the live optimizer is SGD: neither state nor settings fit" in one for one in said
+    assert all(
+        torch.equal(was, live.state[parameter]["momentum_buffer"]) for was, parameter in zip(momentum, live_model.parameters(), strict=True)
     )
-    step(other, live)
+    messages = [event.fields["say"] for event in events if event.name == "environment.differs"]
+    assert any(
+        "optimizer: stored by AdamW (exp_avg, exp_avg_sq), the live optimizer is SGD: neither state nor settings fit" in message
+        for message in messages
+    )
+    step(live_model, live)
 
 
 def test_entries_that_fit_are_restored_without_the_class(tmp_path: Path) -> None:
-    """strict=False restores AdamW's moments and learning rate into Adam, which stays an Adam."""
-    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
-    optimizer, live = OPTIMIZERS["AdamW"](model.parameters()), OPTIMIZERS["Adam"](other.parameters())
+    """Restore AdamW's moments and learning rate into Adam with ``strict=False``. The live optimizer stays an Adam."""
+    model, live_model = nn.Linear(3, 1), nn.Linear(3, 1)
+    optimizer, live = OPTIMIZERS["AdamW"](model.parameters()), OPTIMIZERS["Adam"](live_model.parameters())
     step(model, optimizer)
     saved(tmp_path / "run", model=model, optimizer=optimizer)
-    restored(tmp_path / "run", strict=False, model=other, optimizer=live)
-    for one, mine in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(optimizer.state[one]["exp_avg"], live.state[mine]["exp_avg"])
+    restored(tmp_path / "run", strict=False, model=live_model, optimizer=live)
+    for parameter, mine in zip(model.parameters(), live_model.parameters(), strict=True):
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], live.state[mine]["exp_avg"])
     assert live.param_groups[0]["lr"] == 0.01 and not live.param_groups[0]["decoupled_weight_decay"]
-    step(other, live)
+    step(live_model, live)
 
 
 def test_a_subclass_and_a_renamed_class_resume(tmp_path: Path, events: list[Event]) -> None:
-    """A script's subclass of AdamW continues an AdamW's run, and the other way; a module's new class name is a note."""
-    model, other = Net(nn.Linear(3, 1)), Network(nn.Linear(3, 1))
-    plain, own = torch.optim.AdamW(model.parameters()), MyAdamW(other.parameters())
+    """Resume an AdamW run with a script's subclass of AdamW, and the reverse. A module's new class name is a note."""
+    model, renamed = Net(nn.Linear(3, 1)), Network(nn.Linear(3, 1))
+    plain, own = torch.optim.AdamW(model.parameters()), MyAdamW(renamed.parameters())
     step(model, plain)
     saved(tmp_path / "run", model=model, optimizer=plain)
-    restored(tmp_path / "run", model=other, optimizer=own)
-    said = [one.fields["say"] for one in events if one.name == "environment.differs"]
-    assert len(said) == 1 and "model: stored by Net, the live object is Network" in said[0] and "optimizer" not in said[0]
-    saved(tmp_path / "back", model=other, optimizer=own)
+    restored(tmp_path / "run", model=renamed, optimizer=own)
+    messages = [event.fields["say"] for event in events if event.name == "environment.differs"]
+    assert len(messages) == 1 and "model: stored by Net, the live object is Network" in messages[0] and "optimizer" not in messages[0]
+    saved(tmp_path / "back", model=renamed, optimizer=own)
     restored(tmp_path / "back", model=model, optimizer=plain)
 
 
@@ -178,29 +182,29 @@ def test_a_subclass_and_a_renamed_class_resume(tmp_path: Path, events: list[Even
     ],
 )
 def test_another_scheduler_is_refused_with_both_names(tmp_path: Path, before: Any, after: Any) -> None:
-    """Also where the entries of one are a part of the other's."""
-    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
-    optimizer, live = OPTIMIZERS["SGD"](model.parameters()), OPTIMIZERS["SGD"](other.parameters())
+    """Refuse another scheduler, also if its entries are a subset of the live one's."""
+    model, live_model = nn.Linear(3, 1), nn.Linear(3, 1)
+    optimizer, live = OPTIMIZERS["SGD"](model.parameters()), OPTIMIZERS["SGD"](live_model.parameters())
     scheduler, mine = before(optimizer), after(live)
     saved(tmp_path / "run", model=model, optimizer=optimizer, scheduler=scheduler)
     names = f"stored by {type(scheduler).__name__}, the live scheduler is {type(mine).__name__}"
     with pytest.raises(IncompatibleState, match=names):
-        restored(tmp_path / "run", model=other, optimizer=live, scheduler=mine)
-    restored(tmp_path / "run", strict=False, model=other, optimizer=live, scheduler=mine)
+        restored(tmp_path / "run", model=live_model, optimizer=live, scheduler=mine)
+    restored(tmp_path / "run", strict=False, model=live_model, optimizer=live, scheduler=mine)
 
 
 def test_a_scaler_without_a_place_and_one_that_is_disabled(tmp_path: Path, events: list[Event]) -> None:
-    """A stored scaler that no component takes is refused; a live one that is disabled is a note."""
+    """Refuse a stored scaler without a component for it. A disabled live scaler is a note."""
     model = nn.Linear(3, 1)
     saved(tmp_path / "run", model=model, scaler=torch.amp.GradScaler("cpu"))
     with pytest.raises(IncompatibleState, match="scaler: in the checkpoint, but not given"):
         restored(tmp_path / "run", model=model)
     restored(tmp_path / "run", model=model, scaler=torch.amp.GradScaler("cpu", enabled=False))
-    assert any("its scale is dropped" in one.fields["say"] for one in events if one.name == "environment.differs")
+    assert any("its scale is dropped" in event.fields["say"] for event in events if event.name == "environment.differs")
 
 
 def test_groups_that_differ_are_refused_and_order_is_not(tmp_path: Path) -> None:
-    """More or fewer groups, or a parameter in another group, are mismatches; another order within a group is not."""
+    """Refuse more or fewer groups, and a parameter in another group. Another order within a group is accepted."""
     model = nn.Linear(3, 1)
     saved(tmp_path / "run", model=model, optimizer=torch.optim.AdamW([{"params": [model.weight], "lr": 0.1}, {"params": [model.bias]}]))
     for groups in ([{"params": [model.weight, model.bias]}], [{"params": [model.bias]}, {"params": [model.weight]}]):
@@ -211,7 +215,7 @@ def test_groups_that_differ_are_refused_and_order_is_not(tmp_path: Path) -> None
 
 
 def test_class_names_of_an_unknown_form_are_ignored() -> None:
-    """Metadata is anyone's: what is not a table of names counts for nothing."""
+    """Ignore class names that are not a table of names: metadata may come from any writer."""
     assert recorded_classes({}) == recorded_classes({CLASSES: 3}) == recorded_classes({CLASSES: {"a": 1}}) == {}
     assert plan_restore({}, [], {}, where="test", classes={"a": "b"}).skipped == []
 
@@ -220,11 +224,12 @@ def test_class_names_of_an_unknown_form_are_ignored() -> None:
 
 
 def missed(events: list[Event]) -> list[dict[str, Any]]:
-    return [{key: one.fields[key] for key in ("optimizer", "parameters")} for one in events if one.name == "optimizer.missed"]
+    return [{key: event.fields[key] for key in ("optimizer", "parameters")} for event in events if event.name == "optimizer.missed"]
 
 
 def test_an_optimizer_that_was_not_given_is_reported_once(tmp_path: Path, events: list[Event]) -> None:
-    """By class and number of parameters, with the way out; describe_state() lists it; a given one is not listed."""
+    """Report the optimizer once by class and number of parameters, with the remedy. ``describe_state()`` lists it; a
+    given optimizer is not listed."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     optimizer, second = torch.optim.AdamW(model[0].parameters()), torch.optim.SGD(model[1].parameters(), lr=0.1)
     with relight.Checkpointer(tmp_path / "run", background=False, signals=False, save=None, model=model, optimizer=optimizer) as ckpt:
@@ -234,11 +239,11 @@ def test_an_optimizer_that_was_not_given_is_reported_once(tmp_path: Path, events
         assert missed(events) == [{"optimizer": "SGD", "parameters": 2}]
         sentence = "optimizer SGD steps 2 parameters of model, and no checkpoint has its state: give it to the Checkpointer, as in Checkpointer(..., optimizer2=opt)"
         assert sentence in ckpt.describe_state()["missed"]
-        assert [one.fields["say"] for one in events if one.name == "optimizer.missed"] == [sentence]
+        assert [event.fields["say"] for event in events if event.name == "optimizer.missed"] == [sentence]
 
 
 class Holder:
-    """A trainer's own object that gives the state of its optimizer."""
+    """A trainer's own object that returns the state of its optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.parts = {"all": [optimizer]}
@@ -251,7 +256,8 @@ class Holder:
 
 
 def test_optimizers_that_need_no_report_get_none(tmp_path: Path, events: list[Event]) -> None:
-    """Those inside a given wrapper or component, and those given by ``state=``. Those of other modules are no reason for an event at once."""
+    """Ignore optimizers inside a given wrapper or component, and those given by ``state=``. Those of other modules
+    cause no event at once."""
 
     class Wrapper(torch.optim.Optimizer):
         def __init__(self, inner: torch.optim.Optimizer) -> None:
@@ -261,21 +267,21 @@ def test_optimizers_that_need_no_report_get_none(tmp_path: Path, events: list[Ev
         def step(self, closure: Any = None) -> Any:
             return self.inner.step(closure)
 
-    first, second, third, other = (nn.Linear(3, 1) for _ in range(4))
+    first, second, third, fourth = (nn.Linear(3, 1) for _ in range(4))
     wrapper = Wrapper(torch.optim.SGD(first.parameters(), lr=0.1))
     inside, by_state = torch.optim.AdamW(second.parameters()), torch.optim.AdamW(third.parameters())
-    foreign = torch.optim.AdamW(other.parameters())
+    foreign = torch.optim.AdamW(fourth.parameters())
     components = {"first": first, "second": second, "third": third, "wrapper": wrapper, "holder": Holder(inside), "keep": by_state}
     with relight.Checkpointer(tmp_path / "run", background=False, signals=False, save=None, state=components) as ckpt:
         for model, optimizer in ((first, wrapper), (second, inside), (third, by_state)):
             step(model, optimizer)
         assert ckpt.describe_state()["missed"] == []
-        step(other, foreign)
+        step(fourth, foreign)
         assert missed(events) == []
 
 
 def test_a_closed_checkpointer_reports_nothing(tmp_path: Path, events: list[Event]) -> None:
-    """The hook on all optimizers of the process goes with the Checkpointer."""
+    """Remove the hook on all of the process's optimizers at ``close``."""
     model = nn.Linear(3, 1)
     relight.Checkpointer(tmp_path / "run", background=False, signals=False, save=None, model=model).close()
     step(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -283,17 +289,17 @@ def test_a_closed_checkpointer_reports_nothing(tmp_path: Path, events: list[Even
 
 
 def test_many_small_optimizers_are_few_reports(events: list[Event]) -> None:
-    """One optimizer for each parameter makes at most four events, and all are listed."""
+    """Report at most four events for one optimizer per parameter, and list all."""
     model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(5)))
     watch = UngivenOptimizers({"model": model}, reports=True)
-    optimizers = [torch.optim.SGD([one], lr=0.1) for one in model.parameters()]
+    optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
     step(model, *optimizers)
     assert len(missed(events)) == 4 and len(watch.sentences) == 10
     watch.close()
 
 
 def test_a_known_optimizer_costs_a_lookup() -> None:
-    """After its first step an optimizer costs less than 20 µs more a step."""
+    """Add less than 20 µs to each step of an optimizer after its first."""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watch = UngivenOptimizers({"model": model, "optimizer": optimizer}, reports=True)

@@ -186,7 +186,7 @@ def test_a_second_start_sees_another_users_process(trained: relight.Checkpointer
 
 
 def test_a_process_that_copied_checkpoints_here_is_not_in_the_way(trained: relight.Checkpointer, tmp_path: Path) -> None:
-    """A copy is no attempt, though the process that made it lives: no FENCE says that it trains."""
+    """Write no FENCE for a copy, though the process that made it is alive: a copy is no attempt."""
     assert cli.main(["cp", str(tmp_path / "store" / "run"), str(tmp_path / "copies" / "run")], standalone_mode=False) == 0
     assert takeover.sign_of_life(LocalStore(tmp_path / "copies"), "run") is None
     sign = takeover.sign_of_life(LocalStore(tmp_path / "store"), "run")

@@ -1,4 +1,5 @@
-"""State that changes in training and that no ``state_dict()`` has: reported once after a save, and listed by ``describe_state()``."""
+"""State that changes in training and is in no ``state_dict()``. It is reported once after a save, and listed by
+``describe_state()``."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ from relight.observe import Event, subscribe
 
 @pytest.fixture(name="events")
 def events_fixture() -> Iterator[list[Event]]:
-    """The events of one test."""
-    found: list[Event] = []
-    undo = subscribe(found.append)
-    yield found
+    """Return the events of one test."""
+    received: list[Event] = []
+    undo = subscribe(received.append)
+    yield received
     undo()
 
 
 class Net(nn.Module):
-    """A linear layer; ``change`` is called in each forward pass."""
+    """A linear layer that calls ``change`` in each forward pass."""
 
     def __init__(self, change: Callable[[Any, torch.Tensor], None], **attributes: object) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class Net(nn.Module):
 
 
 class WithExtraState(Net):
-    """Gives its counter itself."""
+    """A module that saves its counter as extra state."""
 
     def get_extra_state(self) -> int:
         return int(self.updates)
@@ -51,7 +52,7 @@ class WithExtraState(Net):
 
 
 class Curriculum:
-    """A stateful object whose state leaves ``stage`` out."""
+    """A stateful object with a ``state_dict`` that omits ``stage``."""
 
     def __init__(self) -> None:
         self.seen, self.stage, self._best = 0, "easy", 0.0
@@ -67,7 +68,7 @@ class Curriculum:
 
 
 class Counting(torch.optim.SGD):
-    """An optimizer with a counter of its own."""
+    """An optimizer with its own counter."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, lr=0.1)
@@ -117,7 +118,7 @@ def train(path: Path, events: list[Event], steps: int = 4, after: Callable[[], N
             optimizer.step()
             after()
             ckpt.step(step)
-        reported = [one.fields for one in events if one.name == "state.missed"]
+        reported = [event.fields for event in events if event.name == "state.missed"]
         missed = ckpt.describe_state()["missed"]
         assert all(any(fields["say"] == sentence for sentence in missed) for fields in reported), (reported, missed)
     return [fields["attributes"] for fields in reported]
@@ -135,37 +136,38 @@ def train(path: Path, events: list[Event], steps: int = 4, after: Callable[[], N
 def test_an_attribute_of_a_module_is_reported_once(
     tmp_path: Path, events: list[Event], change: Callable[..., None], attributes: dict[str, Any], expected: list[str]
 ) -> None:
-    """Four saves make one report, which names the component, the attribute and the ways to save it."""
+    """Make one report in four saves. It names the component, the attribute and the ways to save it."""
     assert train(tmp_path / "run", events, model=Net(change, **attributes)) == [expected]
-    [say] = [one.fields["say"] for one in events if one.name == "state.missed"]
+    [say] = [event.fields["say"] for event in events if event.name == "state.missed"]
     assert say.startswith(f"model: the attribute {expected[0]} changed in training and is in no checkpoint") and "register_buffer()" in say
 
 
 def test_an_attribute_of_a_module_below_is_named_by_its_path(tmp_path: Path, events: list[Event]) -> None:
-    """As ``named_modules`` names the module."""
+    """Name the attribute of a submodule by the path of ``named_modules``."""
     model = nn.Sequential(nn.Linear(3, 3), Net(counter, updates=0))
     assert train(tmp_path / "run", events, model=model) == [["1.updates"]]
 
 
 @pytest.mark.parametrize(
-    "model", [Net(activation), Net(nothing), WithExtraState(counter, updates=0), nn.BatchNorm1d(3)], ids=lambda one: type(one).__name__
+    "model", [Net(activation), Net(nothing), WithExtraState(counter, updates=0), nn.BatchNorm1d(3)], ids=lambda module: type(module).__name__
 )
 def test_what_a_resume_does_not_need_is_not_reported(tmp_path: Path, events: list[Event], model: nn.Module) -> None:
-    """Constants, activations of the last forward pass, state that the module gives itself, torch's own modules."""
+    """Ignore constants, activations of the last forward pass, extra state, and torch's own modules."""
     assert train(tmp_path / "run", events, model=model) == []
 
 
 def test_objects_and_optimizers_with_a_state_of_their_own_are_looked_at(tmp_path: Path, events: list[Event]) -> None:
-    """What is in the state under another name, or with a leading underscore, counts as given."""
+    """Check objects and optimizers with ``state_dict``. Values that are saved under another name, or without a leading
+    underscore, count as saved."""
     model, curriculum = Net(nothing), Curriculum()
     optimizer = Counting(model.parameters())
-    found = train(tmp_path / "run", events, model=model, optimizer=optimizer, curriculum=curriculum, after=curriculum.update)
-    assert found == [["rounds"], ["stage"]]
+    reported = train(tmp_path / "run", events, model=model, optimizer=optimizer, curriculum=curriculum, after=curriculum.update)
+    assert reported == [["rounds"], ["stage"]]
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
 def test_a_given_optimizer_that_never_steps_is_reported(tmp_path: Path, events: list[Event], kind: type[torch.optim.Optimizer]) -> None:
-    """The one that trains was made after the Checkpointer got another one of the same parameters."""
+    """Report a given optimizer that never steps while a second optimizer trains the same parameters."""
     model = nn.Linear(3, 1)
     given, used = kind(model.parameters(), lr=0.1), kind(model.parameters(), lr=0.1)
     with relight.Checkpointer(tmp_path / "run", model=model, optimizer=given, save=relight.every(steps=1), background=False) as ckpt:
@@ -173,12 +175,12 @@ def test_a_given_optimizer_that_never_steps_is_reported(tmp_path: Path, events: 
             model(torch.randn(4, 3)).square().mean().backward()
             used.step()
             ckpt.step(step)
-    [say] = [one.fields["say"] for one in events if one.name == "optimizer.missed"]
+    [say] = [event.fields["say"] for event in events if event.name == "optimizer.missed"]
     assert say.startswith(f"the given optimizer has not made one step, and another {kind.__name__} steps 2 of its parameters")
 
 
 def test_given_optimizers_that_take_turns_are_not_reported(tmp_path: Path, events: list[Event]) -> None:
-    """A second optimizer of the same parameters that is given as well, and a first one that steps late."""
+    """Ignore a second given optimizer of the same parameters, and a first one that steps late."""
     model = nn.Linear(3, 1)
     first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())
     with relight.Checkpointer(
@@ -188,22 +190,23 @@ def test_given_optimizers_that_take_turns_are_not_reported(tmp_path: Path, event
             model(torch.randn(4, 3)).square().mean().backward()
             (first if step > 2 else second).step()
             ckpt.step(step)
-    assert not [one for one in events if one.name == "optimizer.missed"]
+    assert not [event for event in events if event.name == "optimizer.missed"]
 
 
 def test_an_optimizer_of_a_model_that_was_not_given_is_reported(tmp_path: Path, events: list[Event]) -> None:
-    """A second network that trains beside the given one, unless another Checkpointer has it."""
-    model, critic, other = nn.Linear(3, 1), nn.Linear(1, 1), nn.Linear(1, 1)
-    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, critic, other)]
-    beside = relight.Checkpointer(tmp_path / "other", other=other, optimizer=optimizers[2], save=None, background=False)
+    """Report the optimizer of a second network that trains next to the given one, unless another Checkpointer has
+    it."""
+    model, critic, elsewhere = nn.Linear(3, 1), nn.Linear(1, 1), nn.Linear(1, 1)
+    optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in (model, critic, elsewhere)]
+    second_ckpt = relight.Checkpointer(tmp_path / "other", other=elsewhere, optimizer=optimizers[2], save=None, background=False)
     with relight.Checkpointer(
         tmp_path / "run", model=model, optimizer=optimizers[0], save=relight.every(steps=1), background=False
     ) as ckpt:
         for step in range(4):
-            (critic(model(torch.randn(4, 3))) + other(torch.ones(1))).square().mean().backward()
-            for one in optimizers:
-                one.step()
+            (critic(model(torch.randn(4, 3))) + elsewhere(torch.ones(1))).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
             ckpt.step(step)
-    beside.close(save=False)
-    says = [one.fields["say"] for one in events if one.name == "optimizer.missed"]
+    second_ckpt.close(save=False)
+    says = [event.fields["say"] for event in events if event.name == "optimizer.missed"]
     assert len(says) == 1 and says[0].startswith("optimizer SGD steps 2 parameters that no component has")

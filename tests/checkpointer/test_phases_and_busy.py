@@ -1,4 +1,4 @@
-"""``adaptive(phases=, busy=)``: the interval by the phase of training, and by what disk and device do besides."""
+"""``adaptive(phases=, busy=)``: the interval by the phase of training, and by other use of disk and device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relight.observe import Event, subscribe
 
 
 class Clock:
-    """Seconds that a test counts."""
+    """A clock that the test sets, in seconds."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -28,7 +28,7 @@ class Clock:
 
 @pytest.fixture(name="clock")
 def clock_fixture(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The loop's clock, and an interval of 10 seconds, whatever saves cost."""
+    """Replace the loop's clock, and set an interval of 10 seconds whatever saves cost."""
     clock = Clock()
     monkeypatch.setattr(checkpointer, "monotonic", clock)
     monkeypatch.setattr(adaptive_schedule.AdaptiveSchedule.__init__, "__defaults__", (clock, None))
@@ -39,25 +39,26 @@ def clock_fixture(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(name="events")
 def events_fixture() -> Iterator[list[Event]]:
-    """The events of one test."""
-    found: list[Event] = []
-    undo = subscribe(found.append)
-    yield found
+    """Return the events of one test."""
+    received: list[Event] = []
+    undo = subscribe(received.append)
+    yield received
     undo()
 
 
 def train(ckpt: relight.Checkpointer, clock: Clock, steps: range) -> list[int]:
-    """A second a step. The steps that were saved."""
-    found = []
+    """Train one step a second. Return the saved steps."""
+    saved = []
     for step in steps:
         clock.now += 1
         if ckpt.step(step) is not None:
-            found.append(step)
-    return found
+            saved.append(step)
+    return saved
 
 
 def test_each_phase_has_its_interval(tmp_path: Path, clock: Clock, events: list[Event]) -> None:
-    """Four times as long in the warm-up, half as long where steps are dear; each change is told with its reason."""
+    """Multiply the interval by four in the warm-up, and halve it in an expensive phase. Each change is reported with
+    its reason."""
     rules = relight.adaptive(phases={"warm-up": 4, "reinforcement": 0.5})
     with relight.Checkpointer(tmp_path / "run", model=torch.nn.Linear(2, 2), save=rules, signals=False, background=False) as ckpt:
         ckpt.restore()
@@ -73,13 +74,13 @@ def test_each_phase_has_its_interval(tmp_path: Path, clock: Clock, events: list[
         with pytest.raises(ConfigError, match="is a name"):
             ckpt.phase = 3  # type: ignore[assignment]
     assert [len(first), len(second), len(third)] == [2, 10, 20]
-    said = [str(one.fields["reason"]) for one in events if one.name == "schedule.changed"]
-    assert any(one.startswith("every 40 s: phase 'warm-up': 4 times the interval") for one in said)
-    assert any(one.startswith("every 5 s: phase 'reinforcement'") for one in said)
+    reasons = [str(event.fields["reason"]) for event in events if event.name == "schedule.changed"]
+    assert any(reason.startswith("every 40 s: phase 'warm-up': 4 times the interval") for reason in reasons)
+    assert any(reason.startswith("every 5 s: phase 'reinforcement'") for reason in reasons)
 
 
 def test_a_phase_stays_within_the_bounds(tmp_path: Path, clock: Clock) -> None:
-    """``at_least`` and ``at_most`` hold in every phase."""
+    """Apply ``at_least`` and ``at_most`` in every phase."""
     rules = relight.adaptive(at_least=8, at_most=20, phases={"slow": 100, "fast": 0.01})
     with relight.Checkpointer(tmp_path / "run", model=torch.nn.Linear(2, 2), save=rules, signals=False, background=False) as ckpt:
         ckpt.restore()
@@ -93,20 +94,21 @@ def test_a_phase_stays_within_the_bounds(tmp_path: Path, clock: Clock) -> None:
 def test_a_busy_disk_has_saves_come_later(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, events: list[Event], share: float, saves: int
 ) -> None:
-    """Twice the interval while something else keeps the disk busy, from the second sample on; as ever if it is idle."""
+    """Double the interval while another process keeps the disk busy, from the second sample on. An idle disk changes
+    nothing."""
     monkeypatch.setattr(resource_use, "_stat_file", lambda root: Path("/stat"))
     monkeypatch.setattr(resource_use, "_busy_s", lambda path: share * clock.now)
     rules = relight.adaptive(busy={"disk": 0.8})
     with relight.Checkpointer(tmp_path / "run", model=torch.nn.Linear(2, 2), save=rules, signals=False, background=False) as ckpt:
         ckpt.restore()
-        found = train(ckpt, clock, range(100))
-    assert abs(len(found) - saves) <= 1
-    told = [one for one in events if one.name == "schedule.changed" and "disk 100% in use" in str(one.fields["reason"])]
-    assert len(told) == (1 if share == 1.0 else 0), "once, not at each sample"
+        saved = train(ckpt, clock, range(100))
+    assert abs(len(saved) - saves) <= 1
+    changes = [event for event in events if event.name == "schedule.changed" and "disk 100% in use" in str(event.fields["reason"])]
+    assert len(changes) == (1 if share == 1.0 else 0), "once, not at each sample"
 
 
 def test_a_save_of_ones_own_does_not_count_as_busy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Samples with a save in between are left out; the kernel's counters are read where there are any."""
+    """Ignore samples with a save in between. Read the kernel's counters where they exist."""
     clock = Clock()
     monkeypatch.setattr(resource_use, "_stat_file", lambda root: Path("/stat"))
     monkeypatch.setattr(resource_use, "_busy_s", lambda path: clock.now)
@@ -126,7 +128,7 @@ def test_a_save_of_ones_own_does_not_count_as_busy(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_no_phase_and_no_resource_is_refused() -> None:
-    """When the trigger is made."""
+    """Refuse invalid phases and resources when the trigger is made."""
     for wrong in ({"phases": {"a": 0}}, {"phases": ["a"]}, {"busy": {"disk": 2}}, {"busy": {"network": 0.5}}, {"busy": 0.5}):
         with pytest.raises(ConfigError, match="phases|busy"):
             relight.adaptive(**wrong)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Saves that are due while no snapshot slot is free: taken at the next step that has one, as ``Limits(when_busy=)`` says."""
+"""Saves that are due while no snapshot slot is free. As ``Limits(when_busy=)`` specifies, they are taken at the next
+step with a free slot."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def test_a_postponed_save_is_taken_at_the_first_step_with_a_slot(tmp_path: Path, events: list[Event]) -> None:
-    """It is reported once with the step at which it was due, its checkpoint names that step, and it stands for the milestone."""
+    """Report the postponement once with the due step. The checkpoint names that step, and counts as its milestone."""
     model, optimizer = make()
     free: dict[int, bool] = {}
     due: dict[int, bool] = {}
@@ -60,19 +61,21 @@ def test_a_postponed_save_is_taken_at_the_first_step_with_a_slot(tmp_path: Path,
             ckpt.step(step)
             if ckpt._due is not None:
                 time.sleep(0.1)
-    postponed = [one.fields["step"] for one in events if one.name == "save.coalesced"]
+    postponed = [event.fields["step"] for event in events if event.name == "save.coalesced"]
     assert postponed and postponed[0] == 19 and len(set(postponed)) == len(postponed)
-    requested = {one.fields["step"]: one.fields["reason"] for one in events if one.name == "save.requested"}
+    requested = {event.fields["step"]: event.fields["reason"] for event in events if event.name == "save.requested"}
     for step in postponed:
-        late = [at for at, reason in requested.items() if reason == f"every 20 steps (postponed from step {step})"]
+        late = [due_step for due_step, reason in requested.items() if reason == f"every 20 steps (postponed from step {step})"]
         assert len(late) == 1 or step >= 99, (step, requested)
         if late:
-            assert all(due[at] and not free[at] for at in range(step + 1, late[0])), "a step with a free slot was left out"
-    live = [one.step + 1 for one in relight.open(tmp_path / "s" / "run").checkpoints()]
+            assert all(due[due_step] and not free[due_step] for due_step in range(step + 1, late[0])), (
+                "a step with a free slot was left out"
+            )
+    live = [checkpoint.step + 1 for checkpoint in relight.open(tmp_path / "s" / "run").checkpoints()]
     for multiple in range(20, 120, 20):
         saved = [step + 1 for step in requested if multiple <= step + 1 < multiple + 20]
         assert not saved or min(saved) in live, (multiple, saved, live)
-    assert any(one % 20 for one in live[:-1]), "no late checkpoint stands for a multiple"
+    assert any(count % 20 for count in live[:-1]), "no late checkpoint stands for a multiple"
 
 
 TRAIN = """
@@ -98,7 +101,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("when_busy", ["newest", "queue"])
 def test_several_ranks_do_as_limits_state(tmp_path: Path, when_busy: str) -> None:
-    """With "queue" two ranks make every save that is due; with "newest" they postpone some, and the last step is saved all the same."""
+    """With "queue", save every due step on two ranks. With "newest", postpone some saves, and save the last step."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
         "--no-python", sys.executable, "-c", TRAIN, str(tmp_path / "s" / "run"), when_busy,
@@ -106,7 +109,7 @@ def test_several_ranks_do_as_limits_state(tmp_path: Path, when_busy: str) -> Non
     done = subprocess.run(command, env={**os.environ, "RELIGHT_BACKGROUND": "1"}, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     postponed = [int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("POSTPONED")]
-    steps = [one.step for one in relight.open(tmp_path / "s" / "run").checkpoints()]
+    steps = [checkpoint.step for checkpoint in relight.open(tmp_path / "s" / "run").checkpoints()]
     assert steps[-1] == 11 and len(postponed) == 2
     if when_busy == "queue":
         assert steps == list(range(12)) and postponed == [0, 0]

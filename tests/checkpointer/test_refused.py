@@ -1,4 +1,5 @@
-"""The system refuses a thread, a descriptor, memory or a process: a save is made with less, or fails; training continues."""
+"""The system refuses a thread, a descriptor, memory or a process. A save uses less, or fails, and training
+continues."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ from relight.store.retry import FirstContact, first_contact
 
 @pytest.fixture
 def seen() -> Iterator[list[Event]]:
-    found: list[Event] = []
-    undo = subscribe(found.append)
-    yield found
+    events: list[Event] = []
+    undo = subscribe(events.append)
+    yield events
     undo()
 
 
@@ -87,14 +88,14 @@ def life(folder: Path, refusals: Refusals, at: int, *, always: bool = False, bac
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Refusals:
-    found, start = Refusals(lambda: RuntimeError("can't start new thread")), threading.Thread.start
+    refusals, start = Refusals(lambda: RuntimeError("can't start new thread")), threading.Thread.start
 
     def counted(self: threading.Thread) -> None:
-        found.count()
+        refusals.count()
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", counted)
-    return found
+    return refusals
 
 
 def test_no_thread_ends_training(tmp_path: Path, threads: Refusals, seen: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +103,8 @@ def test_no_thread_ends_training(tmp_path: Path, threads: Refusals, seen: list[E
     monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path / "events"))
     calls = life(tmp_path / "none", threads, 0, background=True)
     assert calls >= 3
-    for at in range(1, calls + 1):
-        life(tmp_path / f"{at}", threads, at, background=True)
+    for call in range(1, calls + 1):
+        life(tmp_path / f"{call}", threads, call, background=True)
     life(tmp_path / "all", threads, 1, always=True, background=True)
     assert len([event for event in seen if event.name == "threads.refused"]) == 1
 
@@ -136,8 +137,8 @@ def test_no_descriptor_ends_training(tmp_path: Path, descriptors: Refusals, monk
     """A descriptor refused at one call, from the restore on: the first contact is tried again, a save is made again by the next one."""
     monkeypatch.setattr("relight.store.retry.FirstContact.__new__.__defaults__", (3.0, 0.001, 0.01))
     calls = life(tmp_path / "none", descriptors, 0)
-    for at in range(1, calls + 1, 23):
-        life(tmp_path / f"{at}", descriptors, at)
+    for call in range(1, calls + 1, 23):
+        life(tmp_path / f"{call}", descriptors, call)
 
 
 def test_no_process_ends_training(tmp_path: Path, seen: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +192,8 @@ def test_an_error_of_the_callers_own_is_raised() -> None:
 
 
 def test_a_pool_without_threads(threads: Refusals) -> None:
-    """A pool's caller does what no thread does: results, errors and their order are the same, and each call is made once."""
+    """Run a pool's calls in its caller if there is no thread. Results, errors and order are equal, and each call is
+    made once."""
     threads.on = True
     for at, always in ((1, True), (1, False), (2, True)):
         threads.calls, threads.at, threads.always = 0, at, always
@@ -206,7 +208,7 @@ def test_a_pool_without_threads(threads: Refusals) -> None:
 
 
 def test_the_first_contact_has_a_bound() -> None:
-    """A store that stays broken raises its own error after the bound; an error that no repetition changes is raised at once."""
+    """Raise a store's own error after the time limit. Raise an error that is not retryable at once."""
     tries: list[int] = []
 
     def broken(retryable: bool) -> None:
@@ -226,14 +228,14 @@ def test_the_first_contact_has_a_bound() -> None:
 def test_one_failing_write_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """One write that fails (EIO), the very first or any later one, costs one save at most."""
     monkeypatch.setattr("relight.store.retry.FirstContact.__new__.__defaults__", (3.0, 0.001, 0.01))
-    found, real = Refusals(lambda: OSError(errno.EIO, "Input/output error")), getattr(os, name)
+    refusals, real = Refusals(lambda: OSError(errno.EIO, "Input/output error")), getattr(os, name)
 
     def counted(*words: Any, **named: Any) -> Any:
-        found.count()
+        refusals.count()
         return real(*words, **named)
 
     monkeypatch.setattr(os, name, counted)
-    calls = life(tmp_path / "none", found, 0)
+    calls = life(tmp_path / "none", refusals, 0)
     assert calls
-    for at in [*range(1, min(calls, 6) + 1), *range(7, calls + 1, 11)]:
-        life(tmp_path / f"{at}", found, at)
+    for call in [*range(1, min(calls, 6) + 1), *range(7, calls + 1, 11)]:
+        life(tmp_path / f"{call}", refusals, call)

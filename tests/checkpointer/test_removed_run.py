@@ -1,4 +1,5 @@
-"""A run's directory is removed while the run trains: the error says so, and a new log is begun there only if the caller asked for it."""
+"""A run's directory is removed while the run trains. The error reports it, and a new log starts there only if the
+caller requested it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def train(path: Path, *, removes: str, background: bool, begin_again: bool) -> r
 
 
 def steps_of(path: Path) -> list[int]:
-    return [one.step for one in fold(Log(open_bytes(path / "store"), "run").read()).live]
+    return [checkpoint.step for checkpoint in fold(Log(open_bytes(path / "store"), "run").read()).live]
 
 
 @pytest.mark.parametrize(("removes", "background"), [("store/run", False), ("store", False), ("store/run", True)])
@@ -47,7 +48,7 @@ def test_a_new_log_is_begun_if_asked(tmp_path: Path, removes: str, background: b
 
 
 def test_no_log_is_begun_unasked(tmp_path: Path) -> None:
-    """Without ``begin_again`` each save fails, the error says that the directory is gone and what to do, and nothing hides it."""
+    """Fail each save without ``begin_again``. The error names the missing directory and the remedy."""
     ckpt = train(tmp_path, removes="store/run", background=False, begin_again=False)
     save = ckpt.save(6)
     assert isinstance(save.error, RunRemoved) and isinstance(save.error, CorruptCheckpoint)

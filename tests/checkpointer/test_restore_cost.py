@@ -23,12 +23,12 @@ C_MAX = 30.0
 
 
 def many(count: int) -> dict[str, Any]:
-    """So many parameters in one module."""
+    """Return ``count`` parameters in one module."""
     return {"model": nn.ParameterList([nn.Parameter(torch.full((3,), float(number))) for number in range(count)])}
 
 
 def layers(count: int) -> dict[str, Any]:
-    """So many tensors, weights and biases of small layers with what AdamW keeps for them."""
+    """Return ``count`` tensors: weights and biases of small layers, and what AdamW keeps for them."""
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(count // 8)))
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
@@ -59,20 +59,20 @@ def calls(work: Callable[[], object]) -> tuple[int, int]:
 
 def per_tensor(tmp_path: Path, build: Callable[[int], dict[str, Any]], work: Callable[[str, dict[str, Any]], object]) -> list[float]:
     """Calls that each further tensor costs, from 400 to 800."""
-    found = []
+    costs = []
     for count in (400, 800):
         components = build(count)
         relight.save(tmp_path / f"{count}", components, step=1)
         run, live = f"{count}", build(count)
         work(run, live)  # what is done once a process is done
-        found.append(calls(lambda run=run, live=live: work(run, live)))
-    (few, few_c), (double, double_c) = found
+        costs.append(calls(lambda run=run, live=live: work(run, live)))
+    (few, few_c), (double, double_c) = costs
     return [(double - few) / 400, (double_c - few_c) / 400]
 
 
 @pytest.mark.parametrize("build", [many, layers])
 def test_a_restore_does_little_for_each_tensor(tmp_path: Path, build: Callable[[int], dict[str, Any]]) -> None:
-    """Reading the part, decoding the tree, checking what fits, reading into place: a handful of calls for each tensor."""
+    """Make only a few calls for each tensor to read the part, decode the tree, check what fits, and read in place."""
     store = LocalStore(tmp_path)
 
     def work(run: str, live: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ def test_so_does_a_load(tmp_path: Path, build: Callable[[int], dict[str, Any]]) 
 
 
 def test_many_tensors_come_back_to_the_bit(tmp_path: Path) -> None:
-    """The quick way gives what the thorough one gives, and moves every version counter."""
+    """Restore by the fast path what the full path restores, and increment every version counter."""
     saved, live = layers(160), layers(160)
     with torch.no_grad():
         for parameter in saved["model"].parameters():
@@ -99,16 +99,16 @@ def test_many_tensors_come_back_to_the_bit(tmp_path: Path) -> None:
     versions = [parameter._version for parameter in live["model"].parameters()]
     moments = [id(state) for state in live["optimizer"].state.values()]
     resume(LocalStore(tmp_path), "r", live, "latest", only=None, strict=True, rename=None)
-    for one, other in zip(saved["model"].parameters(), live["model"].parameters(), strict=True):
-        assert torch.equal(one, other)
-        for key, value in saved["optimizer"].state[one].items():
-            assert torch.equal(value, live["optimizer"].state[other][key])
+    for parameter, restored in zip(saved["model"].parameters(), live["model"].parameters(), strict=True):
+        assert torch.equal(parameter, restored)
+        for key, value in saved["optimizer"].state[parameter].items():
+            assert torch.equal(value, live["optimizer"].state[restored][key])
     assert all(p._version > then for p, then in zip(live["model"].parameters(), versions, strict=True))
     assert [id(state) for state in live["optimizer"].state.values()] == moments, "state that is there is filled where it is"
 
 
 def test_no_memory_is_made_for_a_pack_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part may say anything of its tensors' sizes: the pack's length is looked at before memory is made for them."""
+    """Compare the tensor sizes that a part states with the pack's length before memory is allocated."""
     relight.save(tmp_path / "r", {"x": torch.zeros(1000), "y": 1}, step=1)
     pack = next(tmp_path.glob("r/*/pack-*"))
     pack.write_bytes(pack.read_bytes()[:-8])

@@ -15,7 +15,7 @@ from relight.errors import ConfigError, SaveFailed
 from relight.observe import Event
 
 SLOW = relight.Limits(bytes_per_second=3e6)
-"""The state of 1.7 MB takes about half a second; there is room for two of it."""
+"""Writing the state of 1.7 MB takes about half a second, and two snapshots fit into memory."""
 
 
 @pytest.fixture(autouse=True)
@@ -51,14 +51,15 @@ class Loop:
 
 def live(path: Path) -> list[tuple[int, list[int]]]:
     """Step of each checkpoint, and those of its parents."""
-    found = relight.open(path / "s" / "run").checkpoints()
-    steps = {one.id: one.step for one in found}
-    return [(one.step, [steps[parent] for parent in one.body.parents]) for one in found]
+    checkpoints = relight.open(path / "s" / "run").checkpoints()
+    steps = {checkpoint.id: checkpoint.step for checkpoint in checkpoints}
+    return [(checkpoint.step, [steps[parent] for parent in checkpoint.body.parents]) for checkpoint in checkpoints]
 
 
 @pytest.mark.parametrize("waiting", ["low", "normal"])
 def test_an_urgent_save_goes_before_one_that_waits(tmp_path: Path, events: list[Event], waiting: str) -> None:
-    """It begins at once, in the other one's slot; the other one is over and says so; the history has no hole; all verify."""
+    """Start the urgent save at once in the other save's slot. The replaced save reports its end, the history has no
+    gap, and all checkpoints verify."""
     loop = Loop(tmp_path, limits=relight.Limits(bytes_per_second=1e6))
     first, second = loop.save(1), loop.save(2, priority=waiting)
     third = loop.save(3, priority="high")
@@ -69,8 +70,8 @@ def test_an_urgent_save_goes_before_one_that_waits(tmp_path: Path, events: list[
     assert first.done and not second.done
     loop.ckpt.close()
     assert live(tmp_path) == [(0, []), (1, [0]), (3, [1])]
-    assert [one.fields["step"] for one in events if one.name == "save.coalesced"] == [2]
-    assert not [one for one in events if one.name == "save.failed"], "nothing has failed"
+    assert [event.fields["step"] for event in events if event.name == "save.coalesced"] == [2]
+    assert not [event for event in events if event.name == "save.failed"], "nothing has failed"
     assert torch.equal(relight.load(tmp_path / "s" / "run")["model"]["0.weight"], loop.states[3])
     assert not any(findings for _, findings in relight.open(tmp_path / "s" / "run").verify())
 
@@ -94,7 +95,8 @@ def test_what_is_as_urgent_or_tagged_keeps_its_place(tmp_path: Path, second: dic
 
 
 def test_a_signals_save_is_urgent_by_its_reason(tmp_path: Path) -> None:
-    """SIGUSR1 takes the slot of a save that a trigger made, which waits; training goes on, and later saves follow."""
+    """Give SIGUSR1's save the slot of a waiting save that a trigger made. Training continues, and later saves
+    follow."""
     loop = Loop(tmp_path, relight.every(steps=1), relight.Limits(bytes_per_second=1e6))
     loop.train(1)
     first = loop.ckpt.step(1)
@@ -113,20 +115,21 @@ def test_a_signals_save_is_urgent_by_its_reason(tmp_path: Path) -> None:
 
 
 def test_many_times_over(tmp_path: Path) -> None:
-    """Saves of all priorities as fast as they come: each that says it is durable is there, with its own values, and the newest is the last."""
+    """Make saves of all priorities as fast as possible. Each durable save exists with its own values, and the newest is
+    the last."""
     loop = Loop(tmp_path)
     saves = {step: loop.save(step, priority=("low", "high", "normal")[step % 3]) for step in range(1, 25)}
     loop.ckpt.close()
-    found = {one.step: one.id for one in relight.open(tmp_path / "s" / "run").checkpoints()}
-    assert max(found) == 24
+    ids = {checkpoint.step: checkpoint.id for checkpoint in relight.open(tmp_path / "s" / "run").checkpoints()}
+    assert max(ids) == 24
     for step, save in saves.items():
-        assert save.done == (step in found), step
+        assert save.done == (step in ids), step
         if save.done:
             assert torch.equal(relight.load(tmp_path / "s" / "run", step)["model"]["0.weight"], loop.states[step])
 
 
 def test_another_word_is_refused(tmp_path: Path) -> None:
-    """With the words there are."""
+    """Refuse an unknown priority, and list the valid ones."""
     with (
         relight.Checkpointer(tmp_path / "run", x=torch.ones(3), background=False, save=None) as ckpt,
         pytest.raises(ConfigError, match="'low' or 'normal' or 'high'"),

@@ -1,4 +1,4 @@
-"""Signals of a script that has handlers of its own, of nohup, of notebooks; and what a closed Checkpointer reports."""
+"""Signals in scripts with their own handlers, under nohup and in notebooks, and what a closed Checkpointer reports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def script(run: str, text: str, **options: object) -> subprocess.CompletedProces
 
 
 def steps(run: str) -> list[tuple[int, str]]:
-    return [(one.step, one.body.reason) for one in relight.open(run).checkpoints()]
+    return [(checkpoint.step, checkpoint.body.reason) for checkpoint in relight.open(run).checkpoints()]
 
 
 @pytest.fixture
@@ -42,9 +42,9 @@ def run(tmp_path: Path) -> str:
 
 @pytest.fixture
 def events() -> Iterator[list[str]]:
-    found: list[str] = []
-    undo = subscribe(lambda event: found.append(f"{event.name}: {event.fields.get('say', '')}"))
-    yield found
+    lines: list[str] = []
+    undo = subscribe(lambda event: lines.append(f"{event.name}: {event.fields.get('say', '')}"))
+    yield lines
     undo()
 
 
@@ -140,8 +140,8 @@ def test_a_later_handler_is_reported_once(run: str, events: list[str]) -> None:
             for step in range(1, 4):
                 ckpt.step(step)
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        found = [one for one in events if one.startswith("signal.unhandled")]
-        assert len(found) == 1 and "SIGTERM: another handler was installed after Relight's" in found[0]
+        warnings_ = [line for line in events if line.startswith("signal.unhandled")]
+        assert len(warnings_) == 1 and "SIGTERM: another handler was installed after Relight's" in warnings_[0]
     finally:
         signal.signal(signal.SIGTERM, former)
 
@@ -188,7 +188,8 @@ def test_two_runs_in_one_script_with_its_own_handler(tmp_path: Path) -> None:
 
 
 def test_outside_the_main_thread_signals_are_reported_once(run: str, events: list[str]) -> None:
-    """Python installs handlers in the main thread only: one line, and training goes on."""
+    """Install no handlers outside the main thread, because Python cannot. One line is logged, and training
+    continues."""
 
     def train() -> None:
         with relight.Checkpointer(run, state={"x": 1}, save=None) as ckpt:
@@ -198,13 +199,13 @@ def test_outside_the_main_thread_signals_are_reported_once(run: str, events: lis
     thread = threading.Thread(target=train)
     thread.start()
     thread.join()
-    found = [one for one in events if one.startswith("signal.unhandled")]
-    assert len(found) == 1 and "not the main thread" in found[0] and "signals=False" in found[0]
+    warnings_ = [line for line in events if line.startswith("signal.unhandled")]
+    assert len(warnings_) == 1 and "not the main thread" in warnings_[0] and "signals=False" in warnings_[0]
     assert [step for step, _ in steps(run)] == [2]
 
 
 def test_a_signal_during_a_save_is_for_the_next_step() -> None:
-    """What comes after the loop has looked is not taken as done."""
+    """Keep a signal that arrives after the loop checked for signals."""
     signals = SignalHandlers(lambda name: None)
     signals.adopt("SIGUSR1")
     assert signals.pending == "SIGUSR1"
@@ -217,7 +218,7 @@ def test_a_signal_during_a_save_is_for_the_next_step() -> None:
 
 @pytest.mark.parametrize("how", ["close", "with", "error", "signal"])
 def test_a_closed_checkpointer_says_why_it_is_closed(run: str, how: str) -> None:
-    """What closed it, after which step, when, and what to do."""
+    """Report what closed it, after which step, when, and what to do."""
     ckpt = relight.Checkpointer(run, state={"x": 1}, save=None, background=False)
     if how == "close":
         ckpt.step(3)

@@ -1,4 +1,4 @@
-"""Steps and metrics as people have them, and faults in code that must not look like a store's."""
+"""Steps and metrics of every number type, and faults in Relight's code that must not be reported as store failures."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from relight.observe import Event, subscribe
 
 
 class Count:
-    """An integer type of the caller's own."""
+    """A custom integer type."""
 
     def __index__(self) -> int:
         return 3
 
 
 class Unshowable:
-    """An object whose ``repr`` fails."""
+    """An object with a failing ``repr``."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no")
@@ -51,9 +51,9 @@ def ckpt(tmp_path: Path) -> relight.Checkpointer:
     return relight.Checkpointer(tmp_path / "store" / "run", save=None, model=torch.nn.Linear(2, 2), signals=False, background=False)
 
 
-@pytest.mark.parametrize("step", GOOD, ids=lambda one: f"{type(one).__name__}")
+@pytest.mark.parametrize("step", GOOD, ids=lambda value: type(value).__name__)
 def test_a_step_is_whatever_has_an_index(ckpt: relight.Checkpointer, step: Any) -> None:
-    """A counter of NumPy's or torch's is a step: it becomes an int where it comes in, in every call that takes one."""
+    """Accept counters of NumPy and torch as steps. Every call converts them to int."""
     with ckpt:
         ckpt.step(step, micro_step=step, loss=1.0)
         ckpt.save(step, micro_step=step)
@@ -61,15 +61,16 @@ def test_a_step_is_whatever_has_an_index(ckpt: relight.Checkpointer, step: Any) 
         ckpt.save(step)
         assert ckpt.restore(step) == 4
     url = ckpt.store_urls[0] + "/run"
-    for found in (relight.open(url).checkpoints()[-1].step, relight.save(url, {"w": torch.ones(1)}, step=step).step):
-        assert found == 3 and type(found) is int
+    for saved_step in (relight.open(url).checkpoints()[-1].step, relight.save(url, {"w": torch.ones(1)}, step=step).step):
+        assert saved_step == 3 and type(saved_step) is int
     assert "w" in relight.load(url, step)
     relight.open(url).tag("good", step)
 
 
-@pytest.mark.parametrize("step", BAD, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("step", BAD, ids=lambda value: type(value).__name__)
 def test_anything_else_is_refused_at_once(ckpt: relight.Checkpointer, step: Any) -> None:
-    """A float, a text, a bool or a negative number is a ``ConfigError`` at the call, with a way out, and never a failed save."""
+    """Raise ConfigError with a hint at the call for a float, a text, a bool or a negative number. It never becomes a
+    failed save."""
     calls: list[Callable[[], Any]] = [
         lambda: ckpt.step(step), lambda: ckpt.save(step), lambda: ckpt.should_skip(step),
         lambda: relight.save(ckpt.store_urls[0] + "/other", {"w": torch.ones(1)}, step=step),
@@ -89,10 +90,10 @@ def test_anything_else_is_refused_at_once(ckpt: relight.Checkpointer, step: Any)
     "value",
     [1, 1.5, True, float("nan"), np.float32(1), np.int8(1), np.bool_(True), np.array(1.0), torch.tensor(1), torch.tensor(1.0), torch.tensor([1.0]),
      torch.tensor(1.0, requires_grad=True), torch.tensor(True), Decimal("1.5"), Fraction(1, 2)],
-    ids=lambda one: f"{type(one).__name__}-{one}",
+    ids=lambda value: f"{type(value).__name__}-{value}",
 )  # fmt: skip
 def test_numbers_are_metrics(ckpt: relight.Checkpointer, value: Any) -> None:
-    """Every kind of number is a metric, and is stored as a float."""
+    """Accept every kind of number as a metric, and store it as a float."""
     with ckpt:
         ckpt.step(0, loss=value)
         assert ckpt.save(1, metrics={"loss": value})
@@ -105,10 +106,10 @@ def test_numbers_are_metrics(ckpt: relight.Checkpointer, value: Any) -> None:
     "value",
     ["0.5", b"1", None, [1.0], {}, torch.ones(2), torch.empty(0), torch.tensor(1j), torch.empty((), device="meta"), np.ones(2), np.str_("x"),
      np.complex64(1), 1j, 10**400, object(), Unshowable()],
-    ids=lambda one: type(one).__name__,
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_what_is_no_number_is_refused_by_its_name(ckpt: relight.Checkpointer, value: Any) -> None:
-    """A metric that no save could store is refused at ``step()``, not hours later by the save that reads it."""
+    """Refuse a metric that no save could store at ``step()``, not hours later at the save that reads it."""
     calls: list[Callable[[], Any]] = [
         lambda: ckpt.step(0, val=value), lambda: ckpt.save(0, metrics={"val": value}),
         lambda: relight.save(ckpt.store_urls[0] + "/other", {"w": torch.ones(1)}, step=1, metrics={"val": value}),
@@ -127,21 +128,21 @@ def test_what_is_no_number_is_refused_by_its_name(ckpt: relight.Checkpointer, va
     "options", [{"tag": 7}, {"tag": np.int64(7)}, {"tag": ["a"]}, {"reason": 3}, {"reason": "a\nb"}, {"reason": "a\ud800"}], ids=str
 )
 def test_a_tag_and_a_reason_are_texts(ckpt: relight.Checkpointer, options: dict[str, Any]) -> None:
-    """What a record could not hold is refused before the save begins."""
+    """Refuse a tag or reason that a record cannot store before the save begins."""
     with pytest.raises(ConfigError):
         ckpt.save(0, **options)
     ckpt.close()
 
 
 def heard_while(call: Callable[[], Any]) -> list[Event]:
-    """The failed saves that were reported meanwhile."""
-    heard: list[Event] = []
-    undo = subscribe(heard.append)
+    """Return the failed saves that were reported during a call."""
+    events: list[Event] = []
+    undo = subscribe(events.append)
     try:
         call()
     finally:
         undo()
-    return [one for one in heard if one.name == "save.failed"]
+    return [event for event in events if event.name == "save.failed"]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def heard_while(call: Callable[[], Any]) -> list[Event]:
 def test_a_fault_in_our_code_is_named_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: type[Exception]
 ) -> None:
-    """It is reported with its traceback, not retried, and does not stop training; the next save is made."""
+    """Report the fault with its traceback, do not retry, and continue training. The next save is made."""
     calls: list[int] = []
 
     def fails(*args: Any, **kwargs: Any) -> Any:
@@ -161,20 +162,20 @@ def test_a_fault_in_our_code_is_named_as_one(
 
     model = torch.nn.Linear(2, 2)
     with relight.Checkpointer(tmp_path / "run", save=None, model=model, on_failure="retry", signals=False, background=False) as ckpt:
-        with monkeypatch.context() as there:
-            there.setattr(commit_save, "encode_root", fails)
-            heard = heard_while(lambda: ckpt.save(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(commit_save, "encode_root", fails)
+            failures = heard_while(lambda: ckpt.save(0))
         assert ckpt.save(1)
     assert len(calls) == 1, "a fault in code is not retried"
-    assert [one.fields["kind"] for one in heard] == ["internal"]
+    assert [event.fields["kind"] for event in failures] == ["internal"]
     text = caplog.text
     assert "internal error in Relight" in text and fault.__name__ in text and "commit/save.py" in text and "report this traceback" in text
     assert "trying again" not in text
-    assert [one.step for one in relight.open(tmp_path / "run").checkpoints()] == [1]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "run").checkpoints()] == [1]
 
 
 def test_a_store_that_fails_is_still_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The distinction does not cost a retry: what a store raises goes through ``on_failure``."""
+    """Retry errors of a store as ``on_failure`` specifies."""
     calls: list[int] = []
     real = commit_save.encode_root
 
@@ -186,12 +187,13 @@ def test_a_store_that_fails_is_still_retried(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(commit_save, "encode_root", once)
     with relight.Checkpointer(tmp_path / "run", save=None, model=torch.nn.Linear(2, 2), on_failure="retry", background=False) as ckpt:
-        heard = heard_while(lambda: ckpt.save(0))
-    assert len(calls) >= 2 and [one.fields["kind"] for one in heard] == ["save_failed"]
+        failures = heard_while(lambda: ckpt.save(0))
+    assert len(calls) >= 2 and [event.fields["kind"] for event in failures] == ["save_failed"]
 
 
 def test_a_caller_that_asked_to_stop_is_stopped_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``on_failure="raise"`` raises the ``InternalError`` itself: a store did not fail, and yet there is no checkpoint."""
+    """Raise the ``InternalError`` itself with ``on_failure="raise"``: the store did not fail, and yet there is no
+    checkpoint."""
     monkeypatch.setattr(commit_save, "encode_root", lambda root: int(None))  # type: ignore[call-overload]
     ckpt = relight.Checkpointer(
         tmp_path / "run", save=None, model=torch.nn.Linear(2, 2), on_failure="raise", background=False, signals=False
@@ -209,18 +211,19 @@ def test_a_caller_that_asked_to_stop_is_stopped_by_its_name(tmp_path: Path, monk
 
 
 def test_a_fault_in_the_agent_keeps_its_kind_and_traceback(tmp_path: Path) -> None:
-    """What the agent reports of a fault in code is an ``InternalError`` at the trainer, with the same lines."""
+    """Return a code fault in the agent to the trainer as ``InternalError`` with the same lines."""
     try:
         slot_writer._failed(1, "x", 3)  # type: ignore[arg-type] # no error has such a type
     except AttributeError as error:
         report = slot_writer._failed(1, "x", error)
     kind, what, _, hint, retryable, details = report.error or ("", "", "", "", True, [])
     assert (kind, retryable) == ("internal", False) and "AttributeError" in what and "traceback" in hint
-    assert any("errors.py" in one for one in details)
+    assert any("errors.py" in line for line in details)
 
 
 def test_errors_of_the_machine_are_no_faults() -> None:
-    """A certificate's error is a ``ValueError``, too; a library's RuntimeError is no fault of ours; an error of ours stays what it is."""
+    """Report a certificate error, which is a ``ValueError`` too, and a library's RuntimeError as failures of the
+    machine. Return Relight's own errors unchanged."""
     import ssl
 
     assert isinstance(known(ssl.SSLCertVerificationError(1, "expired")), SaveFailed)
@@ -232,15 +235,16 @@ def test_errors_of_the_machine_are_no_faults() -> None:
 def test_a_fault_on_the_way_to_the_agent_is_named_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A save in the background that fails in the trainer, before the agent has it, is an ``InternalError`` too; training continues."""
+    """Raise InternalError for a background save that fails in the trainer before the agent has it. Training
+    continues."""
     with relight.Checkpointer(
         tmp_path / "run", save=None, model=torch.nn.Linear(2, 2), on_failure="retry", signals=False, background=True
     ) as ckpt:
         ckpt.save(0)
-        with monkeypatch.context() as there:
-            there.setattr(background, "encode_tree", type("Encoder", (), {"__call__": staticmethod(operator.index)})())
+        with monkeypatch.context() as patch:
+            patch.setattr(background, "encode_tree", type("Encoder", (), {"__call__": staticmethod(operator.index)})())
             failed = ckpt.save(1)
         assert isinstance(failed.error, InternalError) and "checkpointer/background.py" in str(failed.error)
         assert "trying again" not in caplog.text
         assert ckpt.save(2)
-    assert [one.step for one in relight.open(tmp_path / "run").checkpoints()] == [0, 2]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "run").checkpoints()] == [0, 2]

@@ -57,8 +57,8 @@ class Trainer:
     def until(self, line: str) -> None:
         """Read its output up to ``line``."""
         assert self.process.stdout is not None and self.process.stderr is not None
-        for found in self.process.stdout:
-            if found.strip() == line:
+        for printed in self.process.stdout:
+            if printed.strip() == line:
                 return
         raise AssertionError(self.process.stderr.read())
 
@@ -80,9 +80,9 @@ def run(tmp_path: Path) -> str:
 
 @pytest.fixture
 def events() -> Iterator[list[str]]:
-    found: list[str] = []
-    undo = subscribe(lambda event: found.append(f"{event.name}: {event.fields.get('say', '')}"))
-    yield found
+    lines: list[str] = []
+    undo = subscribe(lambda event: lines.append(f"{event.name}: {event.fields.get('say', '')}"))
+    yield lines
     undo()
 
 
@@ -91,11 +91,12 @@ def make(run: str, **options: object) -> relight.Checkpointer:
 
 
 def taken(events: list[str]) -> list[str]:
-    return [one for one in events if one.startswith("takeover.taken")]
+    return [line for line in events if line.startswith("takeover.taken")]
 
 
 def test_a_second_start_is_refused_while_the_first_process_trains(run: str) -> None:
-    """A run that another process trains is refused at restore(), with that process's id and the ways out; nothing is written."""
+    """Refuse restore() of a run that another process trains. The error has that process's id and the remedies, and
+    nothing is written."""
     first = Trainer(run)
     try:
         first.until("step 2")
@@ -139,7 +140,8 @@ def test_a_process_that_closed_its_checkpointer_is_not_in_the_way(run: str) -> N
 
 
 def test_the_superseded_process_fails_at_its_next_step_and_names_the_other(run: str, events: list[str]) -> None:
-    """With takeover="take" both sides name the other: here a warning before and at the takeover, there Fenced at the next step."""
+    """Name the other process on both sides with takeover="take": in a warning before and at the takeover, and in Fenced
+    at the other's next step."""
     first = Trainer(run, steps=1000, pause=0.2)
     try:
         first.until("step 1")
@@ -169,7 +171,7 @@ OTHER = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": "/tmp/torchel
         ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "take"),
         ({"TORCHELASTIC_RUN_ID": "x"}, {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_RUN_ID": "x"}, "take"),
         (AGENT, {**AGENT, "TORCHELASTIC_RESTART_COUNT": "1"}, "take"),
-        (AGENT, {**OTHER, "TORCHELASTIC_RESTART_COUNT": "1"}, "refuse"),  # whose first start was refused, too
+        (AGENT, {**OTHER, "TORCHELASTIC_RESTART_COUNT": "1"}, "refuse"),  # its first start was refused, too
         ({"SLURM_JOB_ID": "6"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "refuse"),
         ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "refuse"),
         ({}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "refuse"),
@@ -179,7 +181,8 @@ OTHER = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": "/tmp/torchel
     ],
 )
 def test_a_launcher_takes_over_from_its_own_job_only(run: str, first: dict[str, str], second: dict[str, str], way: str) -> None:
-    """A restarted job takes its run back from its former process; a first start, or another job's restart, takes no run that trains well."""
+    """Let a restarted job take over from its own former process. A first start, or another job's restart, takes over no
+    healthy run."""
     former = Trainer(run, **first)
     try:
         former.until("step 2")
@@ -232,7 +235,7 @@ def test_a_second_relight_run_leaves_the_first_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("answer", "takes"), [("y\n", True), pytest.param("\n", False, marks=pytest.mark.slow)])
 def test_ask_asks_on_a_terminal(run: str, answer: str, takes: bool) -> None:
-    """takeover="ask" shows the process and asks; only yes takes over. Without a terminal it refuses."""
+    """Show the other process and ask with takeover="ask". Only yes takes over. Without a terminal it refuses."""
     first = Trainer(run)
     try:
         first.until("step 2")
@@ -275,7 +278,7 @@ def test_an_evaluation_beside_training_takes_nothing_over(run: str, events: list
     try:
         first.until("step 1")
         ckpt = make(run, takeover="take")
-        assert ckpt.restore() >= 2 and "only reads" in taken(events)[0] and not any("takes it over" in one for one in taken(events))
+        assert ckpt.restore() >= 2 and "only reads" in taken(events)[0] and not any("takes it over" in line for line in taken(events))
         ckpt.close()
         first.until("step 59")
     finally:
@@ -296,7 +299,7 @@ def test_a_dead_host_delays_a_start_for_a_bounded_time(run: str, events: list[st
     assert ckpt.restore() == 3
     ckpt.step(3)
     assert time.monotonic() - started < 6
-    assert any("takeover.waiting" in one and 'takeover="take" skips the wait' in one for one in events)
+    assert any("takeover.waiting" in line and 'takeover="take" skips the wait' in line for line in events)
     ckpt.close()
 
 
@@ -339,11 +342,11 @@ def test_a_second_checkpointer_of_one_process_takes_over(run: str, events: list[
         with pytest.raises(Fenced, match="took the run over"):
             first.save(2)
     second.close()
-    assert [one.step for one in relight.open(run).checkpoints()] == [1, 2]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [1, 2]
 
 
 def test_a_second_checkpointer_under_another_path_takes_over(run: str, tmp_path: Path, events: list[str]) -> None:
-    """The run is known by its ids, so a link to the store is no other run."""
+    """Identify a run by its ids, so that a link to the store is the same run."""
     first = make(run)
     first.save(0)
     (tmp_path / "link").symlink_to(tmp_path / "store")
@@ -357,9 +360,9 @@ def test_a_second_checkpointer_under_another_path_takes_over(run: str, tmp_path:
 
 
 def test_a_checkpointer_of_another_thread_is_not_touched_while_it_works(run: str) -> None:
-    """The one that is superseded learns it at its next call, in its own thread."""
+    """Raise Fenced in the superseded trainer at its next call, in its own thread."""
     going, over = threading.Event(), threading.Event()
-    found: list[type[BaseException]] = []
+    errors: list[type[BaseException]] = []
 
     def train() -> None:
         ckpt = make(run, signals=False)
@@ -369,7 +372,7 @@ def test_a_checkpointer_of_another_thread_is_not_touched_while_it_works(run: str
         try:
             ckpt.step(1)
         except Fenced as error:
-            found.append(type(error))
+            errors.append(type(error))
 
     thread = threading.Thread(target=train)
     thread.start()
@@ -379,7 +382,7 @@ def test_a_checkpointer_of_another_thread_is_not_touched_while_it_works(run: str
         second.save(1)
         over.set()
         thread.join()
-    assert found == [Fenced]
+    assert errors == [Fenced]
 
 
 def test_a_forked_child_of_a_killed_trainer_is_no_sign_of_life(run: str) -> None:
@@ -409,7 +412,7 @@ def test_a_forked_child_of_a_killed_trainer_is_no_sign_of_life(run: str) -> None
 
 
 def test_every_superseded_writer_names_who_has_the_run(run: str) -> None:
-    """Fenced names host, process and time, and says what to do."""
+    """Name host, process and time in Fenced, and what to do."""
     first = make(run)
     first.save(0)
     Attempt.begin(first._store, "run", reason="restored")

@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def steps_in(url: Path) -> list[int]:
     """Steps of the run's checkpoints there."""
-    return [one.step for one in relight.open(url).checkpoints("demo")]
+    return [checkpoint.step for checkpoint in relight.open(url).checkpoints("demo")]
 
 
 def test_a_run_is_copied_where_the_file_says(here: Path, tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("table", "says"), WRONG)
-def test_a_wrong_table_is_refused_before_a_job_needs_it(table: Any, says: str) -> None:
+@pytest.mark.parametrize(("table", "message"), WRONG)
+def test_a_wrong_table_is_refused_before_a_job_needs_it(table: Any, message: str) -> None:
     """Every mistake is one of the file, found when it is read."""
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         defaults_of({"tiers": table}, "relight.toml")

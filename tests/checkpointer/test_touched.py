@@ -1,4 +1,4 @@
-"""What saves of models cost of which little is touched: adapters over a frozen base, experts, rows of an embedding."""
+"""Cost of saves of models with few changed values: adapters over a frozen base, experts, rows of an embedding."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def adapters() -> tuple[dict[str, Any], Callable[[], int]]:
 
 
 def experts() -> tuple[dict[str, Any], Callable[[], int]]:
-    """Eight of 4 MiB, with AdamW's moments; two of them see samples in each step."""
+    """Return eight experts of 4 MiB with AdamW's moments. Two of them receive samples in each step."""
     model = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(8))
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():  # all of them have moments
@@ -58,7 +58,7 @@ def experts() -> tuple[dict[str, Any], Callable[[], int]]:
 
 
 def rows() -> tuple[dict[str, Any], Callable[[], int]]:
-    """A table of 100,000 rows with SparseAdam's moments; a hundredth of them is looked up in each step."""
+    """Return a table of 100,000 rows with SparseAdam's moments. Each step uses a hundredth of the rows."""
     table = nn.Embedding(100_000, 64, sparse=True)
     optimizer = torch.optim.SparseAdam(table.parameters(), lr=1e-2)
     table(torch.arange(100_000)).sum().backward()
@@ -82,7 +82,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_little_is_stored_of_what_is_little_touched(tmp_path: Path, name: str) -> None:
-    """Within a share of the state, or of what changed; each save restores to its bits."""
+    """Write at most a share of the state, or of what changed. Each save restores bit-exactly."""
     make, compact, of_state, of_changed = CASES[name]
     torch.manual_seed(0)
     parts, step = make()
@@ -100,23 +100,23 @@ def test_little_is_stored_of_what_is_little_touched(tmp_path: Path, name: str) -
             save = ckpt.save(number)
             assert save.id
             digests[save.id] = values()
-    found = relight.open(tmp_path / "s" / "run").checkpoints()
-    assert len(found) == SAVES
-    stored = [one.body.new_bytes for one in found[3:]]
+    checkpoints = relight.open(tmp_path / "s" / "run").checkpoints()
+    assert len(checkpoints) == SAVES
+    stored = [checkpoint.body.new_bytes for checkpoint in checkpoints[3:]]
     if of_state is not None:
-        assert max(stored) <= of_state * found[-1].body.logical_bytes, (stored, found[-1].body.logical_bytes)
+        assert max(stored) <= of_state * checkpoints[-1].body.logical_bytes, (stored, checkpoints[-1].body.logical_bytes)
     if of_changed is not None:
         assert max(stored) <= of_changed * changed, (stored, changed)
-    for one in (found[0], found[-1]):
-        loaded = relight.load(tmp_path / "s" / "run", one.id)
+    for checkpoint in (checkpoints[0], checkpoints[-1]):
+        loaded = relight.load(tmp_path / "s" / "run", checkpoint.id)
         first = loaded[next(iter(parts))]
         flat = torch.cat([torch.as_tensor(value).flatten() for value in first.values()])
-        assert torch.equal(flat, digests[one.id])
+        assert torch.equal(flat, digests[checkpoint.id])
 
 
 def test_a_chain_is_read_from_three_quarters_more_at_most(tmp_path: Path) -> None:
-    """Ten saves of values that all move a little, as differences: of none of them more than 1.75 times its bytes is to be read, and they are
-    fewer than without differences."""
+    """Store ten saves of slightly changed values as differences. Reading each chunk needs at most 1.75 times its bytes,
+    and the saves are smaller than without differences."""
     torch.manual_seed(0)
     x = torch.randn(1_000_000)
     compact = relight.Compact(codecs="always", full_every=50)
@@ -127,12 +127,12 @@ def test_a_chain_is_read_from_three_quarters_more_at_most(tmp_path: Path) -> Non
             ckpt.save(number)
     run = Run(open_bytes(tmp_path / "s"), "run")
     longest = 0
-    for one in run.history().live:
-        for pack in run.open(one).parts[0].packs:
+    for checkpoint in run.history().live:
+        for pack in run.open(checkpoint).parts[0].packs:
             assert pack.stored is not None
             for (length, _), piece in zip(pack.chunks, pack.stored.pieces, strict=True):
                 assert piece.reach <= 1.75 * length
                 longest = max(longest, len(list(piece.links())))
     assert longest > 1
-    sizes = [one.body.new_bytes for one in run.history().live]
+    sizes = [checkpoint.body.new_bytes for checkpoint in run.history().live]
     assert sum(sizes[1:]) < 0.95 * 10 * sizes[0]

@@ -1,9 +1,8 @@
-"""Parameters that nothing trains are not copied and hashed again; and are, however they were written to."""
+"""Frozen parameters are not copied and hashed again, unless they were written to in any way."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import nn
 import relight
 from relight.checkpointer.slot_copy_plan import SlotCopyPlan
 from relight.commit import incremental_writer
-from relight.observe import Event, subscribe
+from relight.observe import Event
 
 SIDE = 1024
 BASE = 4 * SIDE * SIDE * 4
@@ -23,7 +22,7 @@ WAYS = pytest.mark.parametrize("in_background", [False, True], ids=["here", "bac
 
 
 class Adapted(nn.Module):
-    """Four frozen layers of 4 MiB, and a little to train."""
+    """Four frozen layers of 4 MiB, and a small trained layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +37,7 @@ class Adapted(nn.Module):
 
 
 class Run:
-    """A training, saved into ``path`` at each step; what was saved, and what was then."""
+    """A training that is saved into ``path`` at each step, with the state at each save."""
 
     def __init__(self, path: Path, in_background: bool, rules: relight.Compact = RULES) -> None:
         torch.manual_seed(0)
@@ -53,7 +52,7 @@ class Run:
         self.steps = 0
 
     def step(self) -> None:
-        """Train one, and save."""
+        """Train one step, and save it."""
         self.optimizer.zero_grad()
         self.model(torch.randn(2, SIDE)).square().mean().backward()
         self.optimizer.step()
@@ -64,45 +63,36 @@ class Run:
         self.steps += 1
 
     def check(self, without: tuple[str, ...] = ()) -> None:
-        """Every save restores to what was then."""
-        for one, then in self.saved.items():
-            loaded = relight.load(self.path, one)["model"]
-            assert one in without or all(torch.equal(torch.as_tensor(loaded[name]), value) for name, value in then.items()), one
+        """Check that every save restores to the state at that save."""
+        for id_, then in self.saved.items():
+            loaded = relight.load(self.path, id_)["model"]
+            assert id_ in without or all(torch.equal(torch.as_tensor(loaded[name]), value) for name, value in then.items()), id_
 
 
-@pytest.fixture
-def told() -> Iterator[list[Event]]:
-    """What happened."""
-    seen: list[Event] = []
-    undo = subscribe(seen.append)
-    yield seen
-    undo()
-
-
-def of(told: list[Event], name: str) -> list[Event]:
-    """Those of that name."""
-    return [event for event in told if event.name == name]
+def of(events: list[Event], name: str) -> list[Event]:
+    """Return the events with a name."""
+    return [event for event in events if event.name == name]
 
 
 @WAYS
-def test_each_save_restores(tmp_path: Path, in_background: bool, told: list[Event]) -> None:
-    """And nothing is said to be wrong."""
+def test_each_save_restores(tmp_path: Path, in_background: bool, events: list[Event]) -> None:
+    """Restore every save, without a warning or a failure."""
     run = Run(tmp_path, in_background)
     with run.ckpt:
         for _ in range(8):
             run.step()
     run.check()
-    assert not of(told, "frozen_param.modified") and not of(told, "save.failed")
+    assert not of(events, "frozen_param.modified") and not of(events, "save.failed")
 
 
 def test_what_is_frozen_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the third save on, which knows that two were alike: what is trained, and what is compared to be sure."""
+    """Hash only what is trained, and a small sample, from the third save on. By then two saves were compared."""
     hashed = [0]
     make = incremental_writer._Coder.make
 
-    def counted(coder: incremental_writer._Coder, number: int, at: int, data: memoryview) -> Any:
+    def counted(coder: incremental_writer._Coder, number: int, offset: int, data: memoryview) -> Any:
         hashed[0] += len(data)
-        return make(coder, number, at, data)
+        return make(coder, number, offset, data)
 
     monkeypatch.setattr(incremental_writer._Coder, "make", counted)
     run, each = Run(tmp_path, False), []
@@ -116,7 +106,7 @@ def test_what_is_frozen_is_hashed_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_what_is_frozen_is_copied_once_into_each_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The background's way: two slots, two copies."""
+    """Copy frozen parameters once into each slot in background saves: two slots, two copies."""
     copied: list[int] = []
     made = SlotCopyPlan.__init__
 
@@ -137,8 +127,8 @@ def test_what_is_frozen_is_copied_once_into_each_slot(tmp_path: Path, monkeypatc
 
 @WAYS
 @pytest.mark.parametrize("how", ["in place", "data", "replaced", "loaded", "restored", "rows"])
-def test_what_is_written_to_is_stored(tmp_path: Path, in_background: bool, how: str, told: list[Event]) -> None:
-    """However it was written to, the save behind has it."""
+def test_what_is_written_to_is_stored(tmp_path: Path, in_background: bool, how: str, events: list[Event]) -> None:
+    """Store a changed weight in the next save, however it was written to."""
     run = Run(tmp_path, in_background)
     weight = run.model.base[2].weight
     with run.ckpt:
@@ -162,32 +152,33 @@ def test_what_is_written_to_is_stored(tmp_path: Path, in_background: bool, how: 
                     weight.data[:, turn] = 0.03
             run.step()
     run.check()
-    assert not of(told, "frozen_param.modified") and not of(told, "save.failed")
+    assert not of(events, "frozen_param.modified") and not of(events, "save.failed")
 
 
 @WAYS
-def test_a_write_without_a_trace_is_found(tmp_path: Path, in_background: bool, told: list[Event]) -> None:
-    """Some time later, by what is compared each time. That save is right again, and all behind it; nothing is trusted any more."""
+def test_a_write_without_a_trace_is_found(tmp_path: Path, in_background: bool, events: list[Event]) -> None:
+    """Detect a write without a version change some saves later, by the sample that each save compares. That save and
+    all later ones are right again, and versions are no longer trusted."""
     run = Run(tmp_path, in_background)
     with run.ckpt:
         for _ in range(4):
             run.step()
         run.model.base[1].weight.data[SIDE // 2 + 1, 5] += 0.01
-        while not of(told, "frozen_param.modified"):
+        while not of(events, "frozen_param.modified"):
             run.step()
             assert run.steps < 12
-        found = list(run.saved)[-1]
+        detected = list(run.saved)[-1]
         for _ in range(2):
             run.model.base[3].weight.data[SIDE // 2 + 1, 5] += 0.01
             run.step()
     ids = list(run.saved)
-    run.check(without=tuple(ids[4 : ids.index(found)]))
-    assert len(of(told, "frozen_param.modified")) == 1 and "model/base.1.weight" in of(told, "frozen_param.modified")[0].fields["say"]
+    run.check(without=tuple(ids[4 : ids.index(detected)]))
+    assert len(of(events, "frozen_param.modified")) == 1 and "model/base.1.weight" in of(events, "frozen_param.modified")[0].fields["say"]
 
 
 @WAYS
 def test_what_writes_without_a_trace_is_off_by_default(tmp_path: Path, in_background: bool) -> None:
-    """Whoever does not ask for it has every byte looked at."""
+    """Compare every byte by default."""
     run = Run(tmp_path, in_background, relight.Compact())
     with run.ckpt:
         for _ in range(5):
@@ -199,7 +190,7 @@ def test_what_writes_without_a_trace_is_off_by_default(tmp_path: Path, in_backgr
 @WAYS
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_of_writes_and_failures(tmp_path: Path, in_background: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writes that leave traces, parameters that are frozen and thawed, saves that fail: what was saved is what was."""
+    """Restore every save's state after any order of writes, frozen and thawed parameters, and failed saves."""
     rng = random.Random(seed)
     run = Run(tmp_path, in_background)
     layers = list(run.model.base)
@@ -221,8 +212,8 @@ def test_any_order_of_writes_and_failures(tmp_path: Path, in_background: bool, s
                     case _:
                         pass
             if not in_background and rng.random() < 0.25:
-                with monkeypatch.context() as failing:
-                    failing.setattr("relight.commit.save.encode_part", full)
+                with monkeypatch.context() as patch:
+                    patch.setattr("relight.commit.save.encode_part", full)
                     assert run.ckpt.save(run.steps).error is not None
                 run.steps += 1
             run.step()
@@ -230,11 +221,11 @@ def test_any_order_of_writes_and_failures(tmp_path: Path, in_background: bool, s
 
 
 def full(part: object) -> bytes:
-    """There is no room."""
+    """Raise NoSpace."""
     raise relight.NoSpace("the disk is full")
 
 
 def test_it_is_asked_for_with_a_word() -> None:
-    """Not with a number."""
+    """Refuse a number for ``trust_versions``."""
     with pytest.raises(relight.ConfigError, match="trust_versions"):
         relight.Compact(trust_versions=1)  # type: ignore[arg-type]

@@ -44,7 +44,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL oneself at the end of ``step``; or, with ``call``, at that disk call (counted from 0) of the save at ``step``."""
+    """Kill this process at the end of ``step``; or, with ``call``, at that disk call (counted from 0) of the save at
+    ``step``."""
 
     step: int
     call: int | None = None
@@ -117,7 +118,7 @@ class KillingDisk(Disk):
 
 
 def train(folder: str, run: str, cell: Cell, kill: Kill | None, every: int) -> None:
-    """Train to the end, or to the kill. A resumed call goes on where the last save was."""
+    """Train to the end, or to the kill. A second call resumes from the last save."""
     torch.set_num_threads(1)
     torch.manual_seed(11)
     import relight.store.local as local
@@ -138,7 +139,7 @@ def train(folder: str, run: str, cell: Cell, kill: Kill | None, every: int) -> N
         data=loader,
         save=relight.every(steps=every),
         keep=relight.keep(last=2),
-        # To die inside a save one must make it oneself. The other kills, right behind a step, find the agent writing.
+        # A kill inside a save needs a save in the foreground. The other kills, directly after a step, interrupt the agent.
         background=False if kill and kill.call is not None else None,
     )
     start = ckpt.restore()

@@ -39,7 +39,7 @@ def start(folder: Path, run: str, cell: Cell, kill: Kill | None, every: int) -> 
 
 
 def read_ledger(folder: Path, run: str) -> list[dict]:
-    """The last entry written for each step, in order: what the run amounts to."""
+    """Return the last entry of each step, in order."""
     entries = {}
     for line in (folder / f"{run}.ledger").read_text().splitlines():
         entry = json.loads(line)
@@ -80,9 +80,9 @@ def check(folder: Path, cell: Cell, where: str, seed: int) -> None:
         assert start(folder, run, cell, kill, every) == -signal.SIGKILL
         assert not (folder / f"{run}.done").exists()
     assert start(folder, run, cell, None, every) == 0
-    found = read_ledger(folder, run)
-    assert found == expected, next((a, b) for a, b in zip(found, expected, strict=False) if a != b)
-    ids = [index for entry in found for index in entry["ids"]]
+    ledger = read_ledger(folder, run)
+    assert ledger == expected, next((a, b) for a, b in zip(ledger, expected, strict=False) if a != b)
+    ids = [index for entry in ledger for index in entry["ids"]]
     for epoch in range(2):
         assert sorted(ids[epoch * SAMPLES : (epoch + 1) * SAMPLES]) == list(range(SAMPLES))
 

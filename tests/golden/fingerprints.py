@@ -1,4 +1,4 @@
-"""What golden stores, and what comes out of them, are known again by."""
+"""Fingerprints of the golden stores and of the values that they contain."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python tests/golden/generate.py DIRECTORY
 
-A change of the format makes a new version beside the old: it does not touch these files.
+A change of the format makes a new version next to the old: it does not touch these files.
 """
 
 import json
@@ -77,9 +77,7 @@ def everything() -> tuple[list[Row], dict[str, Any]]:
     kinds = {
         "numpy": leaf("numpy", add("kinds/numpy", "float64", (2, 2)), meta=("<f8", (2, 2))),
         "numpy of other order": leaf("numpy", add("kinds/numpy of other order", "uint8", (8,)), meta=(">i4", (2,))),
-        "numpy text": leaf(
-            "numpy", add("kinds/numpy text", "uint8", (16,), data="añ名!".encode("utf-32-le")), meta=("<U2", (2,))
-        ),
+        "numpy text": leaf("numpy", add("kinds/numpy text", "uint8", (16,), data="añ名!".encode("utf-32-le")), meta=("<U2", (2,))),
         "numpy scalar": leaf("numpy_scalar", meta=("<f4", b"\x00\x00\xc0\x7f")),
         "sparse_coo": leaf(
             "sparse_coo",
@@ -131,7 +129,7 @@ def nested(levels: int) -> Any:
 
 
 def items(rows: list[Row]) -> list[Item]:
-    """Rows as what is saved."""
+    """Return rows as items to save."""
     return [Item(name, dtype, shape, role, Bytes(data), trainable=role == "param") for name, dtype, shape, role, data in rows]
 
 
@@ -178,15 +176,14 @@ def one_rank(expected: dict[str, Any]) -> MemoryStore:
 
 
 def keep(expected: dict[str, Any], name: str, ranks: list[tuple[list[Row], Any]]) -> None:
-    """Note what a reader must find."""
+    """Record what a reader must find."""
     expected[name] = [
-        {"tensors": {row[0]: [row[1], list(row[2]), row[4].hex()] for row in rows}, "tree": render(tree)}
-        for rows, tree in ranks
+        {"tensors": {row[0]: [row[1], list(row[2]), row[4].hex()] for row in rows}, "tree": render(tree)} for rows, tree in ranks
     ]
 
 
 def two_ranks(expected: dict[str, Any]) -> MemoryStore:
-    """A checkpoint of two ranks that hold pieces: rows, columns, uneven, empty, and whole tensors of one rank."""
+    """Write a checkpoint of two ranks with shards: rows, columns, uneven, empty, and whole tensors of one rank."""
     store = MemoryStore()
     pieces: list[tuple[str, str, tuple[int, ...], int, Box | None]] = [
         ("rows", "float32", (5, 2), 0, Box((0, 0), (3, 2))),
@@ -205,28 +202,26 @@ def two_ranks(expected: dict[str, Any]) -> MemoryStore:
         prefix, refs, ranks = "run/0000000007-vvvvvvvvvv-e1", [], []
         logical = stored = 0
         for rank in (0, 1):
-            held, rows = [], []
+            rank_items, rows = [], []
             for seed, (name, dtype, shape, owner, box) in enumerate(pieces):
                 if owner == rank:
                     local = shape if box is None else box.size
                     data = filled(math.prod(local) * DTYPES[dtype].itemsize, seed + 50)
-                    held.append(Item(name, dtype, shape, "param", Bytes(data), box))
+                    rank_items.append(Item(name, dtype, shape, "param", Bytes(data), box))
                     rows.append((name, dtype, shape, "param", data))
-            plan = plan_save(held, id="v" * 10, rank=rank)
+            plan = plan_save(rank_items, id="v" * 10, rank=rank)
             packs = []
             for pack in plan.packs:
                 writer = store.write(f"{prefix}/{pack.file}", pack.size)
                 packs.append(Pack(pack.file, pack.size, list(zip(pack.chunks, write_pack(writer, pack), strict=True))))
                 writer.finish()
-            tree = {"rank": rank, **{item.name: Leaf("tensor", (index,)) for index, item in enumerate(held)}}
+            tree = {"rank": rank, **{item.name: Leaf("tensor", (index,)) for index, item in enumerate(rank_items)}}
             data = encode_part(Part(rank=rank, packs=packs, tensors=plan.tensors, tree=encode_tree(tree), **identity))
             put(store, f"{prefix}/part-{rank:05d}.msgpack", data)
             refs.append(PartRef(rank=rank, file=f"part-{rank:05d}.msgpack", size=len(data), hash=hexdigest(data)))
             ranks.append((rows, tree))
             logical, stored = logical + plan.logical_bytes, stored + plan.stored_bytes + len(data)
-        root = Root(
-            created=TIME, reason="asked", parts=refs, logical_bytes=logical, stored_bytes=stored, new_bytes=stored, **identity
-        )
+        root = Root(created=TIME, reason="asked", parts=refs, logical_bytes=logical, stored_bytes=stored, new_bytes=stored, **identity)
         put(store, f"{prefix}/root.json", encode_root(root))
         digest, size = check_written(store, prefix, root)
         sizes = {"logical_bytes": logical, "stored_bytes": stored, "new_bytes": stored}

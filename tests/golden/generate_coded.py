@@ -27,7 +27,7 @@ WIDTH = 48
 
 
 def train(run: Path, **options: object) -> dict[str, dict[str, str]]:
-    """Some saves; of each, by its id, what every tensor's bytes hash to."""
+    """Make some saves. Return the hash of each tensor's bytes, by checkpoint id."""
     torch.manual_seed(0)
     base = torch.nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
     model = torch.nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)
@@ -56,7 +56,7 @@ def train(run: Path, **options: object) -> dict[str, dict[str, str]]:
                 "base/weight": base.weight, "model/weight": model.weight, "master/weight": master.weight,
                 "average/weight": average.weight.to(torch.bfloat16).float(), "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"],
             }  # fmt: skip
-            expected[str(save.id)] = {name: hashed(one) for name, one in tensors.items()}
+            expected[str(save.id)] = {name: hashed(tensor) for name, tensor in tensors.items()}
     return expected
 
 

@@ -1,4 +1,4 @@
-"""One text for one value: how the golden stores say what their trees hold."""
+"""One text for one value: the form in which the golden stores record what their trees contain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from relight.format import Leaf
 
 
 def render(value: Any) -> str:
-    """``value`` with its types, to the bit of each float; members of sets in order; leaves as ``@kind``."""
+    """Return ``value`` as text with its types: floats bit-exact, sets sorted, leaves as ``@kind``."""
     if isinstance(value, Leaf):
         value = ("@", value.kind, value.tensors, value.meta)
     if isinstance(value, tuple) and value[:1] == ("@",) and len(value) == 4:

@@ -1,4 +1,5 @@
-"""Stores with coded, shared, derived, lossy, encrypted and signed checkpoints, written once: they stay readable for ever."""
+"""Stores with coded, shared, derived, lossy, encrypted and signed checkpoints, written once. They stay readable
+forever."""
 
 from __future__ import annotations
 
@@ -20,32 +21,32 @@ from relight.store import open_bytes
 
 GOLDEN = Path(__file__).parent / "v1-coded"
 EVERY_BYTE = "565a24f41164105cbdf8ed8d5874c5b868ceacaf62c19247c7c2958e1ddd3855"
-"""Over all files' names and bytes. It never changes: what was stored is stored."""
+"""Hash over all files' names and bytes. It never changes."""
 WIDTH = 48
 STORES = ("coded", "encrypted")
 
 
 @pytest.fixture
 def golden(tmp_path: Path) -> Path:
-    """A copy whose key its owner alone can read, as keys have to be."""
+    """Return a copy with a key file that only its owner can read, as keys require."""
     shutil.copytree(GOLDEN, tmp_path / "golden")
     (tmp_path / "golden" / "the.key").chmod(0o600)
     return tmp_path / "golden"
 
 
 def keys(golden: Path, name: str) -> dict[str, str]:
-    """What a Checkpointer of this store needs."""
+    """Return the options for a Checkpointer of this store."""
     return {"encrypt": f"file:{golden / 'the.key'}", "trust": (golden / "trust").read_text().strip()} if name == "encrypted" else {}
 
 
 def test_they_are_what_they_were() -> None:
-    """Not a bit of the golden files ever changes, and none comes or goes."""
+    """Compare every byte of the golden files. No file changes, is added or removed."""
     assert every_byte(GOLDEN) == EVERY_BYTE
 
 
 @pytest.mark.parametrize("name", STORES)
 def test_every_one_of_them_restores_to_the_bit(golden: Path, name: str) -> None:
-    """The newest, and those that others need; into objects of torch."""
+    """Restore the newest checkpoint and its donors bit-exactly into torch objects."""
     expected = json.loads((golden / f"{name}.expected.json").read_text())
     assert len(expected) == 4
     for checkpoint_id, wanted in expected.items():
@@ -58,27 +59,29 @@ def test_every_one_of_them_restores_to_the_bit(golden: Path, name: str) -> None:
         )
         ckpt.restore(checkpoint_id)
         state = optimizer.state_dict()["state"][0]
-        found = {
+        tensors = {
             "base/weight": base.weight, "model/weight": model.weight, "master/weight": master.weight, "average/weight": average.weight,
             "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"],
         }  # fmt: skip
-        assert {path: hashed(one) for path, one in found.items()} == wanted, checkpoint_id
+        assert {path: hashed(tensor) for path, tensor in tensors.items()} == wanted, checkpoint_id
 
 
 @pytest.mark.parametrize("name", STORES)
 def test_they_hold_every_way_of_storing(golden: Path, name: str) -> None:
-    """Coded, as differences, with others, derived, lossy: what is in no golden file is not guarded. And each is as it was committed."""
+    """Check that the stores contain coded, differential, shared, derived and lossy chunks, and that every checkpoint
+    verifies. What they lack is not protected."""
     store = open_bytes(golden / name, guard=StoreSecurity.from_settings(**keys(golden, name)))  # type: ignore[arg-type]
     run = Run(store, "run")
-    ways = [row for one in candidates(run.history()) for row in stored_as(run.open(one))]
+    ways = [row for checkpoint in candidates(run.history()) for row in stored_as(run.open(checkpoint))]
     for way in ("coded", "differences", "elsewhere", "derived"):
         assert sum(getattr(row, way) for row in ways), way
-    assert all(not verify_checkpoint(store, run.view(), one) for one in candidates(run.history()))
-    assert max(len(one.body.requires) for one in run.history().live) == 2
+    assert all(not verify_checkpoint(store, run.view(), checkpoint) for checkpoint in candidates(run.history()))
+    assert max(len(checkpoint.body.requires) for checkpoint in run.history().live) == 2
 
 
 def test_another_key_opens_none_of_it(golden: Path) -> None:
-    """Nor none at all; and a run that somebody has signed who is not trusted is refused, not begun anew."""
+    """Refuse another key and a missing key. A run that an untrusted key has signed is refused, and training does not
+    restart from scratch."""
     write_key_file(str(golden / "other.key"))
     with pytest.raises(WrongKey):
         Run(open_bytes(golden / "encrypted", guard=StoreSecurity.from_settings(f"file:{golden / 'other.key'}")), "run").history()

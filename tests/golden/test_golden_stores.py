@@ -1,4 +1,4 @@
-"""Stores written by version 1 of the format stay readable for ever: by Relight, and by a reader that shares no line with it."""
+"""Stores of format version 1 stay readable forever: by Relight, and by a reader that shares no code with it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from relight.store import LocalStore
 
 GOLDEN = Path(__file__).parent / "v1"
 EVERY_BYTE = "3d07e01704885b85cc66fbbae998adc0a31124f2fdba52c4139462737e37f47d"
-"""Over all files' names and bytes. It never changes: what was stored is stored."""
+"""Hash over all files' names and bytes. It never changes."""
 STORES = ("one-rank", "two-ranks")
 
 
 @cache
 def expected(store: str) -> dict[str, Any]:
-    """What the generator said is in a store, by checkpoint id."""
+    """Return the generator's record of a store's content, by checkpoint id."""
     return json.loads((GOLDEN / f"{store}.expected.json").read_text())
 
 
 def test_they_are_what_they_were() -> None:
-    """Not a bit of the golden files ever changes, and none comes or goes."""
+    """Compare every byte of the golden files. No file changes, is added or removed."""
     assert every_byte(GOLDEN) == EVERY_BYTE
 
 
 @pytest.mark.parametrize("name", STORES)
 def test_relight_reads_them(name: str) -> None:
-    """Every live checkpoint opens, verifies, and holds the tensors and the tree it was written with."""
+    """Open and verify every live checkpoint, and compare its tensors and tree."""
     store = LocalStore(GOLDEN / name)
     run = Run(store, "run")
     view, history = run.view(), run.history()
     assert list_runs(store) == ["run"]
     assert not verify_log(store, view)
-    assert {one.id for one in history.live} | history.retired.keys() == expected(name).keys()
+    assert {checkpoint.id for checkpoint in history.live} | history.retired.keys() == expected(name).keys()
     for checkpoint in candidates(history):
         assert not verify_checkpoint(store, view, checkpoint)
         opened = run.open(checkpoint)
@@ -54,8 +54,7 @@ def test_relight_reads_them(name: str) -> None:
             read_tensors(opened, part, {index: Bytes(buffer) for index, buffer in enumerate(buffers)})
             tree = decode_tree(part.tree, len(part.tensors), "golden")
             tensors = {
-                tensor.name: [tensor.dtype, list(tensor.shape), buffer.hex()]
-                for tensor, buffer in zip(part.tensors, buffers, strict=True)
+                tensor.name: [tensor.dtype, list(tensor.shape), buffer.hex()] for tensor, buffer in zip(part.tensors, buffers, strict=True)
             }
             ranks.append({"tensors": tensors, "tree": render(tree)})
         assert ranks == expected(name)[checkpoint.id]
@@ -63,24 +62,24 @@ def test_relight_reads_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", STORES)
 def test_the_independent_reader_reads_them(name: str) -> None:
-    """Eighty lines written from the page alone find the same checkpoints, tensors and trees."""
+    """Read the same checkpoints, tensors and trees with 80 lines that were written from the format page alone."""
     live = independent_reader.checkpoints(GOLDEN / name, "run")
     assert [record["body"]["id"] for record in live] == [
-        one.id for one in candidates(Run(LocalStore(GOLDEN / name), "run").history())
+        checkpoint.id for checkpoint in candidates(Run(LocalStore(GOLDEN / name), "run").history())
     ]
     for record in live:
         _, read = independent_reader.read(GOLDEN / name, "run", record)
         ranks = [
-            {"tensors": {one[0]: [one[1], list(one[2]), one[4].hex()] for one in tensors}, "tree": render(tree)}
+            {"tensors": {tensor[0]: [tensor[1], list(tensor[2]), tensor[4].hex()] for tensor in tensors}, "tree": render(tree)}
             for tensors, tree in read
         ]
         assert ranks == expected(name)[record["body"]["id"]]
 
 
 def test_the_history_is_what_it_was() -> None:
-    """One retired, one tagged, two fences, a void tag, a note, and the numbers that JSON lacks."""
+    """Read one retired and one tagged checkpoint, two fences, a void tag, a note, and numbers that JSON lacks."""
     history = Run(LocalStore(GOLDEN / "one-rank"), "run").history()
-    assert [(one.id, one.step, one.epoch) for one in history.live] == [("x" * 10, 2, 1), ("y" * 10, 3, 2)]
+    assert [(checkpoint.id, checkpoint.step, checkpoint.epoch) for checkpoint in history.live] == [("x" * 10, 2, 1), ("y" * 10, 3, 2)]
     assert list(history.retired) == ["w" * 10]
     assert history.tags == {"good/one": "x" * 10}
     assert [record.body.reason for record in history.fences] == ["start", "again"]
@@ -94,7 +93,8 @@ def test_the_history_is_what_it_was() -> None:
 
 
 def test_they_hold_what_the_page_lists() -> None:
-    """Every dtype, every kind of record, two packs, two ranks, pieces: what is in no golden file is not guarded."""
+    """Check that the golden files contain every dtype, every kind of record, two packs, two ranks and pieces. What they
+    lack is not protected."""
     store = LocalStore(GOLDEN / "one-rank")
     run = Run(store, "run")
     assert {record.kind for record in run.view().records} == {RUN, FENCE, COMMIT, RETIRE, TAG, NOTE}
@@ -104,32 +104,32 @@ def test_they_hold_what_the_page_lists() -> None:
     assert {tensor.role for tensor in part.tensors} == {"param", "buffer", "optim", "grad", "rng", "value"}
     two = Run(LocalStore(GOLDEN / "two-ranks"), "run")
     opened = two.open(candidates(two.history())[0])
-    assert [len(one.tensors) for one in opened.parts] == [3, 4]
-    assert any(tensor.box for one in opened.parts for tensor in one.tensors)
+    assert [len(part.tensors) for part in opened.parts] == [3, 4]
+    assert any(tensor.box for part in opened.parts for tensor in part.tensors)
 
 
 def test_their_packs_open_as_safetensors() -> None:
-    """The safetensors library reads every golden pack, and the same bytes from it."""
+    """Read every golden pack with the safetensors library, and compare the bytes."""
     torch = pytest.importorskip("torch")
     safetensors = pytest.importorskip("safetensors")
     seen = 0
     for path in sorted(GOLDEN.rglob("pack-*.safetensors")):
         name, letter = path.relative_to(GOLDEN).parts[0], path.parent.name.split("-")[1]
-        held = {key: value for rank in expected(name)[letter] for key, value in rank["tensors"].items()}
+        stored = {key: value for rank in expected(name)[letter] for key, value in rank["tensors"].items()}
         rank = int(path.name.split("-")[1])
-        held |= expected(name)[letter][rank]["tensors"]
+        stored |= expected(name)[letter][rank]["tensors"]
         with safetensors.safe_open(path, framework="pt") as pack:
             for key in pack.keys():
                 tensor = pack.get_tensor(key)
                 raw = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.reshape(-1)
-                assert bytes(raw.tolist()).hex() == held[key][2], key
+                assert bytes(raw.tolist()).hex() == stored[key][2], key
                 seen += 1
     assert seen == 1 + 1 + len(expected("one-rank")["y" * 10][0]["tensors"]) + 7
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_they_come_back_as_torch_objects() -> None:
-    """Every kind of leaf in the golden files is built again, ties and expanded views included."""
+    """Rebuild every kind of leaf in the golden files as torch objects, ties and expanded views included."""
     torch = pytest.importorskip("torch")
     import relight
 
@@ -141,6 +141,6 @@ def test_they_come_back_as_torch_objects() -> None:
     assert [kinds["sparse_coo"].layout, kinds["sparse_csr"].layout] == [torch.sparse_coo, torch.sparse_csr]
     assert kinds["numpy text"].tolist() == ["añ", "名!"] and kinds["numpy of other order"].dtype.str == ">i4"
     assert (kinds["torch_dtype"], kinds["torch_size"]) == (torch.bfloat16, torch.Size([2, 3]))
-    held = expected("one-rank")["y" * 10][0]["tensors"]
+    stored = expected("one-rank")["y" * 10][0]["tensors"]
     for name, tensor in state["dtypes"].items():
-        assert bytes(tensor.view(torch.uint8).tolist()).hex() == held[f"dtypes/{name}"][2], name
+        assert bytes(tensor.view(torch.uint8).tolist()).hex() == stored[f"dtypes/{name}"][2], name

@@ -32,18 +32,18 @@ def rank() -> int:
 
 
 def extra(step: int, zero: bool = False) -> dict[str, Any]:
-    """Nested values, some of which only one rank has."""
+    """Return nested values. The entry ``only<rank>`` exists on this rank alone."""
     if zero:
-        found: dict[str, Any] = {"step": 0, "list": [torch.zeros(3), {"x": None, "t": torch.zeros(())}], "rank": {"a": 0}, "names": None}
+        values: dict[str, Any] = {"step": 0, "list": [torch.zeros(3), {"x": None, "t": torch.zeros(())}], "rank": {"a": 0}, "names": None}
     else:
-        found = {"step": step, "list": [torch.arange(3.0), {"x": (1, 2.5), "t": torch.tensor(4.5)}], "rank": {"a": 1}, "names": {"b", "c"}}
-    found["empty"] = torch.empty(0, 3)
+        values = {"step": step, "list": [torch.arange(3.0), {"x": (1, 2.5), "t": torch.tensor(4.5)}], "rank": {"a": 1}, "names": {"b", "c"}}
+    values["empty"] = torch.empty(0, 3)
     mine = f"only{rank()}"
-    found[mine] = {
+    values[mine] = {
         "values": [torch.full((2,), 0.0 if zero else rank() + 1.0), {"y": None if zero else mine}],
         "scalar": torch.tensor(0.0 if zero else 7.0),
     }
-    return found
+    return values
 
 
 def made(layout: str, zero: bool) -> tuple[Any, Any]:
@@ -72,8 +72,9 @@ def save(layout: str, place: str, steps: list[int], how: str = "sync", caching: 
     return {"ids": ids}
 
 
-def told(value: Any) -> str:
-    """What is compared: tensors by what they print; a set in order, for its own order is that of its members' coming where their hashes meet."""
+def comparable(value: Any) -> str:
+    """Return a text to compare values by: tensors by their printed form, sets sorted. A set's own order depends on
+    insertion where hashes collide."""
     return repr(sorted(value) if isinstance(value, set) else value)
 
 
@@ -86,34 +87,38 @@ def load(layout: str, place: str, which: Any = "latest", extras: bool = True) ->
     try:
         dcp.load(state, storage_reader=reader)
     except CheckpointException as error:
-        return {"error": {str(one): [type(found[0]).__name__, str(found[0])] for one, found in error.failures.items()}}
+        return {
+            "error": {str(failed_rank): [type(failure[0]).__name__, str(failure[0])] for failed_rank, failure in error.failures.items()}
+        }
     set_state_dict(net, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
     wrong = layouts.wrongs(net, optimizer)
     if extras:
         expected = extra(state["step"])
-        wrong += [key for key, value in expected.items() if told(state[key]) != told(value)]
+        wrong += [key for key, value in expected.items() if comparable(state[key]) != comparable(value)]
     return {"wrong": wrong, "id": reader.loaded, "step": state.get("step")}
 
 
 def refused(layout: str, place: str) -> dict[str, Any]:
-    """One rank has what cannot be saved: none saves, none waits."""
+    """Save a value that one rank cannot save. No rank saves, and no rank waits."""
     state = {"w": torch.ones(3), "bad": object() if rank() == 1 else 1, f"own{rank()}": object() if rank() == 1 else 1}
     try:
         dcp.save(state, storage_writer=StorageWriter(place, step=9, timeout_s=60))
     except CheckpointException as error:
-        return {"error": {str(one): [type(found[0]).__name__, str(found[0])] for one, found in error.failures.items()}}
+        return {
+            "error": {str(failed_rank): [type(failure[0]).__name__, str(failure[0])] for failed_rank, failure in error.failures.items()}
+        }
     return {}
 
 
 def restore(layout: str, place: str) -> dict[str, Any]:
-    """What DCP's own writer left, into live objects."""
+    """Restore what DCP's own writer left into live objects."""
     net, optimizer = made(layout, True)
     relight.integrations.dcp.restore(place, model=net, optim=optimizer)
     return {"wrong": layouts.wrongs(net, optimizer)}
 
 
 def spoil(layout: str, place: str, step: int, of: int) -> dict[str, Any]:
-    """One bit of what a rank wrote."""
+    """Flip one bit in a pack that a rank wrote."""
     if rank() == 0:
         pack = next(Path(place).glob(f"{step:010d}-*/pack-{of:05d}-*"))
         data = bytearray(pack.read_bytes())

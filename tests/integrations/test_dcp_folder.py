@@ -72,22 +72,22 @@ def test_every_kind_of_value(tmp_path: Path) -> None:
     }
     for number, options in enumerate(({}, {"single_file_per_rank": False}, {"thread_count": 2})):
         dcp.save(state, storage_writer=FileSystemWriter(tmp_path / str(number), **options))
-        found = interop.read(tmp_path / str(number))
-        assert found.keys() == state.keys()
+        state_read = interop.read(tmp_path / str(number))
+        assert state_read.keys() == state.keys()
         for key, value in state.items():
             if isinstance(value, torch.Tensor):
-                assert found[key].dtype == value.dtype and found[key].shape == value.shape, key
+                assert state_read[key].dtype == value.dtype and state_read[key].shape == value.shape, key
                 if value.dtype != torch.float8_e4m3fn:
-                    assert torch.equal(found[key], value), key
+                    assert torch.equal(state_read[key], value), key
             elif key not in ("list", "inner", "array"):
-                assert found[key] == value and type(found[key]) is type(value), key
-        assert torch.equal(found["list"][0], torch.ones(2)) and found["list"][1] == {"x": None}
-        assert torch.equal(found["inner"][0], torch.arange(3)) and found["inner"][1] == "x"
-        assert found["array"].dtype == np.float64 and found["array"].tolist() == [0, 1, 2, 3]
+                assert state_read[key] == value and type(state_read[key]) is type(value), key
+        assert torch.equal(state_read["list"][0], torch.ones(2)) and state_read["list"][1] == {"x": None}
+        assert torch.equal(state_read["inner"][0], torch.arange(3)) and state_read["inner"][1] == "x"
+        assert state_read["array"].dtype == np.float64 and state_read["array"].tolist() == [0, 1, 2, 3]
 
 
 def test_only_what_matches(tmp_path: Path) -> None:
-    """By DCP's flat names or by paths; a value that cannot be read is no matter then."""
+    """Select by DCP's flat names or by paths. An unreadable value that is not selected causes no error."""
     dcp.save({"model": {"a.w": torch.ones(2), "b.w": torch.zeros(2)}, "odd": FileSystemWriter, "step": 3}, checkpoint_id=tmp_path / "out")
     assert list(interop.read(tmp_path / "out", only=["model.a*"])["model"]) == ["a.w"]
     assert list(interop.read(tmp_path / "out", only=["model", "step"])) == ["model", "step"]
@@ -98,7 +98,7 @@ def test_only_what_matches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_a_model_and_its_optimizer_come_back(tmp_path: Path, flat: bool) -> None:
-    """As ``get_state_dict`` gives them, flattened or not: every parameter, buffer, moment and setting of each group."""
+    """Restore every parameter, buffer, moment and group setting of ``get_state_dict``, flattened or not."""
     net, optimizer = trained()
     model, optim = get_state_dict(net, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat))
     dcp.save({"model": model, "optim": optim}, checkpoint_id=tmp_path / "out")
@@ -109,7 +109,7 @@ def test_a_model_and_its_optimizer_come_back(tmp_path: Path, flat: bool) -> None
 
 
 def test_an_optimizers_own_state_dict(tmp_path: Path) -> None:
-    """By number: numbers are those of the live optimizer's parameters, in its order."""
+    """Restore state by number into the live optimizer's parameters in their order."""
     net, optimizer = trained()
     dcp.save({"model": net.state_dict(), "optim": optimizer.state_dict()}, checkpoint_id=tmp_path / "out")
     other = a_net()
@@ -118,7 +118,7 @@ def test_an_optimizers_own_state_dict(tmp_path: Path) -> None:
 
 
 def test_a_modules_own_state_dict(tmp_path: Path) -> None:
-    """Saved without a name above it, it goes into the one component that is given; compiled or wrapped, too."""
+    """Restore a state dict without a top-level name into the one given component, compiled or wrapped too."""
     net, _ = trained()
     dcp.save(net.state_dict(), checkpoint_id=tmp_path / "out")
     other = a_net()[0]
@@ -127,21 +127,21 @@ def test_a_modules_own_state_dict(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
-    """All of it is listed; ``strict=False`` takes what fits."""
+    """List all mismatches. With ``strict=False``, restore what fits."""
     net, _ = trained()
     dcp.save({"model": net.state_dict()}, checkpoint_id=tmp_path / "out")
     other = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2), nn.Linear(2, 2))
     before = [tensor.clone() for tensor in other.state_dict().values()]
-    with pytest.raises(IncompatibleState) as found:
+    with pytest.raises(IncompatibleState) as caught:
         interop.restore(tmp_path / "out", model=other)
-    assert len(found.value.details) == 9
+    assert len(caught.value.details) == 9
     assert all(torch.equal(a, b) for a, b in zip(before, other.state_dict().values(), strict=True))
     interop.restore(tmp_path / "out", strict=False, model=other)
     assert torch.equal(other[2].bias, net[2].bias)
 
 
 def test_plain_values_are_refilled_in_place(tmp_path: Path) -> None:
-    """Dicts, lists and tensors; what cannot be changed in place is refused."""
+    """Restore dicts, lists and tensors in place. Refuse an immutable value."""
     dcp.save({"own": {"n": 3, "t": torch.arange(3)}, "step": 7}, checkpoint_id=tmp_path / "out")
     own = {"n": 0, "t": torch.zeros(3, dtype=torch.int64)}
     tensor = own["t"]
@@ -152,7 +152,7 @@ def test_plain_values_are_refilled_in_place(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
-    """What is read goes straight to where it belongs: besides the tensors, a slab."""
+    """Read into the tensors directly, with one buffer of a slab in addition."""
     dcp.save({"w": torch.ones(1 << 22), "v": torch.ones(1 << 22)}, checkpoint_id=tmp_path / "out")
     net = nn.ParameterDict({"w": nn.Parameter(torch.zeros(1 << 22)), "v": nn.Parameter(torch.zeros(1 << 22))})
     tracemalloc.start()
@@ -164,7 +164,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
 
 def test_no_checkpoint_there(tmp_path: Path) -> None:
-    """A directory without metadata is none, or was never finished."""
+    """Raise CheckpointNotFound for a directory without metadata, such as an unfinished one."""
     with pytest.raises(CheckpointNotFound):
         interop.read(tmp_path)
     with pytest.raises(CheckpointNotFound):

@@ -1,4 +1,5 @@
-"""Saved through torch.distributed.checkpoint by one process: a checkpoint like any other, and loaded as it was."""
+"""Checkpoints saved through torch.distributed.checkpoint by one process. They are ordinary checkpoints, and load
+unchanged."""
 
 from __future__ import annotations
 
@@ -67,11 +68,11 @@ def same(one: Any, other: Any) -> bool:
 
 
 def caught(action: Any) -> RelightError:
-    """What DCP wrapped."""
-    with pytest.raises(CheckpointException) as found:
+    """Return the error that DCP wrapped."""
+    with pytest.raises(CheckpointException) as failure:
         action()
-    error = found.value.failures[0][0]
-    assert isinstance(error, RelightError), found.value
+    error = failure.value.failures[0][0]
+    assert isinstance(error, RelightError), failure.value
     return error
 
 
@@ -86,7 +87,7 @@ def pack_of(run: Path, step: int) -> Path:
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    """Tensors of any layout, nested values, and names that Relight uses itself come back as they were."""
+    """Restore tensors of any layout, nested values, and names that Relight itself uses, all unchanged."""
     state = a_state()
     dcp.save(state, storage_writer=StorageWriter(tmp_path / "store" / "run", step=7))
     loaded = zeroed(state)
@@ -95,7 +96,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
 
 
 def test_it_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
-    """It verifies, loads as a plain tree, and is listed and shown; the state dict's own names lead to its tensors."""
+    """Verify, load, list and show the checkpoint. Names of the state dict select its tensors."""
     run, state = tmp_path / "run", a_state()
     writer = StorageWriter(run, step=7, metrics={"loss": 0.5})
     dcp.save(state, storage_writer=writer)
@@ -105,7 +106,7 @@ def test_it_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
     assert same(state["nested"], tree["nested"]) and same(state["w"], tree["w"]) and tree["step"] == 7
     assert torch.equal(relight.load(run, only=["nested/list"])["nested"]["list"][0], torch.arange(3))
     listed = json.loads(CliRunner().invoke(cli, ["ls", str(run), "--json"]).stdout)
-    assert [(one["step"], one["metrics"]) for one in listed] == [(7, {"loss": 0.5})]
+    assert [(row["step"], row["metrics"]) for row in listed] == [(7, {"loss": 0.5})]
     shown = CliRunner().invoke(cli, ["show", str(run)])
     assert shown.exit_code == 0 and "8 tensors" in shown.stdout
     names = {path.name.split("-")[0] for path in next(run.glob("00*")).iterdir()}
@@ -113,7 +114,8 @@ def test_it_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
 
 
 def test_a_model_and_its_optimizer(tmp_path: Path) -> None:
-    """``get_state_dict`` and ``set_state_dict`` of DCP, flattened or not; and the module by Relight's own Checkpointer."""
+    """Load by DCP's ``get_state_dict`` and ``set_state_dict``, flattened or not, and the module by Relight's
+    Checkpointer."""
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.125)
@@ -127,19 +129,19 @@ def test_a_model_and_its_optimizer(tmp_path: Path) -> None:
     state = {"model": model, "optim": optim}
     dcp.load(state, storage_reader=StorageReader(tmp_path / "run"))
     set_state_dict(other, others, model_state_dict=state["model"], optim_state_dict=state["optim"])
-    assert all(torch.equal(one, two) for one, two in zip(net.state_dict().values(), other.state_dict().values(), strict=True))
+    assert all(torch.equal(saved, loaded) for saved, loaded in zip(net.state_dict().values(), other.state_dict().values(), strict=True))
     assert others.param_groups[0]["lr"] == 0.125
-    for one, two in zip(net.parameters(), other.parameters(), strict=True):
-        assert same(dict(optimizer.state[one]), dict(others.state[two]))
+    for saved, loaded in zip(net.parameters(), other.parameters(), strict=True):
+        assert same(dict(optimizer.state[saved]), dict(others.state[loaded]))
     third = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
     checkpointer = relight.Checkpointer(tmp_path / "run", model=third, signals=False)
     assert checkpointer.restore(only=["model/*"]) == 2
     checkpointer.close(save=False)
-    assert all(torch.equal(one, two) for one, two in zip(net.parameters(), third.parameters(), strict=True))
+    assert all(torch.equal(saved, loaded) for saved, loaded in zip(net.parameters(), third.parameters(), strict=True))
 
 
 def test_states_that_the_planner_leaves_nested(tmp_path: Path) -> None:
-    """Without flattening a value may have tensors in it: they are stored as tensors, and come back in it."""
+    """Store tensors inside unflattened values as tensors, and load them into the values."""
     state = {"w": torch.arange(4.0), "inner": {"t": torch.ones(2), "n": [1, 2]}}
     dcp.save(state, storage_writer=StorageWriter(tmp_path / "run", step=1), planner=DefaultSavePlanner(flatten_state_dict=False))
     loaded: dict[str, Any] = {"w": torch.zeros(4), "inner": None}
@@ -148,7 +150,7 @@ def test_states_that_the_planner_leaves_nested(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path) -> None:
-    """All of it at once; the run has no checkpoint then."""
+    """Name all values that cannot be saved in one error. The run has no checkpoint."""
     state = {"w": torch.ones(2), "a": {"f": lambda: 1}, "s": torch.eye(2).to_sparse(), "o": object()}
     error = caught(lambda: dcp.save(state, storage_writer=StorageWriter(tmp_path / "run", step=1)))
     assert isinstance(error, IncompatibleState)
@@ -157,7 +159,8 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path) ->
 
 
 def test_one_flipped_byte_is_refused(tmp_path: Path) -> None:
-    """By its step the damaged one is an error; ``latest`` takes the one before it, also where the part is what is damaged."""
+    """Raise an error for a damaged checkpoint that is selected by its step. ``latest`` selects the previous one, also
+    if the part file is damaged."""
     run = tmp_path / "run"
     writer = StorageWriter(run)
     for step in (1, 2, 3):
@@ -178,7 +181,7 @@ def test_one_flipped_byte_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
-    """Damage in what a plan does not need is not met."""
+    """Ignore damage in bytes that the plan does not read."""
     run = tmp_path / "run"
     state = {"a": torch.zeros(1 << 19), "b": torch.ones(1 << 19)}
     dcp.save(state, storage_writer=StorageWriter(run, step=1))
@@ -190,12 +193,13 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
 
 
 def test_a_step_is_named_in_either_way(tmp_path: Path) -> None:
-    """By ``step``, or as the last number of ``checkpoint_id``, for saving and for loading; without one nothing is begun."""
+    """Take the step from ``step`` or from the last number of ``checkpoint_id``, in saves and loads. Without a step, no
+    save begins."""
     writer = StorageWriter(tmp_path / "run")
     assert isinstance(caught(lambda: dcp.save({"n": 1}, storage_writer=writer)), ConfigError)
     for step in (5, 10):
         dcp.save({"n": step}, storage_writer=writer, checkpoint_id=f"out/step-{step}")
-    assert [one.step for one in relight.open(tmp_path / "run").checkpoints()] == [5, 10]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "run").checkpoints()] == [5, 10]
     state = {"n": 0}
     dcp.load(state, storage_reader=StorageReader(tmp_path / "run"), checkpoint_id="out/step-5")
     assert state["n"] == 5
@@ -205,21 +209,22 @@ def test_a_step_is_named_in_either_way(tmp_path: Path) -> None:
 
 
 def test_one_attempt_a_writer_and_the_newest_is_in_charge(tmp_path: Path) -> None:
-    """A writer takes charge once, whatever it saves; one that was superseded is refused."""
+    """Begin one attempt for each writer. A superseded writer is refused."""
     first, second = StorageWriter(tmp_path / "run", 1), StorageWriter(tmp_path / "run", 2)
     for _ in range(3):
         dcp.save({"n": 1}, storage_writer=first)
     dcp.save({"n": 2}, storage_writer=second)
-    assert {one.epoch for one in relight.open(tmp_path / "run").checkpoints()} == {1, 2}
+    assert {checkpoint.epoch for checkpoint in relight.open(tmp_path / "run").checkpoints()} == {1, 2}
     assert isinstance(caught(lambda: dcp.save({"n": 1}, storage_writer=first)), Fenced)
 
 
 def test_plans_that_are_cached(tmp_path: Path) -> None:
-    """A planner that sends unchanged plans as empty ones saves with the same writer, not with another."""
+    """Save empty plans of a caching planner, which mean unchanged plans, with the same writer. Another writer refuses
+    them."""
     writer = StorageWriter(tmp_path / "run")
 
     class Planner(DefaultSavePlanner):
-        """With a cache of its own."""
+        """A planner with its own cache."""
 
     for step in (1, 2, 3):
         writer.step = step
@@ -239,7 +244,7 @@ def test_ranks_that_save_each_for_itself_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_relight_saved_by_itself_is_not_for_dcp(tmp_path: Path) -> None:
-    """It says so, and how to read it."""
+    """State so in the error, and how to read it."""
     relight.save(tmp_path / "run", {"w": torch.ones(2)}, step=1)
     error = caught(lambda: dcp.load({"w": torch.zeros(2)}, storage_reader=StorageReader(tmp_path / "run")))
     assert isinstance(error, IncompatibleState) and "relight.load" in error.hint

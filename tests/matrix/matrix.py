@@ -1,6 +1,7 @@
-"""``make matrix``: features against each other. Each cell saves in one way, is killed in the midst of it, and is restored in another, to the bit.
+"""``make matrix``: combinations of features. Each cell saves in one way, is killed while it saves, and is restored
+bit-exactly in another way.
 
-Every pair of values of different factors comes in some cell. ``python tests/matrix/matrix.py --seed N``; ``--only NUMBER`` for one cell again.
+Every pair of values of different factors is in some cell. ``python tests/matrix/matrix.py --seed N``; ``--only NUMBER`` repeats one cell.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ HERE = Path(__file__).parent
 
 
 def possible(row: Row) -> bool:
-    """Whether the cell can be: what it is to be restored from has to be there."""
+    """Return whether the cell is possible: what it will be restored from must exist."""
     return (
         (row["source"] != "memory" or (row["by"] == "agent" and row["layout"] != "nodes-2"))
         and (row["source"] != "far" or "," in row["stores"])
@@ -56,7 +57,7 @@ def possible(row: Row) -> bool:
 
 
 def try_cell(row: Row, seed: int, folder: Path, server: Server) -> str:
-    """What is wrong with it; empty if nothing is."""
+    """Run one cell, and return what is wrong with it: an empty string if nothing is."""
     rng = random.Random(seed)
     urls = [f"s3://{server.new_bucket()}/store/run" if place == "objects" else str(folder / f"store-{n}" / "run")
             for n, place in enumerate(row["stores"].split(", "))]  # fmt: skip
@@ -79,8 +80,8 @@ def _keys(row: Row, folder: Path) -> dict[str, str]:
     key = folder / "key"
     key.write_text(os.urandom(32).hex())
     key.chmod(0o600)
-    told = {"RELIGHT_KEY": f"file:{key}"}
-    return told if row["cipher"] == "key" else told | {"RELIGHT_SIGN": f"hash:file:{key}", "RELIGHT_TRUST": f"hash:file:{key}"}
+    settings = {"RELIGHT_KEY": f"file:{key}"}
+    return settings if row["cipher"] == "key" else settings | {"RELIGHT_SIGN": f"hash:file:{key}", "RELIGHT_TRUST": f"hash:file:{key}"}
 
 
 def _options(row: Row) -> dict[str, Any]:
@@ -96,11 +97,12 @@ def _options(row: Row) -> dict[str, Any]:
 
 
 def _save_until_killed(order: dict[str, Any], world: int, rng: random.Random, drained: bool) -> tuple[int, int]:
-    """The last steps that were told to be durable, and on the further store as well. All ranks are killed at once, at any moment."""
+    """Return the last step reported as durable, and the last one reported as drained. All ranks are killed together, at
+    a random moment."""
     job = Job(str(HERE / "matrix_cell.py"), world, [json.dumps(order)])
     try:
         ends = time.monotonic() + 120
-        while not any(("drained" if drained else "done") in one for one in job.told(0)):
+        while not any(("drained" if drained else "done") in report for report in job.told(0)):
             if time.monotonic() > ends or any(rank.poll() is not None for rank in job.ranks):
                 raise AssertionError("\n".join(f"rank {rank}: {_words(job.said(rank))}" for rank in range(world)))
             time.sleep(0.01)
@@ -109,27 +111,29 @@ def _save_until_killed(order: dict[str, Any], world: int, rng: random.Random, dr
             rank.send_signal(signal.SIGKILL)
         for rank in job.ranks:
             rank.wait(20)
-        told = [one for rank in range(world) for one in job.told(rank)]
-        return max(one["done"] for one in told if "done" in one), max((one["drained"] for one in told if "drained" in one), default=-1)
+        reports = [report for rank in range(world) for report in job.told(rank)]
+        return max(report["done"] for report in reports if "done" in report), max(
+            (report["drained"] for report in reports if "drained" in report), default=-1
+        )
     finally:
         job.close()
 
 
 def _lose(row: Row, urls: list[str], world: int) -> str:
-    """Whatever the restore is to do without."""
+    """Remove what the restore must do without."""
     if row["source"] == "memory":
         return ""
-    if row["source"] == "peers":  # a node with its memory, its agent, its packs on the disk
-        there = agents(urls[0], world)
-        if 1 not in there:
+    if row["source"] == "peers":  # lose a node: its memory, its agent, its packs on disk
+        pids = agents(urls[0], world)
+        if 1 not in pids:
             return "node 1 has no agent"
-        os.kill(there[1], signal.SIGKILL)
+        os.kill(pids[1], signal.SIGKILL)
         return ""
     _end_agents(urls, world)
     if row["source"] == "far":
         shutil.rmtree(Path(urls[0]).parent)
         if Path(urls[0]).exists():
-            return "somebody still writes to the nearest store"
+            return "a process still writes to the nearest store"
     return ""
 
 
@@ -137,19 +141,19 @@ def _restore(row: Row, order: dict[str, Any], environment: dict[str, str], least
     layout, _, world = row["then"].rpartition("-")
     again = {**order, "verb": "restore", "layout": layout, "nodes": False}
     again["options"] = {key: value for key, value in order["options"].items() if key not in ("peers", "writer")}
-    told = run(str(HERE / "matrix_cell.py"), int(world), [json.dumps(again)], 120)
-    first = told[0][0]
-    for rank, (one,) in enumerate(told):
-        if one["wrong"]:
-            return f"rank {rank} restored step {one['start'] - 1} from {one.get('source')}, and wrong is {', '.join(one['wrong'][:5])}"
-        if one["start"] != first["start"]:
-            return f"rank {rank} begins with step {one['start']}, rank 0 with {first['start']}"
+    reports = run(str(HERE / "matrix_cell.py"), int(world), [json.dumps(again)], 120)
+    first = reports[0][0]
+    for rank, (report,) in enumerate(reports):
+        if report["wrong"]:
+            return f"rank {rank} restored step {report['start'] - 1} from {report.get('source')}; wrong: {', '.join(report['wrong'][:5])}"
+        if report["start"] != first["start"]:
+            return f"rank {rank} begins with step {report['start']}, rank 0 with {first['start']}"
     if first["start"] - 1 < least:
-        return f"step {first['start'] - 1} was restored, but step {least} had been told to be safe"
+        return f"step {first['start'] - 1} was restored, but step {least} had been reported safe"
     if row["source"] == "memory" and row["stores"] != "objects" and first["source"] not in ("memory", "store"):
         return f"it was restored from {first['source']}"
     store = relight.open(order["urls"][0])
-    bad = [f"{one.id}: {findings}" for one, findings in store.verify() if findings]
+    bad = [f"{checkpoint.id}: {findings}" for checkpoint, findings in store.verify() if findings]
     if bad:
         return "; ".join(bad)
     newest = store.latest()
@@ -159,37 +163,37 @@ def _restore(row: Row, order: dict[str, Any], environment: dict[str, str], least
     plain = {**again, "layout": "plain"}
     ((alone,),) = run(str(HERE / "matrix_cell.py"), 1, [json.dumps(plain)], 120)
     if alone["wrong"] or alone["start"] != first["start"] + 1:
-        return f"what was saved then is restored as step {alone['start'] - 1}, with {alone['wrong'][:5] or 'nothing'} wrong"
+        return f"the save after the restore was restored as step {alone['start'] - 1}, with {alone['wrong'][:5] or 'nothing'} wrong"
     return ""
 
 
 def _end_agents(urls: list[str], nodes: int) -> None:
-    """At once, with the memory that they hold."""
-    there = [pid for url in urls for pid in (_agent_here(*split_run(url)), *agents(url, nodes).values()) if pid]
-    for pid in there:
+    """Kill all agents at once, with the memory that they hold."""
+    pids = [pid for url in urls for pid in (_agent_here(*split_run(url)), *agents(url, nodes).values()) if pid]
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     ends = time.monotonic() + 10
-    while any(sample_process(pid).state not in ("", "Z") for pid in there) and time.monotonic() < ends:
+    while any(sample_process(pid).state not in ("", "Z") for pid in pids) and time.monotonic() < ends:
         time.sleep(0.01)
 
 
 def _agent_here(store: str, name: str) -> int:
-    """The process of the agent that is not of a node with a name; 0: there is none."""
+    """Return the process id of the agent that has no node name, or 0 if there is none."""
     return agents_at({address_of(url, name)[1:]: 0 for url in (store, f"file://{store}")}).get(0, 0)
 
 
-def _words(said: str) -> str:
-    """What a rank said besides what it told, and the last of that."""
-    lines = said.splitlines()
-    told = [line for line in lines if line.startswith("{")]
-    return "\n".join([*[line for line in lines if not line.startswith("{")][-30:], *told[-1:]])
+def _words(output: str) -> str:
+    """Return the last lines that a rank printed in addition to its reports, and its last report."""
+    lines = output.splitlines()
+    reports = [line for line in lines if line.startswith("{")]
+    return "\n".join([*[line for line in lines if not line.startswith("{")][-30:], *reports[-1:]])
 
 
 @contextlib.contextmanager
-def _environment(told: dict[str, str]) -> Any:
+def _environment(variables: dict[str, str]) -> Any:
     before = dict(os.environ)
-    os.environ.update(told)
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -198,10 +202,10 @@ def _environment(told: dict[str, str]) -> Any:
 
 
 def main() -> int:
-    """The count in the last line."""
+    """Run the cells, and print the number of failed ones in the last line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=0, help="so many of the cells; 0: all")
+    parser.add_argument("--count", type=int, default=0, help="number of cells to run; 0: all")
     parser.add_argument("--only", type=int, help="one cell")
     options = parser.parse_args()
     rows = rows_of(FACTORS, possible, options.seed)

@@ -1,7 +1,7 @@
-"""A rank's program for one cell of the matrix: it saves in one way until it is killed, or restores in another and saves once more.
+"""A rank's program for one cell of the matrix: it saves in one way until it is killed, or restores in another way and saves once more.
 
-``python matrix_cell.py RANK WORLD PORT ORDER``: the order is a JSON object. What tensors hold follows from their names and the step's number,
-so that any rank of any layout can tell whether what it restored is right, to the bit. Some of it never changes: saves have it in common.
+``python matrix_cell.py RANK WORLD PORT ORDER``: the order is a JSON object. A tensor's values follow from its name and the step's number,
+so that any rank of any layout can check a restored tensor bit by bit. Some tensors never change: saves share their chunks.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ import relight
 from relight.checkpointer.save_handle import Save
 
 SAVES = 20_000
-"""Nobody lets it come so far."""
+"""Upper bound of the saves of one process. It is killed long before."""
 
 
-def say(**told: Any) -> None:
-    """A line, in one piece."""
-    os.write(1, f"{json.dumps(told)}\n".encode())
+def say(**report: Any) -> None:
+    """Print one JSON line with a single write."""
+    os.write(1, f"{json.dumps(report)}\n".encode())
 
 
 def value(name: str, shape: tuple[int, ...], step: int) -> torch.Tensor:
-    """What the tensor of that name holds at the end of that step. The embedding, and the first block, are frozen; others change a little, so
-    that there is something to gain by differences."""
+    """Return the tensor's values at the end of a step. The embedding and the first block are frozen. Other tensors
+    change little, so that delta coding saves bytes."""
     base = layouts.value_of(name, shape)
     if name.startswith(("embed", "blocks.0")) or not base.is_floating_point():
         return base
@@ -47,7 +47,7 @@ def value(name: str, shape: tuple[int, ...], step: int) -> torch.Tensor:
 
 
 def held(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Each tensor of model and optimizer, by name, and what it holds at the end of that step."""
+    """Yield each tensor of model and optimizer with its name and its expected values at the end of a step."""
     for name, tensor in layouts.named(net).items():
         expected = value(name, tuple(tensor.shape), step)
         yield name, tensor, expected
@@ -59,7 +59,7 @@ def held(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Iterato
 
 @torch.no_grad()
 def advance(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """In place, as an update does."""
+    """Write the step's values in place, as an update does."""
     for _, tensor, expected in held(net, optimizer, step):
         if isinstance(tensor, DTensor):
             tensor.to_local().copy_(distribute_tensor(expected, tensor.device_mesh, tensor.placements).to_local())
@@ -68,12 +68,12 @@ def advance(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None
 
 
 def wrongs(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> list[str]:
-    """What is not as it was at the end of that step, to the bit. Collective."""
+    """Return the names of tensors with wrong bits at the end of a step. Collective."""
     return [name for name, tensor, expected in held(net, optimizer, step) if not torch.equal(layouts.full(tensor), expected)]
 
 
 def options_of(order: dict[str, Any]) -> dict[str, Any]:
-    """What the Checkpointer is given besides components."""
+    """Return the Checkpointer's options from the order."""
     options = dict(order["options"])
     if "compact" in options:
         options["compact"] = relight.Compact(**options["compact"])
@@ -83,14 +83,14 @@ def options_of(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def where(order: dict[str, Any]) -> Any:
-    """A path, or tiers."""
+    """Return a path or tiers."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     urls = order["urls"] if order["options"].get("writer") != "rank 0" or not rank else [f"nowhere://{url}" for url in order["urls"]]
     return urls[0] if len(urls) == 1 else relight.Tiers(hot=urls[0], cold=urls[1])
 
 
 def save(order: dict[str, Any], net: nn.Module, optimizer: torch.optim.Optimizer, ckpt: relight.Checkpointer) -> None:
-    """Save after save, until killed; tells which steps are safe, and where."""
+    """Save repeatedly until killed. Report which steps are durable, and which are drained."""
     start = ckpt.restore()
     waiting: dict[int, Save] = {}
     far: dict[int, Save] = {}
@@ -109,19 +109,19 @@ def save(order: dict[str, Any], net: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def restore(order: dict[str, Any], net: nn.Module, optimizer: torch.optim.Optimizer, ckpt: relight.Checkpointer) -> None:
-    """What is restored, from where, what of it is wrong; and one more save."""
-    found: dict[str, Any] = {}
-    relight.observe.subscribe(lambda event: found.update(source=event.fields["source"]) if event.name == "restore.done" else None)
+    """Report the restored step, its source and its wrong tensors; then save once more."""
+    source: dict[str, Any] = {}
+    relight.observe.subscribe(lambda event: source.update(source=event.fields["source"]) if event.name == "restore.done" else None)
     start = ckpt.restore()
     wrong = wrongs(net, optimizer, start - 1) if start else []
     advance(net, optimizer, start)
     ckpt.save(start)
     ckpt.close(save=False)
-    say(start=start, wrong=wrong, own=ckpt["own"]["rank"], **found)
+    say(start=start, wrong=wrong, own=ckpt["own"]["rank"], **source)
 
 
 def main() -> None:
-    """As the order says."""
+    """Run what the order specifies."""
     rank, world, port = map(int, sys.argv[1:4])
     order = json.loads(sys.argv[4])
     torch.set_num_threads(1)

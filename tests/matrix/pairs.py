@@ -1,4 +1,4 @@
-"""Every pair of values of different factors in some row, with few rows: for features that meet each other."""
+"""Few rows that contain every pair of values of different factors, to test features in combination."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _TRIES = 60
 
 
 def rows_of(factors: Mapping[str, Sequence[str]], possible: Callable[[Row], bool], seed: int) -> list[Row]:
-    """Rows in which every pair comes that comes in any possible row at all.
+    """Return rows that contain every pair that some possible row contains.
 
-    Each row is begun with a pair that is missing, and filled up at random; of many such the one with the most missing pairs is taken. ``possible`` is asked of whole rows.
+    Each row starts with a missing pair and is filled at random. The best of ``_TRIES`` candidates is the one with the most missing pairs.
+    ``possible`` receives whole rows.
     """
     rng = random.Random(seed)
     missing = {pair for pair in _all_pairs(factors) if _completed(pair, factors, possible, rng, 400) is not None}
@@ -32,7 +33,10 @@ Pair = tuple[tuple[str, str], tuple[str, str]]
 
 def _all_pairs(factors: Mapping[str, Sequence[str]]) -> list[Pair]:
     return [
-        ((one, a), (other, b)) for one, other in itertools.combinations(sorted(factors), 2) for a in factors[one] for b in factors[other]
+        ((first, a), (second, b))
+        for first, second in itertools.combinations(sorted(factors), 2)
+        for a in factors[first]
+        for b in factors[second]
     ]
 
 

@@ -36,6 +36,6 @@ def test_every_pair_that_can_be_is_in_some_cell() -> None:
 
 @pytest.mark.parametrize("number", [1, 5])
 def test_a_cell_is_killed_and_restored_to_the_bit(number: int, tmp_path: Path, s3_server: Server) -> None:
-    """Features that meet each other: saved in one way, killed in the midst of it, restored in another."""
+    """Combine features: save in one way, kill during a save, restore in another way."""
     row = rows_of(FACTORS, possible, 7)[number]
     assert try_cell(row, number, tmp_path, s3_server) == "", row

@@ -39,21 +39,21 @@ EXACT, REFUSED, REPORTED, ARGUMENTS, ALONE, WRONG = "exact", "refused", "reporte
 
 
 class Outcome(NamedTuple):
-    """What became of one optimizer, and why."""
+    """Outcome of one optimizer, and its reason."""
 
     kind: str
     why: str = ""
 
 
 class Net(torch.nn.Module):
-    """A matrix, a vector, and a matrix again: what all optimizers know how to step."""
+    """A module with a matrix, a vector and another matrix, which every optimizer can step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm, self.last = torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One pass."""
+        """Return the output of one pass."""
         return self.last(torch.tanh(self.norm(self.first(x))))
 
 
@@ -65,7 +65,7 @@ def fresh(build: Build, seed: int) -> tuple[Net, Any]:
 
 
 def plain(model: torch.nn.Module, optimizer: Any) -> float:
-    """One step, as most scripts make it."""
+    """Take one step, as most scripts do."""
     loss = model(torch.randn(4, 8)).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -74,7 +74,7 @@ def plain(model: torch.nn.Module, optimizer: Any) -> float:
 
 
 def second_order(model: torch.nn.Module, optimizer: Any) -> float:
-    """One step of an optimizer that differentiates the gradients."""
+    """Take one step of an optimizer that differentiates the gradients."""
     loss = model(torch.randn(4, 8)).square().mean()
     optimizer.zero_grad()
     loss.backward(create_graph=True)
@@ -86,7 +86,7 @@ def second_order(model: torch.nn.Module, optimizer: Any) -> float:
 
 
 def closed(model: torch.nn.Module, optimizer: Any) -> float:
-    """One step of an optimizer that computes the loss itself."""
+    """Take one step of an optimizer that computes the loss itself."""
     x = torch.randn(4, 8)
     met: list[float] = []
 
@@ -142,7 +142,7 @@ def _run(build: Build, step: Callable[[torch.nn.Module, Any], float]) -> list[fl
 
 
 def _torchs_way(build: Build, step: Callable[[torch.nn.Module, Any], float]) -> list[float] | str:
-    """The losses after ``load_state_dict`` alone, or why it fails."""
+    """Return the losses after ``load_state_dict`` alone, or why it fails."""
     try:
         model, optimizer = fresh(build, 0)
         for _ in range(BEFORE):
@@ -162,7 +162,7 @@ def _torchs_way(build: Build, step: Callable[[torch.nn.Module, Any], float]) -> 
 
 def resumed(build: Build, step: Callable[[torch.nn.Module, Any], float], straight: list[float]) -> Outcome:
     """Save after ``BEFORE`` steps, restore into new objects, and compare the rest of the losses."""
-    with tempfile.TemporaryDirectory() as root, _messages() as heard:
+    with tempfile.TemporaryDirectory() as root, _messages() as messages:
         model, optimizer = fresh(build, 0)
         saving = restoring = None
         try:
@@ -180,14 +180,14 @@ def resumed(build: Build, step: Callable[[torch.nn.Module, Any], float], straigh
         except Exception as error:  # noqa: BLE001
             return Outcome(WRONG, f"{type(error).__name__}: {_line(error)}")
         finally:
-            for one in (saving, restoring):
-                if one is not None:
-                    one.close(save=False)
+            for ckpt in (saving, restoring):
+                if ckpt is not None:
+                    ckpt.close(save=False)
     if losses == straight:
         return Outcome(EXACT)
     own = _torchs_way(build, step)
-    if missed or "optimizer" in heard.getvalue():
-        return Outcome(REPORTED, missed[0] if missed else heard.getvalue().strip().splitlines()[0])
+    if missed or "optimizer" in messages.getvalue():
+        return Outcome(REPORTED, missed[0] if missed else messages.getvalue().strip().splitlines()[0])
     if isinstance(own, str):
         return Outcome(ALONE, f"its own load_state_dict fails: {own}")
     same = "as its own load_state_dict does" if own != straight[BEFORE:] else "its own load_state_dict is exact"
@@ -203,13 +203,13 @@ def _refused(error: relight.IncompatibleState, own: list[float] | str) -> Outcom
 
 @contextlib.contextmanager
 def _messages() -> Iterator[io.StringIO]:
-    heard = io.StringIO()
-    handler = logging.StreamHandler(heard)
+    messages = io.StringIO()
+    handler = logging.StreamHandler(messages)
     handler.setLevel(logging.WARNING)
     logging.getLogger("relight").addHandler(handler)
     try:
-        with contextlib.redirect_stderr(heard), contextlib.redirect_stdout(io.StringIO()):
-            yield heard
+        with contextlib.redirect_stderr(messages), contextlib.redirect_stdout(io.StringIO()):
+            yield messages
     finally:
         logging.getLogger("relight").removeHandler(handler)
 
@@ -222,7 +222,8 @@ def _line(error: BaseException) -> str:
 
 
 def _of_class(kind: Any, **arguments: Any) -> list[Build]:
-    """Ways to build an optimizer, the simplest first: of all parameters, of the model, of matrices apart from vectors, of matrices alone."""
+    """Return builders of an optimizer, the simplest first: of all parameters, of the model, of matrices and vectors
+    separately, of matrices alone."""
 
     def of(target: Callable[[torch.nn.Module], Any], more: dict[str, Any]) -> Build:
         return lambda model: kind(target(model), **{**arguments, **more})
@@ -240,11 +241,11 @@ def _of_class(kind: Any, **arguments: Any) -> list[Build]:
 
 
 def _matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    return [one for one in model.parameters() if one.ndim == 2]
+    return [parameter for parameter in model.parameters() if parameter.ndim == 2]
 
 
 def _vectors(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    return [one for one in model.parameters() if one.ndim != 2]
+    return [parameter for parameter in model.parameters() if parameter.ndim != 2]
 
 
 def _around(kind: Any, **arguments: Any) -> list[Build]:
@@ -261,7 +262,7 @@ def _with_base(kind: Any, **arguments: Any) -> list[Build]:
 
 
 def _training(builds: Sequence[Build]) -> list[Build]:
-    """The same optimizers in their training mode, where they have one."""
+    """Return the same builders with the optimizers in training mode, if they have one."""
 
     def training(build: Build) -> Build:
         def made(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -276,10 +277,10 @@ def _training(builds: Sequence[Build]) -> list[Build]:
 
 
 def _classes(module: Any, names: list[str] | None = None) -> dict[str, Any]:
-    found = names if names is not None else sorted(vars(module))
+    candidates = names if names is not None else sorted(vars(module))
     return {
         name: kind
-        for name in found
+        for name in candidates
         if isinstance(kind := getattr(module, name, None), type)
         and issubclass(kind, torch.optim.Optimizer)
         and kind is not torch.optim.Optimizer
@@ -294,31 +295,31 @@ def torchs() -> dict[str, list[Build]]:
 def pytorch_optimizer() -> dict[str, list[Build]]:
     """Optimizers of pytorch-optimizer, and its wrappers."""
     module = importlib.import_module("pytorch_optimizer")
-    found = {name: _of_class(module.load_optimizer(name)) for name in sorted(module.get_supported_optimizers())}
-    found.update({name: _training(_around(getattr(module, name))) for name in PO_AROUND})
-    found.update({name: _with_base(getattr(module, name)) for name in ("SAM", "LookSAM", "FriendlySAM")})
-    found["WSAM"] = [lambda model: module.WSAM(model, list(model.parameters()), torch.optim.AdamW, lr=1e-2)]
-    return found
+    builds = {name: _of_class(module.load_optimizer(name)) for name in sorted(module.get_supported_optimizers())}
+    builds.update({name: _training(_around(getattr(module, name))) for name in PO_AROUND})
+    builds.update({name: _with_base(getattr(module, name)) for name in ("SAM", "LookSAM", "FriendlySAM")})
+    builds["WSAM"] = [lambda model: module.WSAM(model, list(model.parameters()), torch.optim.AdamW, lr=1e-2)]
+    return builds
 
 
 def schedulefree() -> dict[str, list[Build]]:
     """Optimizers of schedulefree, in their training mode."""
     module = importlib.import_module("schedulefree")
-    found = {name: _training(_of_class(kind)) for name, kind in _classes(module).items()}
+    builds = {name: _training(_of_class(kind)) for name, kind in _classes(module).items()}
     for name in ("ScheduleFreeWrapper", "ScheduleFreeWrapperReference"):
         if hasattr(module, name):
-            found[name] = _training(_around(getattr(module, name)))
-    return found
+            builds[name] = _training(_around(getattr(module, name)))
+    return builds
 
 
 def bitsandbytes() -> dict[str, list[Build]]:
     """Optimizers of bitsandbytes; 8-bit ones with states small enough to be quantised here."""
     module = importlib.import_module("bitsandbytes.optim")
-    found = {}
+    builds = {}
     for name, kind in _classes(module).items():
         small = {"min_8bit_size": 16} if "8bit" in name else {}
-        found[name] = _of_class(kind, **small)
-    return found
+        builds[name] = _of_class(kind, **small)
+    return builds
 
 
 def heavyball() -> dict[str, list[Build]]:
@@ -380,14 +381,14 @@ def table(results: dict[str, dict[str, Outcome]]) -> str:
     lines += [f"torch {torch.__version__}, relight {relight.__version__}.", ""]
     lines += ["| library | version | " + " | ".join(kinds) + " |", "|---|---|" + "---:|" * len(kinds)]
     total: Counter[str] = Counter()
-    for library, found in results.items():
-        count = Counter(outcome.kind for outcome in found.values())
+    for library, outcomes in results.items():
+        count = Counter(outcome.kind for outcome in outcomes.values())
         total += count
         lines.append(f"| {library} | {_version(library)} | " + " | ".join(str(count[kind]) for kind in kinds) + " |")
     lines += ["| all | | " + " | ".join(str(total[kind]) for kind in kinds) + " |", "", "## Not exact", ""]
     lines += ["| library | optimizer | outcome | reason |", "|---|---|---|---|"]
-    for library, found in results.items():
-        for name, (kind, why) in found.items():
+    for library, outcomes in results.items():
+        for name, (kind, why) in outcomes.items():
             if kind != EXACT:
                 cell = why.replace("|", "\\|").replace("<", "&lt;")
                 lines.append(f"| {library} | {name} | {kind} | {cell} |")
@@ -400,7 +401,7 @@ def _version(library: str) -> str:
 
 
 def main() -> int:
-    """Try them all; write the table if asked to."""
+    """Try all optimizers, and write the table if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=LIBRARIES, help="try this library alone")
     parser.add_argument("--name", action="append", help="try the optimizers of this name alone")
@@ -425,7 +426,7 @@ def main() -> int:
             print(f"{library:18} {name:32} {outcome.kind:16} {outcome.why}", flush=True)
     if options.table:
         options.table.write_text(table(results))
-    counts = {library: Counter(outcome.kind for outcome in found.values()) for library, found in results.items()}
+    counts = {library: Counter(outcome.kind for outcome in outcomes.values()) for library, outcomes in results.items()}
     for library, count in counts.items():
         print(library, dict(count))
     return int(any(count[WRONG] for count in counts.values()))

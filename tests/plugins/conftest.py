@@ -1,4 +1,4 @@
-"""Tests of this folder find its helpers; and no framework is missing where all are asked for."""
+"""Make this folder's helpers importable, and fail on missing frameworks if all were requested."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ FRAMEWORKS = ("lightning", "transformers", "accelerate", "deepspeed", "megatron"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """``make plugins`` asks for all of them: a test that is skipped has shown nothing."""
+    """Fail instead of skipping under ``make plugins``, which requires all frameworks: a skipped test shows nothing."""
     missing = [name for name in FRAMEWORKS if find_spec(name) is None]
     if os.environ.get("RELIGHT_TEST_ALL_PLUGINS") == "1" and missing:
         raise pytest.UsageError(f"not installed: {', '.join(missing)}")

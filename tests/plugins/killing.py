@@ -1,4 +1,5 @@
-"""An example of a framework's, whole; and killed with SIGKILL again and again until it ends: what both print must be the same."""
+"""Run a framework's example whole, and again with SIGKILL at several steps until it ends. Both must print the same
+steps."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 STEP = re.compile(r"(step +\d+|after +\d+) +((?:\w+ [-+.\de]+ ?)+)")
-"""Names and numbers: torchrun's workers write without buffers, so that a warning may stand at the end of the line."""
+"""Pattern of names and numbers. torchrun's workers write unbuffered, so that a warning may follow on the same line."""
 
 
 @dataclass
 class Told:
-    """What a run has printed of its steps, whether it was killed, and everything for when something is wrong."""
+    """The printed steps of a run, whether it was killed, and its whole output for error messages."""
 
     steps: dict[str, str]
     killed: bool
@@ -30,12 +31,12 @@ class Told:
 
     @property
     def numbers(self) -> list[int]:
-        """The steps, in the order in which they were printed."""
+        """Return the steps in the order in which they were printed."""
         return [int(name.split()[1]) for name in self.steps if name.startswith("step")]
 
 
 def run(command: Sequence[str], *, kill_at: int | None = None, env: dict[str, str] | None = None, timeout_s: float = 240) -> Told:
-    """Run it; with ``kill_at`` kill it, and all its children, as soon as it has printed that step."""
+    """Run a command. With ``kill_at``, kill it and all its children as soon as it has printed that step."""
     process = subprocess.Popen(
         [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         env={**os.environ, "RELIGHT_BACKGROUND": "0", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "", **(env or {})},
@@ -61,31 +62,34 @@ def run(command: Sequence[str], *, kill_at: int | None = None, env: dict[str, st
 
 
 def _kill(pid: int) -> None:
-    """It and all its children at once, whatever sessions they have made: none may go on without the others."""
+    """Kill a process and all its children at once, in all sessions. None may continue without the others."""
     first = psutil.Process(pid)
-    for one in [first, *first.children(recursive=True)]:
+    for process in [first, *first.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            one.send_signal(signal.SIGSTOP)
-    for one in [*first.children(recursive=True), first]:
+            process.send_signal(signal.SIGSTOP)
+    for process in [*first.children(recursive=True), first]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
+            process.kill()
 
 
 def killed_and_resumed(command: Sequence[str], kills: Sequence[int], tmp_path: Path, env: dict[str, str] | None = None) -> list[Told]:
-    """``command RUN`` straight, then in a second run killed at each of ``kills`` and finished: every step equal, none left out.
+    """Run ``command RUN`` uninterrupted. Then kill a second run at each of ``kills``, and finish it. Every step must
+    be equal, and none missing.
 
-    Every life after the first must have gone on from behind the beginning.
+    Every attempt after the first must resume after the first step.
     """
     straight = run([*command, str(tmp_path / "straight" / "run")], env=env)
     assert straight.numbers[0] == 1 and straight.numbers == sorted(straight.numbers), straight.text[-3000:]
-    lives = [run([*command, str(tmp_path / "killed" / "run")], kill_at=at, env=env) for at in [*kills, None]]
-    assert [one.killed for one in lives] == [*(True for _ in kills), False]
-    for before, life in zip(lives, lives[1:]):
-        assert 1 < life.numbers[0] <= before.numbers[-1] + 1, life.text[-3000:]
+    attempts = [run([*command, str(tmp_path / "killed" / "run")], kill_at=step, env=env) for step in [*kills, None]]
+    assert [attempt.killed for attempt in attempts] == [*(True for _ in kills), False]
+    for before, attempt in zip(attempts, attempts[1:]):
+        assert 1 < attempt.numbers[0] <= before.numbers[-1] + 1, attempt.text[-3000:]
     together: dict[str, str] = {}
-    for life in lives:
-        differing = {name: (one, straight.steps.get(name)) for name, one in life.steps.items() if straight.steps.get(name) != one}
-        assert not differing, f"{differing}\n{life.text[-3000:]}"
-        together |= life.steps
+    for attempt in attempts:
+        differing = {
+            name: (printed, straight.steps.get(name)) for name, printed in attempt.steps.items() if straight.steps.get(name) != printed
+        }
+        assert not differing, f"{differing}\n{attempt.text[-3000:]}"
+        together |= attempt.steps
     assert together == straight.steps
-    return lives
+    return attempts

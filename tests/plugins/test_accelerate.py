@@ -1,4 +1,4 @@
-"""Accelerate: killed and gone on, in one process and in two."""
+"""Accelerate: killed and resumed, in one process and in two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
 
 
 def test_two_ranks_go_on_to_the_bit(tmp_path) -> None:
-    """The same under torchrun with two ranks over gloo: each has its own part of the data."""
+    """Repeat the losses under torchrun with two ranks over gloo, each with its own part of the data."""
     killed_and_resumed(
         ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "examples/accelerate_loop.py"], [12, 40], tmp_path
     )

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO on two ranks, its files in Relight's format: killed and gone on."""
+"""DeepSpeed's ZeRO on two ranks, with its files in Relight's format: killed and resumed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and t
 
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
 def test_the_example_goes_on_to_the_bit(stage: str, tmp_path) -> None:
-    """Each stage of ZeRO, two ranks, killed twice: the losses are those of the run that nobody killed."""
+    """Repeat the uninterrupted run's losses with each stage of ZeRO on two ranks, killed twice."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "examples/deepspeed_zero.py"]
     env = {"ZERO": stage, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
     killed_and_resumed(command, [10, 22], tmp_path, env)
 
 
 def test_its_own_objects_come_back_and_others_are_refused(tmp_path) -> None:
-    """A loss scaler is one again, with its fields; an object of any other class is named and not saved, and not made on load."""
+    """Restore a loss scaler as its class with its fields. Report an object of any other class, and neither save nor
+    create it."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 
     from relight.integrations.deepspeed_engine import CheckpointEngine

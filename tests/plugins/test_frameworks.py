@@ -1,4 +1,4 @@
-"""What all plug-ins have in common, with or without any framework."""
+"""Shared behaviour of all plug-ins, with or without any framework."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLUGINS = {
 
 
 def test_a_framework_that_is_not_there_is_told_of() -> None:
-    """Importing a plug-in where its framework cannot be imported says what to install, whatever else is there."""
+    """Raise an error with the package to install if a plug-in's framework cannot be imported."""
     script = (
         "import importlib, sys\n"
         "from relight.errors import ConfigError\n"
@@ -33,34 +33,34 @@ def test_a_framework_that_is_not_there_is_told_of() -> None:
         "        print(plugin, error.hint)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    told = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert told.keys() == PLUGINS.keys() and all("pip install" in hint for hint in told.values()), done.stdout
+    hints = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert hints.keys() == PLUGINS.keys() and all("pip install" in hint for hint in hints.values()), done.stdout
 
 
 def test_needed_gives_the_module() -> None:
-    """What is there is imported; what is not is a ``ConfigError``."""
+    """Import an installed module. Raise ConfigError for a missing one."""
     assert needed("json", "nothing").loads("1") == 1
     with pytest.raises(ConfigError, match="no_such_framework"):
         needed("no_such_framework", "no-such-framework")
 
 
 def test_only_numbers_are_metrics() -> None:
-    """Texts, vectors and names that ``step`` has for itself are left out; tensors stay unread."""
+    """Leave out texts, vectors and names that ``step`` uses itself. Tensors stay unread."""
     loss = torch.tensor(2.5)
-    found = numbers({"loss": loss, "n": 3, "text": "x", "many": torch.zeros(2), "step": 1, "z": torch.tensor(1j)})
-    assert list(found) == ["loss", "n"] and found["loss"] is loss
+    metrics = numbers({"loss": loss, "n": 3, "text": "x", "many": torch.zeros(2), "step": 1, "z": torch.tensor(1j)})
+    assert list(metrics) == ["loss", "n"] and metrics["loss"] is loss
 
 
 def test_a_file_is_written_over(tmp_path) -> None:
-    """As with a file, what was written last is there, alone, whatever step it is of."""
+    """Overwrite as a file does: only the last written checkpoint remains, whatever its step."""
     for step in (5, 3):
         write_as_file(tmp_path / "last.ckpt", {"w": torch.full((3,), float(step))}, step, {})
         assert read_as_file(tmp_path / "last.ckpt", {})["w"].tolist() == [step] * 3
-    assert [one.step for one in relight.open(tmp_path / "last.ckpt" / "run").checkpoints()] == [3]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "last.ckpt" / "run").checkpoints()] == [3]
 
 
 def test_a_file_of_others_is_told_apart(tmp_path) -> None:
-    """A checkpoint that torch has written, or a run that is something else, is named; one that is not there is not found."""
+    """Refuse a checkpoint of torch, and a run of another kind. A missing path raises CheckpointNotFound."""
     (tmp_path / "torch.ckpt").write_bytes(b"PK")
     relight.save(tmp_path / "other.ckpt" / "run", {"model": {"w": 1}}, step=1)
     for name, kind in (("torch.ckpt", IncompatibleState), ("other.ckpt", IncompatibleState), ("none.ckpt", CheckpointNotFound)):
@@ -69,9 +69,9 @@ def test_a_file_of_others_is_told_apart(tmp_path) -> None:
 
 
 def test_loaders_are_found_in_containers() -> None:
-    """In dicts and lists, in their order; what has no position to tell is left alone."""
-    one, two = (torch.utils.data.DataLoader([1, 2, 3]) for _ in range(2))
-    assert loaders_in({"a": one, "b": [two, range(3)]}) == {"data_0": one, "data_1": two}
+    """Find loaders in dicts and lists, in order. Ignore values without a position."""
+    first, second = (torch.utils.data.DataLoader([1, 2, 3]) for _ in range(2))
+    assert loaders_in({"a": first, "b": [second, range(3)]}) == {"data_0": first, "data_1": second}
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_loaders_are_found_in_containers() -> None:
     [({"save_every": 10}, "save=relight.every(steps=10)"), ({"backgroud": False}, "background=?"), ({"sate": {"a": 1}}, "state=?")],
 )
 def test_a_slip_in_a_plug_ins_options_is_refused(options: dict[str, object], named: str) -> None:
-    """A plug-in hands its options on: a misspelt one is refused where the plug-in is made, as a Checkpointer would."""
+    """Refuse a misspelt option when the plug-in is made, as a Checkpointer would."""
     with pytest.raises(ConfigError) as caught:
         checkpointer_options(options, {})
     assert named in caught.value.hint
 
 
 def test_a_plug_ins_own_components_and_the_callers_go_together() -> None:
-    """``state=`` of the caller's is added to what a plug-in saves, and neither takes the other's names."""
+    """Add the caller's ``state=`` to what a plug-in saves, and refuse equal names."""
     given = checkpointer_options({"state": {"epoch": 0}, "signals": False, "extra": torch.ones(1)}, {"model": 1})
     assert given["state"] == {"model": 1, "epoch": 0} and given["signals"] is False and "extra" in given
     for wrong in ({"state": {"model": 2}}, {"state": [1]}):
@@ -95,14 +95,14 @@ def test_a_plug_ins_own_components_and_the_callers_go_together() -> None:
 
 
 def test_plug_ins_that_save_by_a_function_take_its_options() -> None:
-    """``encrypt=`` is handed to ``relight.save``; others would fail only at the first save."""
+    """Pass ``encrypt=`` to ``relight.save``. Refuse other options at once, not at the first save."""
     assert save_options({"encrypt": "file:x"}) == {"encrypt": "file:x"}
     with pytest.raises(ConfigError, match="'keep' is not an option"):
         save_options({"keep": 3})
 
 
 def test_dcp_takes_a_step_as_people_have_it(tmp_path: Path) -> None:
-    """``StorageWriter`` takes an integer of any kind, and refuses what no save could record."""
+    """Accept any kind of integer as a step in ``StorageWriter``, and refuse what no save can record."""
     assert StorageWriter(tmp_path / "run", step=torch.tensor(7)).step == 7  # type: ignore[arg-type]
     for wrong in ({"step": 7.0}, {"step": -1}, {"step": 7, "metrics": {"loss": "x"}}):
         with pytest.raises(ConfigError):

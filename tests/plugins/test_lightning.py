@@ -1,4 +1,4 @@
-"""Lightning: killed and gone on, callback and CheckpointIO, one process and two."""
+"""Lightning: killed and resumed, with callback and CheckpointIO, in one process and two."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from relight.integrations.lightning import LightningCheckpoints, RelightCheckpointIO  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and torch's of it
+pytestmark = pytest.mark.filterwarnings("default")  # the framework's own warnings, and torch's warnings about it
 
 
 class Gone(BaseException):
-    """The process is killed: nothing saves, nothing tidies up."""
+    """The process is killed: no save and no cleanup follow."""
 
 
 class Model(pl.LightningModule):
-    """Dropout, a schedule by plateau, a validation loss, state of its own."""
+    """A model with dropout, a plateau schedule, a validation loss and its own state."""
 
     def __init__(self, plateau: bool = False) -> None:
         super().__init__()
@@ -62,14 +62,14 @@ class Model(pl.LightningModule):
 
 
 class Trace(pl.Callback):
-    """What happened, and the end of the process at one step."""
+    """Record the steps and validations, and end the process at one step."""
 
     def __init__(self, end_at: int | None = None) -> None:
         self.end_at, self.steps, self.validated = end_at, {}, {}
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        at = trainer.global_step, batch_idx
-        self.steps[at] = (trainer.current_epoch, outputs["loss"].item(), trainer.optimizers[0].param_groups[0]["lr"], pl_module.seen)
+        position = trainer.global_step, batch_idx
+        self.steps[position] = (trainer.current_epoch, outputs["loss"].item(), trainer.optimizers[0].param_groups[0]["lr"], pl_module.seen)
 
     def on_validation_end(self, trainer, pl_module):
         if not trainer.sanity_checking:
@@ -112,52 +112,58 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_ended_behind_any_step_it_goes_on_to_the_bit(case: str, tmp_path) -> None:
-    """Wherever it ends, in an epoch or between two: the same losses, rates, module's own state and validations as without."""
+    """Repeat the uninterrupted run's losses, rates, own state and validations, wherever the run ends in or between
+    epochs."""
     straight = fit(tmp_path / "straight", **CASES[case])
     last = max(step for step, _ in straight.steps)
     for end_at in sorted({1, 4, last // 3 - 1, last // 3, last // 3 + 1, 2 * last // 3, last - 1} & set(range(1, last))):
         first = fit(tmp_path / f"at-{end_at}", end_at=end_at, **CASES[case])
         then = fit(tmp_path / f"at-{end_at}", **CASES[case])
-        assert min(then.steps)[0] <= end_at + 1 and len(then.steps) < len(straight.steps), f"{end_at}: it began anew"
+        assert min(then.steps)[0] <= end_at + 1 and len(then.steps) < len(straight.steps), f"{end_at}: it restarted from scratch"
         assert {**first.steps, **then.steps} == straight.steps, end_at
         assert {**first.validated, **then.validated} == straight.validated, end_at
 
 
 def test_a_finished_run_has_nothing_to_do(tmp_path) -> None:
-    """Fitted to its end and started again: no step, no error; another epoch is one more."""
+    """Take no step and raise no error if a finished run is started again."""
     fit(tmp_path / "run")
     assert fit(tmp_path / "run").steps == {}
 
 
 def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
-    """``resume=False`` over a run that was broken off: all steps, as if there were no run; the next to resume goes on from these."""
+    """Train all steps with ``resume=False`` over an interrupted run, as if it did not exist. The next resume continues
+    from the new steps."""
     straight = fit(tmp_path / "straight")
     fit(tmp_path / "run", end_at=17)
-    before = [one.id for one in relight.open(tmp_path / "run").checkpoints()]
+    before = [checkpoint.id for checkpoint in relight.open(tmp_path / "run").checkpoints()]
     assert fit(tmp_path / "run", resume=False).steps == straight.steps
     third = fit(tmp_path / "run", resume=False, end_at=5)
     assert min(third.steps) == (1, 0)
-    after = [one.id for one in relight.open(tmp_path / "run").checkpoints()]
+    after = [checkpoint.id for checkpoint in relight.open(tmp_path / "run").checkpoints()]
     assert after[: len(before)] == before and len(after) > len(before) + len(straight.steps) - 1
     then = fit(tmp_path / "run")
     assert min(then.steps)[0] == 6 and {**third.steps, **then.steps} == straight.steps
 
 
 def test_a_trial_saves_nothing(tmp_path) -> None:
-    """``fast_dev_run`` leaves the run alone."""
+    """Leave the run unchanged with ``fast_dev_run``."""
     fit(tmp_path / "run", fast_dev_run=True)
     assert not (tmp_path / "run").exists()
 
 
 def test_the_best_is_kept(tmp_path) -> None:
-    """``relight.best("val_loss")`` saves behind validations that are better than all before, with their metrics."""
+    """Save with ``relight.best("val_loss")`` after each validation that is better than all before, with its metrics."""
     straight = fit(tmp_path / "run", save=relight.best("val_loss"))
-    found = [one.body.metrics["val_loss"] for one in relight.open(tmp_path / "run").checkpoints() if "val_loss" in one.body.metrics]
-    assert found and found == sorted(found, reverse=True) and found[-1] == min(straight.validated.values())
+    losses = [
+        checkpoint.body.metrics["val_loss"]
+        for checkpoint in relight.open(tmp_path / "run").checkpoints()
+        if "val_loss" in checkpoint.body.metrics
+    ]
+    assert losses and losses == sorted(losses, reverse=True) and losses[-1] == min(straight.validated.values())
 
 
 def test_two_ways_to_restore_are_refused(tmp_path) -> None:
-    """``ckpt_path=`` and the callback would restore one over the other."""
+    """Refuse ``ckpt_path=`` with the callback, because one would overwrite the other's restore."""
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, callbacks=[LightningCheckpoints(tmp_path / "run")], plugins=[RelightCheckpointIO()], enable_progress_bar=False
     )  # fmt: skip
@@ -166,7 +172,7 @@ def test_two_ways_to_restore_are_refused(tmp_path) -> None:
 
 
 def checkpoint_of_io(tmp_path, **options) -> str:
-    """A file, as Lightning sees it, that ``ModelCheckpoint`` wrote through ``RelightCheckpointIO``."""
+    """Return the path of a checkpoint that ``ModelCheckpoint`` wrote through ``RelightCheckpointIO``."""
     pl.seed_everything(3, verbose=False)
     keeps = pl.callbacks.ModelCheckpoint(dirpath=tmp_path / "io", every_n_train_steps=2, save_top_k=-1)
     trainer = pl.Trainer(
@@ -179,7 +185,7 @@ def checkpoint_of_io(tmp_path, **options) -> str:
 
 
 def test_model_checkpoint_writes_relights_format(tmp_path) -> None:
-    """``ModelCheckpoint`` keeps its names and its ways; what it writes verifies, and ``ckpt_path=`` goes on from it."""
+    """Keep ``ModelCheckpoint``'s names and options. What it writes verifies, and ``ckpt_path=`` resumes from it."""
     path = checkpoint_of_io(tmp_path)
     assert relight.load(path + "/run")["file"]["global_step"] == 4
     assert all(not findings for _, findings in relight.open(path + "/run").verify())
@@ -193,7 +199,7 @@ def test_model_checkpoint_writes_relights_format(tmp_path) -> None:
 
 
 def test_pytorch_lightning_gets_its_own() -> None:
-    """Who has imported ``pytorch_lightning`` gets callbacks of that package, which its trainer takes."""
+    """Provide callbacks of ``pytorch_lightning`` to a script that imported that package."""
     script = (
         "import pytorch_lightning as pl; from relight.integrations.lightning import LightningCheckpoints, RelightCheckpointIO\n"
         "assert issubclass(LightningCheckpoints, pl.callbacks.Checkpoint); import sys; assert 'lightning.pytorch' not in sys.modules"
@@ -203,7 +209,7 @@ def test_pytorch_lightning_gets_its_own() -> None:
 
 
 def test_only_own_checkpoints_are_removed(tmp_path) -> None:
-    """A directory of anything else stays, whatever its path."""
+    """Refuse to remove a directory that is not a checkpoint."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     with pytest.raises(CheckpointNotFound):
@@ -215,15 +221,15 @@ def test_only_own_checkpoints_are_removed(tmp_path) -> None:
 
 
 def test_two_ranks_go_on_to_the_bit(tmp_path) -> None:
-    """DDP over gloo, killed twice: rank 0's losses are those of the run that nobody killed."""
+    """Repeat the uninterrupted run's losses on rank 0 with DDP over gloo, killed twice."""
     killed_and_resumed(["examples/lightning_fit.py"], [12, 66], tmp_path, env={"EXAMPLE_RANKS": "2", "OMP_NUM_THREADS": "1"})
 
 
 def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
-    """Killed three times, in different epochs, the example's losses are those of the run that nobody killed."""
+    """Repeat the uninterrupted run's losses in the example, killed three times in different epochs."""
     killed_and_resumed(["examples/lightning_fit.py"], [12, 66, 130], tmp_path)
 
 
 def test_saves_go_on_behind_training(tmp_path) -> None:
-    """With the agent that writes while training goes on: killed twice, and the same losses."""
+    """Repeat the losses with background saves, killed twice."""
     killed_and_resumed(["examples/lightning_fit.py"], [40, 90], tmp_path, env={"RELIGHT_BACKGROUND": "1"})

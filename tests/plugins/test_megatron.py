@@ -1,4 +1,4 @@
-"""Megatron-Core's dist_checkpointing on two ranks, its tensors in Relight's format: killed and gone on."""
+"""Megatron-Core's dist_checkpointing on two ranks, with its tensors in Relight's format: killed and resumed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed: mak
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
 ENV = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
-"""Matrix products that do not depend on where in memory their operands lie: else the last bit may differ from life to life."""
+"""Make matrix products independent of their operands' addresses. Otherwise the last bit may differ between attempts."""
 
 
 def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
@@ -26,10 +26,10 @@ def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
 
 
 def test_another_number_of_ranks_goes_on(tmp_path) -> None:
-    """What two ranks have saved one rank loads: nearly the same losses, as sums are taken in another order."""
+    """Load on one rank what two ranks saved. The losses are nearly equal, because sums have another order."""
     straight = run([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py", str(tmp_path / "a")], env=ENV)
     killed = run([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py", str(tmp_path / "b")], kill_at=18, env=ENV)
     alone = run([*TORCHRUN, "--nproc-per-node=1", "examples/megatron_sharded.py", str(tmp_path / "b")], env=ENV)
     assert killed.killed and alone.numbers[0] in (13, 17, 21)
-    for name, one in alone.steps.items():
-        assert float(one.split()[1]) == pytest.approx(float(straight.steps[name].split()[1]), rel=1e-4), name
+    for name, values in alone.steps.items():
+        assert float(values.split()[1]) == pytest.approx(float(straight.steps[name].split()[1]), rel=1e-4), name

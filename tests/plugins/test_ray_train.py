@@ -1,4 +1,4 @@
-"""Ray Train: a worker is killed with SIGKILL, Ray starts all again, and they go on."""
+"""Ray Train: a worker is killed with SIGKILL, Ray restarts all workers, and they resume."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def test_a_killed_worker_goes_on_to_the_bit(tmp_path) -> None:
     assert (tmp_path / "b.ray" / "losses.killed").exists()
     assert killed.steps == straight.steps and len(straight.steps) == 24
     again = [line for line in killed.text.splitlines() if line.startswith("step")]
-    assert 24 < len(again) < 24 + 10, "it went on from a save, not from the beginning"
+    assert 24 < len(again) < 24 + 10, "it resumed from a save, not from the start"
     assert "with model, optimizer" in killed.text

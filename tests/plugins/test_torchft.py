@@ -1,4 +1,4 @@
-"""torchft: what one replica group sends by way of a store, another that comes back receives."""
+"""torchft: a replica group sends its state through a store, and a restarted group receives it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = timedelta(seconds=20)
 
 
 def test_what_is_sent_is_received(tmp_path) -> None:
-    """Whoever asks before it is sent waits; then all is equal to the bit; of what was sent before two are kept."""
+    """Wait in the receiver until the state is sent, and return it bit-identical. Keep two of the sent checkpoints."""
     sender, receiver = Transport(str(tmp_path)), Transport(str(tmp_path))
     state = {"user": {"w": torch.randn(64, 3)}, "torchft": {"step": 3, "batches_committed": 12}}
     late = threading.Timer(1.0, lambda: sender.send_checkpoint([1], 3, state, PATIENCE))
@@ -34,11 +34,11 @@ def test_what_is_sent_is_received(tmp_path) -> None:
     assert torch.equal(got["user"]["w"], state["user"]["w"]) and got["torchft"] == state["torchft"]
     for step in (4, 5):
         sender.send_checkpoint([1], step, state, PATIENCE)
-    assert [one.step for one in relight.open(sender.metadata()).checkpoints()] == [4, 5]
+    assert [checkpoint.step for checkpoint in relight.open(sender.metadata()).checkpoints()] == [4, 5]
 
 
 def test_waiting_has_an_end(tmp_path) -> None:
-    """A group that never sends is not waited for any longer than was said."""
+    """Wait no longer than the given time for a group that never sends."""
     began = time.monotonic()
     with pytest.raises(StoreUnavailable, match="step 7"):
         Transport(str(tmp_path)).recv_checkpoint(2, str(tmp_path / "nobody"), 7, timedelta(seconds=1))
@@ -59,9 +59,10 @@ def test_damage_is_not_received(tmp_path) -> None:
 
 
 def test_a_killed_group_comes_back_with_the_others_state(tmp_path) -> None:
-    """Two groups with a lighthouse, the second killed with SIGKILL at step 10: both end with the weights of the run that nobody killed."""
+    """Kill the second of two groups, which have a lighthouse, with SIGKILL at step 10. Both end with the uninterrupted
+    run's weights."""
     straight = run(["examples/torchft_groups.py", str(tmp_path / "a")], env={"OMP_NUM_THREADS": "1"})
     killed = run(["examples/torchft_groups.py", str(tmp_path / "b"), "10"], env={"OMP_NUM_THREADS": "1"})
     assert "group 1 is killed, and comes back" in killed.text
-    ends = [re.findall(r"group \d ends with (\S+)", one.text) for one in (straight, killed)]
+    ends = [re.findall(r"group \d ends with (\S+)", attempt.text) for attempt in (straight, killed)]
     assert len(ends[0]) == len(ends[1]) == 2 and len({*ends[0], *ends[1]}) == 1, ends

@@ -1,4 +1,4 @@
-"""torchtitan's manager by Relight: killed and gone on, and the settings that it cannot follow."""
+"""torchtitan's manager by Relight: killed and resumed, and the settings that it cannot follow."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ pytest.importorskip("torchtitan", reason="torchtitan is not installed: make plug
 
 
 def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
-    """Killed twice, in the first and the second epoch: the straight run's losses and rates; so many are kept as were asked for."""
+    """Repeat the uninterrupted run's losses and rates, killed twice, in the first and the second epoch. Keep the
+    requested number of checkpoints."""
     killed_and_resumed(["examples/torchtitan_manager.py"], [8, 25], tmp_path)
     run = relight.open(tmp_path / "killed" / "run" / "checkpoint" / "run")
-    assert [one.step for one in run.checkpoints()] == [39, 40]
+    assert [checkpoint.step for checkpoint in run.checkpoints()] == [39, 40]
 
 
 def test_settings_of_another_format_are_refused() -> None:
-    """What only torchtitan's own format can do is said at once, not left out."""
+    """Refuse at once what only torchtitan's own format can do."""
     from relight.integrations.torchtitan import CheckpointManager
 
     with pytest.raises(ConfigError, match="last_save_in_hf"):

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: killed and gone on."""
+"""Hugging Face's Trainer: killed and resumed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and t
 
 
 def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
-    """Killed in three places, one right behind an epoch's end: losses, gradients' norms, rates and evaluations are the straight run's."""
+    """Repeat the uninterrupted run's losses, gradient norms, rates and evaluations. It is killed in three places, one
+    directly after an epoch's end."""
     killed_and_resumed(["examples/transformers_trainer.py"], [5, 21, 44], tmp_path)
 
 
 def test_two_ranks_go_on_to_the_bit(tmp_path) -> None:
-    """The same under torchrun with two ranks over gloo, each with its own part of the data."""
+    """Repeat them under torchrun with two ranks over gloo, each with its own part of the data."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "examples/transformers_trainer.py"]
     killed_and_resumed(command, [7, 33], tmp_path, {"OMP_NUM_THREADS": "1"})
 
 
 def test_a_run_that_has_begun_is_not_begun_anew(tmp_path) -> None:
-    """Without ``resume``, or with a folder of somebody else's, training does not start over the run."""
+    """Refuse to train over an existing run if the callback does not know its Trainer."""
     from types import SimpleNamespace
 
     from relight.errors import ConfigError
@@ -33,7 +34,8 @@ def test_a_run_that_has_begun_is_not_begun_anew(tmp_path) -> None:
 
 
 def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
-    """``resume=False`` over a run that has begun: no weight, no count is taken from it, none of it goes; who resumes goes on from the new."""
+    """With ``resume=False``, restore nothing from an existing run, and delete nothing of it. The next resume continues
+    from the new training."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
@@ -67,5 +69,5 @@ def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
     straight = train("straight", 6, seed=1)
     train("run", 3)
     assert train("run", 4, seed=1, resume=False) == {step: straight[step] for step in range(1, 5)}
-    assert [one.body.step for one in relight.open(tmp_path / "run").checkpoints()] == [0, 1, 2, 0, 1, 2, 3]
+    assert [checkpoint.body.step for checkpoint in relight.open(tmp_path / "run").checkpoints()] == [0, 1, 2, 0, 1, 2, 3]
     assert train("run", 6, seed=1) == {step: straight[step] for step in (5, 6)}

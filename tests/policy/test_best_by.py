@@ -1,4 +1,4 @@
-"""Which metric "best" goes by, and what a rule does whose metric nothing shows: pure choices."""
+"""Which metric "best" uses, and what a rule does if no checkpoint has its metric. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from relight.policy.keep import with_recorded
 
 def found(*metrics: dict[str, float]) -> list[Candidate]:
     """Checkpoints at steps 0, 1, …, all known to verify."""
-    return [Candidate(f"c{at}", at, at, values, verified=True) for at, values in enumerate(metrics)]
+    return [Candidate(f"c{step}", step, step, values, verified=True) for step, values in enumerate(metrics)]
 
 
 def kept(rules: Keep, *metrics: dict[str, float]) -> list[int]:
     """The steps that stay."""
-    return [one.step for one in decide_keep(rules, found(*metrics)) if one.keep]
+    return [verdict.step for verdict in decide_keep(rules, found(*metrics)) if verdict.keep]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_selectors() -> None:
 
 
 def test_a_rule_whose_metric_never_came_removes_nothing() -> None:
-    """A misspelt metric, and one that was NaN each time, keep all; the reason names what there is. The old code kept the newest alone."""
+    """Keep all checkpoints if the metric is misspelt or always NaN. The reason lists the available metrics."""
     values = [{"val_loss": 3.0}, {"val_loss": 1.0}, {"val_loss": 2.0}]
     assert kept(keep(best=1, metric="val_los", mode="min"), *values) == [0, 1, 2]
     assert kept(keep(best=1, metric="val_loss"), *[{"val_loss": math.nan}] * 3) == [0, 1, 2]
@@ -81,7 +81,7 @@ def test_a_rule_whose_metric_never_came_removes_nothing() -> None:
 
 
 def test_keep_best_without_a_metric_deletes_by_no_guess() -> None:
-    """It goes by the recorded metric, else by the only one; among several it keeps all."""
+    """Use the recorded metric, else the only one. With several metrics, keep all."""
     values = [{"loss": 3.0, "acc": 0.9}, {"loss": 2.0, "acc": 0.1}, {"loss": 1.0, "acc": 0.2}]
     assert kept(keep(best=1), *values) == [0, 1, 2]
     assert kept(with_recorded(keep(best=1), ("acc", "max")), *values) == [0, 2]

@@ -11,10 +11,10 @@ from relight.testing.store_suite import refuses
 
 
 def test_places_are_spread_out() -> None:
-    """Each gets a name of its own and the same rules; alone it keeps the name it was given."""
+    """Give each place its own name and the same rules. A single place keeps the given name."""
     rules = keep(last=3)
     tiers = Tiers(hot="/a/run", cold=tier("s3://eu/run", "s3://us/run", "s3://ap/run", keep=rules, quorum=2))
-    assert [(one.name, one.url, one.keep) for one in tiers.further] == [
+    assert [(tier_.name, tier_.url, tier_.keep) for tier_ in tiers.further] == [
         ("cold-1", "s3://eu/run", rules), ("cold-2", "s3://us/run", rules), ("cold-3", "s3://ap/run", rules)
     ]  # fmt: skip
     assert groups_of(tiers.tiers) == [Group("cold", ("cold-1", "cold-2", "cold-3"), 2)]
@@ -22,19 +22,20 @@ def test_places_are_spread_out() -> None:
 
 
 def test_the_nearest_counts_for_its_own_group() -> None:
-    """Of two disks near, the first has everything: by default the other is to have it, too, and with quorum=1 it need not."""
+    """Count the first of two near disks, which has everything. By default the other one must have it too; with quorum=1
+    it need not."""
     assert groups_of(Tiers(hot=tier("/a/run", "/b/run"), cold="/c/run").tiers) == [Group("hot", ("hot-2",), 1), Group("cold", ("cold",), 1)]
     assert groups_of(Tiers(hot=tier("/a/run", "/b/run", quorum=1)).tiers) == [Group("hot", ("hot-2",), 0)]
 
 
 @pytest.mark.parametrize("quorum", [0, 3, True, "all"])
 def test_a_quorum_is_a_number_of_places(quorum: object) -> None:
-    """More than there are, none, or no number: refused where it is said."""
+    """Refuse a quorum that is more than the places, zero, or not a number."""
     refuses(ConfigError, lambda: tier("/a", "/b", quorum=quorum))  # type: ignore[arg-type]
 
 
 def test_names_and_places_do_not_repeat() -> None:
-    """Two copies in one place are one; two tiers of one name are none."""
+    """Refuse two copies in one place, and two tiers with one name."""
     refuses(ConfigError, lambda: Tiers(hot="/a/run", cold=tier("/b/run", "/b/run")))
     refuses(ConfigError, lambda: Tiers(cold_1="/a/run", **{"cold-1": "/d/run"}, cold=tier("/b/run", "/c/run")))
 
@@ -45,7 +46,7 @@ def some(**changed: object) -> list[Candidate]:
 
 
 def test_above_its_capacity_the_oldest_go_that_are_elsewhere() -> None:
-    """Whatever the rules say of them; as many as it takes, and no more."""
+    """Delete the oldest whatever the other rules keep, and no more than necessary."""
     for rules in (Keep(capacity=250), keep(last=5), keep(every=1)):
         limited = Keep(**{**{name: getattr(rules, name) for name in ("last", "every")}, "capacity": 250})
         gone = [verdict for verdict in decide_keep(limited, some()) if not verdict.keep]
@@ -55,21 +56,21 @@ def test_above_its_capacity_the_oldest_go_that_are_elsewhere() -> None:
 
 @pytest.mark.parametrize("spared", [{"tags": ["x"]}, {"held": "not on cold yet"}, {"elsewhere": ""}, {"needed_by": ["id4"]}])
 def test_want_of_room_takes_nothing_that_is_named_or_nowhere_else(spared: dict[str, object]) -> None:
-    """A tag, a hold, a need, or being the only copy: each keeps it, and another goes in its stead."""
-    found = some()
-    found[0] = Candidate("id0", 0, 0, **{"verified": True, "bytes": 100, "elsewhere": "cold", **spared})  # type: ignore[arg-type]
-    assert [one.id for one in decide_keep(Keep(capacity=350), found) if not one.keep] == ["id1", "id2"]
+    """Keep a checkpoint with a tag, a hold or a dependent, and an only copy. Another one is deleted instead."""
+    checkpoints = some()
+    checkpoints[0] = Candidate("id0", 0, 0, **{"verified": True, "bytes": 100, "elsewhere": "cold", **spared})  # type: ignore[arg-type]
+    assert [verdict.id for verdict in decide_keep(Keep(capacity=350), checkpoints) if not verdict.keep] == ["id1", "id2"]
 
 
 def test_the_newest_and_the_newest_verified_stay_in_the_smallest_room() -> None:
-    """A run never evicts what it would resume from."""
-    found = some()
-    found[4] = Candidate("id4", 4, 4, verified=False, bytes=100, elsewhere="cold")
-    assert [one.id for one in decide_keep(Keep(capacity=1), found) if one.keep] == ["id3", "id4"]
+    """Keep the checkpoints that a resume would use, whatever the capacity."""
+    checkpoints = some()
+    checkpoints[4] = Candidate("id4", 4, 4, verified=False, bytes=100, elsewhere="cold")
+    assert [verdict.id for verdict in decide_keep(Keep(capacity=1), checkpoints) if verdict.keep] == ["id3", "id4"]
 
 
 def test_what_a_tier_was_given_it_may_have_removed() -> None:
-    """It is safe there if the tier's own rules keep it, of what it got."""
-    found = some()
-    assert safe_on(tier("/c", keep=keep(last=2)), found, {"id0", "id1", "id2"}) == {"id1", "id2"}
-    assert safe_on(tier("/c"), found, {"id0"}) == {"id0"}
+    """Count a checkpoint as safe on a tier if the tier received it and the tier's own rules keep it."""
+    checkpoints = some()
+    assert safe_on(tier("/c", keep=keep(last=2)), checkpoints, {"id0", "id1", "id2"}) == {"id1", "id2"}
+    assert safe_on(tier("/c"), checkpoints, {"id0"}) == {"id0"}

@@ -26,7 +26,7 @@ def train(overlap: Overlap, cost: dict[bool, tuple[float, float]], saves: int, s
 
 @pytest.mark.parametrize("seed", range(10))
 def test_where_copying_behind_the_back_is_free_it_stays(seed: int) -> None:
-    """A few tries of the other way, then hardly any."""
+    """Try waiting for the copy a few times, then rarely."""
     chosen = train(Overlap(), {True: (0.002, 0.003), False: (0.03, 0.0)}, 200, seed)
     assert sum(not way for way in chosen) <= 9
     assert chosen[:7] == [True] * 7
@@ -34,14 +34,14 @@ def test_where_copying_behind_the_back_is_free_it_stays(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_where_it_slows_the_steps_more_than_waiting_costs_it_waits(seed: int) -> None:
-    """Noticed within some 25 saves; afterwards only tried now and then."""
+    """Stop copying during training within about 25 saves, and try it rarely afterwards."""
     chosen = train(Overlap(), {True: (0.002, 0.1), False: (0.03, 0.0)}, 200, seed)
     assert sum(chosen[30:]) <= 6
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_it_turns_back_when_things_have_changed(seed: int) -> None:
-    """A neighbour that took the second core has gone."""
+    """Copy during training again after another process has freed the second core."""
     overlap = Overlap()
     train(overlap, {True: (0.002, 0.1), False: (0.03, 0.0)}, 60, seed)
     assert not overlap.prefers
@@ -50,14 +50,14 @@ def test_it_turns_back_when_things_have_changed(seed: int) -> None:
 
 
 def test_with_a_tie_it_is_copied_while_training_goes_on() -> None:
-    """It is the way whose cost does not grow with the state."""
+    """Prefer copying during training, because its cost does not grow with the state."""
     overlap = Overlap()
     train(overlap, {True: (0.002, 0.03), False: (0.03, 0.0)}, 100, noise=0.0)
     assert overlap.prefers
 
 
 def test_nothing_is_learned_without_quiet_steps() -> None:
-    """Steps of unknown length tell nothing."""
+    """Learn nothing from steps of unknown length."""
     overlap = Overlap()
     for _ in range(50):
         overlap.began(overlap.choose(), 5.0)

@@ -1,4 +1,5 @@
-"""Runs slips: each script in a process of its own and a fresh directory; then looks whether a checkpoint was lost or a wrong one taken."""
+"""Runner of slips. Each script has its own process and a new directory. Then the harness checks whether a checkpoint
+was lost, or a wrong one restored."""
 
 from __future__ import annotations
 
@@ -21,16 +22,16 @@ from relight.testing.warm import Warm
 HERE = Path(__file__).parent
 PARTS = HERE / "parts"
 WAY_OUT = r"→|\b(is|are|takes)\b.*\bnot\b"
-"""What an error with a way out has: a hint, or a sentence that states what to give instead."""
+"""Pattern of an error with a remedy: a hint, or a sentence that states what to give instead."""
 
 
 def fast() -> str | None:
-    """A file system in memory, where fsync costs nothing; None, the usual place, where there is none."""
+    """Return a file system in memory, where fsync costs nothing, or None if there is none."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 class Outcome(NamedTuple):
-    """What a slip came to."""
+    """Outcome of a slip."""
 
     output: str
     """Standard error and output, without what differs between two runs."""
@@ -41,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 class Runner:
-    """Runs scripts, forked from one process. ``source`` is the directory of the relight that is tried."""
+    """Runner of scripts, forked from one process. ``source`` is the directory of the tested relight."""
 
     def __init__(self, root: Path, source: Path | None = None) -> None:
         self.root = root
@@ -64,7 +65,7 @@ class Runner:
         self._warm.close()
 
     def process(self, directory: Path, script: Path, timeout: float = 60, **environment: str) -> tuple[int, str, float]:
-        """Run a script there. Return exit status, output, seconds."""
+        """Run a script in a directory. Return exit status, output and seconds."""
         out, err = directory / "out.txt", directory / "err.txt"
         started = time.monotonic()
         with out.open("wb", buffering=0) as output, err.open("wb", buffering=0) as errors:
@@ -78,12 +79,12 @@ class Runner:
                 code = 124
             finally:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)  # also what the script started and left
+                    os.killpg(child.pid, signal.SIGKILL)  # also processes that the script started and left
         text = out.read_text(encoding="utf-8", errors="replace") + err.read_text(encoding="utf-8", errors="replace")
         return code, text, time.monotonic() - started
 
     def look(self, directory: Path, run: str, **environment: str) -> dict[str, object]:
-        """What is in a run, as ``parts/look.py`` finds it."""
+        """Return what a run contains, as ``parts/look.py`` writes it."""
         code, output, _ = self.process(
             directory,
             PARTS / "look.py",
@@ -94,9 +95,9 @@ class Runner:
             **environment,
         )
         if code != 0:
-            return {"checkpoints": {}, "next": None, "why": f"looking failed: {output[-2000:]}"}
-        found: dict[str, object] = json.loads((directory / "look.json").read_text(encoding="utf-8"))
-        return found
+            return {"checkpoints": {}, "next": None, "why": f"reading the run failed: {output[-2000:]}"}
+        content: dict[str, object] = json.loads((directory / "look.json").read_text(encoding="utf-8"))
+        return content
 
     def run(self, slip: Slip) -> Outcome:
         """Run a slip and check everything about it."""
@@ -113,10 +114,10 @@ class Runner:
         faults = [*_of_the_end(slip, code, output)]
         if slip.setup == "demo":
             after = self.look(directory, slip.run, RELIGHT_BACKGROUND=slip.environment.get("RELIGHT_BACKGROUND", "0").replace("maybe", "0"))
-            there = (
+            demo = (
                 self.look(directory, "runs/demo") if slip.run != "runs/demo" and (directory / "runs" / "demo" / "log").exists() else after
             )
-            faults += _of_the_run(slip, before, there["checkpoints"], after)  # type: ignore[arg-type]
+            faults += _of_the_run(slip, before, demo["checkpoints"], after)  # type: ignore[arg-type]
         return Outcome(output, code, faults, seconds)
 
 
@@ -129,22 +130,22 @@ def _of_the_end(slip: Slip, code: int, output: str) -> list[str]:
         faults.append("no error of Relight's")
     if slip.refused and error_in(output) and not re.search(WAY_OUT, error_in(output)):
         faults.append("the error has no way out")
-    faults += [f"the output lacks /{one}/" for one in slip.shows if not re.search(one, output)]
-    faults += [f"the output has /{one}/" for one in slip.hides if re.search(one, output)]
+    faults += [f"the output lacks /{pattern}/" for pattern in slip.shows if not re.search(pattern, output)]
+    faults += [f"the output has /{pattern}/" for pattern in slip.hides if re.search(pattern, output)]
     return faults
 
 
-def _of_the_run(slip: Slip, before: dict[str, list[object]], there: dict[str, list[object]], after: dict[str, object]) -> list[str]:
+def _of_the_run(slip: Slip, before: dict[str, list[object]], present: dict[str, list[object]], after: dict[str, object]) -> list[str]:
     faults = []
     for key, (step, weight, _) in before.items():
         if step in slip.removes:
             continue
-        if key not in there:
+        if key not in present:
             faults.append(f"step {step} is lost")
-        elif there[key][2]:
+        elif present[key][2]:
             faults.append(f"step {step} is damaged")
-        elif there[key][1] != weight:
-            faults.append(f"step {step} holds {there[key][1]}, not {weight}")
+        elif present[key][1] != weight:
+            faults.append(f"step {step} holds {present[key][1]}, not {weight}")
     if isinstance(slip.takes, tuple):
         start, origin = slip.takes
         if after["next"] != [start, 1000.0 * origin + start]:

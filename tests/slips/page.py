@@ -1,6 +1,6 @@
-"""Writes ``docs/what-happens-if.md`` and the table of the notes: ``python -m tests.slips.page``, from the root of the repository.
+"""Write ``docs/what-happens-if.md`` and the table of the notes: ``python -m tests.slips.page``, from the repository's root.
 
-Quotations come from the scripts' real output; ``tests/slips/test_slips.py`` compares them with it again.
+Quotations are real output of the scripts. ``tests/slips/test_slips.py`` compares them with it again.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ _QUOTED_MAX = 260
 
 
 def quotation(slip: Slip, output: str) -> str:
-    """What the page quotes of a slip's output; empty for nothing."""
+    """Return what the page quotes of a slip's output, or an empty string."""
     if slip.refused and not slip.quote:
-        found = error_in(output)
+        quoted = error_in(output)
     else:
         match = re.search(slip.quote, output) if slip.quote else None
-        found = match[0] if match else ""
-    found = " ".join(line.strip() for line in found.splitlines()).replace("`", "'").replace("|", "…")
-    return found if len(found) <= _QUOTED_MAX else found[:_QUOTED_MAX].rpartition(" ")[0] + " …"
+        quoted = match[0] if match else ""
+    quoted = " ".join(line.strip() for line in quoted.splitlines()).replace("`", "'").replace("|", "…")
+    return quoted if len(quoted) <= _QUOTED_MAX else quoted[:_QUOTED_MAX].rpartition(" ")[0] + " …"
 
 
 def row(slip: Slip, quoted: str) -> str:
-    """The slip's line in the page."""
+    """Return the slip's row of the page."""
     return f"| {slip.slip} | {slip.does}{f' `{quoted}`' if quoted else ''} | {slip.do} |"
 
 
 def quoted_in(page: str, slip: Slip) -> str | None:
-    """The quotation that stands in the page's row; None if there is no such row."""
+    """Return the quotation in the page's row, or None if there is no such row."""
     pattern = rf"^{re.escape(f'| {slip.slip} | {slip.does}')}(?: `([^`]*)`)? {re.escape(f'| {slip.do} |')}$"
     match = re.search(pattern, page, re.MULTILINE)
     return None if match is None else match[1] or ""
 
 
 def page_of(outcomes: dict[str, Outcome]) -> str:
-    """The page, with what the scripts printed."""
+    """Return the page, with what the scripts printed."""
     parts = [HEAD]
     for chapter, slips in CHAPTERS:
         parts.append(f"## {chapter}\n\n| what happens if … | what Relight does | what to do |\n|---|---|---|")
@@ -59,13 +59,13 @@ def page_of(outcomes: dict[str, Outcome]) -> str:
 
 
 def notes_of() -> str:
-    """The rows of the notes."""
+    """Return the rows of the notes."""
     rows = [f"| {slip.item} | {slip.slip} | {BEFORE.get(slip.name, 'Right already.')} |" for slip in SLIPS]
     return "\n".join(["<!-- slips -->", "| item | slip | on the code before |", "|---|---|---|", *rows, "<!-- end -->"])
 
 
 def main() -> None:
-    """Run all slips, write both pages."""
+    """Run all slips, and write both pages."""
     with tempfile.TemporaryDirectory(dir=fast()) as root, Runner(Path(root)) as runner:
         outcomes = {slip.name: runner.run(slip) for slip in SLIPS}
     for name, outcome in outcomes.items():

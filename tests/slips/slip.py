@@ -1,4 +1,5 @@
-"""One slip: the script that a hurried user wrote, and what is right. Scripts run as processes of their own, in fresh directories."""
+"""One slip: the script that a hurried user wrote, and the expected result. Scripts run in their own processes and new
+directories."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ STEPS = (2, 5, 8)
 
 @dataclass(frozen=True)
 class Slip:
-    """A slip, its script, and what is right."""
+    """A slip, its script, and the expected result."""
 
     name: str
     item: str
@@ -29,9 +30,9 @@ class Slip:
     refused: bool = False
     """Whether the script must end with an error of Relight's."""
     shows: tuple[str, ...] = ()
-    """Regular expressions, all of which the output must match."""
+    """Regular expressions that must all match the output."""
     hides: tuple[str, ...] = ()
-    """Regular expressions, none of which the output may match."""
+    """Regular expressions that must not match the output."""
     quote: str = ""
     """Regular expression of the line that the page quotes; for a refused slip the error is quoted by default."""
     takes: tuple[int, int] | str = (9, 1)
@@ -50,7 +51,7 @@ class Slip:
 
 
 def plain(text: str, directory: str) -> str:
-    """Output without what differs between two runs: paths, ids, times, process numbers."""
+    """Return output without what differs between two runs: paths, ids, times, process numbers."""
     text = text.replace(os.path.realpath(directory), "…").replace(directory, "…")
     text = re.sub(r"\b\d{10}-[0-9a-z]{10}-e\d+", "…", text)
     text = re.sub(r"(?<=checkpoint )[0-9a-z]{10}\b|(?<=saved as )[0-9a-z]{10}\b|(?<=\()[0-9a-z]{10}(?=\))", "…", text)
@@ -63,9 +64,9 @@ def plain(text: str, directory: str) -> str:
 
 
 def error_in(output: str) -> str:
-    """The last error of Relight's in a traceback: its message, with its hint."""
-    found = list(re.finditer(r"^relight\.errors\.\w+: (.*(?:\n  (?:- |→ |… ).*)*)", output, re.MULTILINE))
-    return found[-1][1] if found else ""
+    """Return the last Relight error in a traceback: its message with its hint."""
+    errors = list(re.finditer(r"^relight\.errors\.\w+: (.*(?:\n  (?:- |→ |… ).*)*)", output, re.MULTILINE))
+    return errors[-1][1] if errors else ""
 
 
 def matches(quoted: str, output: str) -> bool:

@@ -16,12 +16,12 @@ from tests.slips.table import SLIPS
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    """One process that forks all of them, on a file system in memory."""
+    """Return one process that forks all scripts, on a file system in memory."""
     with tempfile.TemporaryDirectory(dir=fast()) as root, Runner(Path(root)) as made:
         yield made
 
 
-@pytest.mark.parametrize("slip", [pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.slow else []) for one in SLIPS])
+@pytest.mark.parametrize("slip", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in SLIPS])
 def test_a_slip_ends_right_and_loses_no_checkpoint(runner: Runner, slip: Slip) -> None:
     """Each slip ends in the right result or in an error with a way out, earlier checkpoints keep their values, and the page quotes it."""
     outcome = runner.run(slip)
@@ -33,7 +33,7 @@ def test_a_slip_ends_right_and_loses_no_checkpoint(runner: Runner, slip: Slip) -
 
 
 def test_names_and_rows_are_unique_and_the_page_has_no_others() -> None:
-    """The page has one row for each slip of the table, at least 60, and no row besides."""
+    """Check that the page has exactly one row for each slip of the table, and at least 60."""
     names = [slip.name for slip in SLIPS]
     assert len(set(names)) == len(names) >= 60
     assert set(names) >= BEFORE.keys()

@@ -1,4 +1,5 @@
-"""Run slips and print what each came to: ``python -m tests.slips.try_all [--source SRC] [NAME …]``, from the root of the repository."""
+"""Run slips and print each outcome: ``python -m tests.slips.try_all [--source SRC] [NAME …]``, from the repository's
+root."""
 
 from __future__ import annotations
 

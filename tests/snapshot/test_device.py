@@ -1,4 +1,4 @@
-"""The way of device tensors, without a device: what is queued where and in which order, and that every byte arrives."""
+"""Copies of device tensors, tested without a device: the streams, their order, and every byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 class Fake:
-    """Streams that write down what they are asked for. Copies on this "device" are done at once."""
+    """Streams that record the requested operations. Copies on this "device" run at once."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, ...]] = []
@@ -66,31 +66,31 @@ def pin(size: int) -> torch.Tensor:
 def made(fake: Fake) -> tuple[DeviceCopies, list[Placed], torch.Tensor]:
     torch.manual_seed(0)
     sizes = [3, 500_000, 17, 262_144, 1, 70_000]
-    placed, at = [], 0
+    placed, offset = [], 0
     for number, size in enumerate(sizes):
         tensor = torch.randn(size) if number % 2 else torch.randint(0, 100, (size,), dtype=torch.int16)
-        placed.append(Placed(f"t{number}", tensor, at))
-        at += -(-tensor.numel() * tensor.element_size() // 64) * 64
+        placed.append(Placed(f"t{number}", tensor, offset))
+        offset += -(-tensor.numel() * tensor.element_size() // 64) * 64
     copies = DeviceCopies(placed[:2], placed[2:], CPU, fake, pin)
-    return copies, placed, torch.zeros(at, dtype=torch.uint8)
+    return copies, placed, torch.zeros(offset, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("pack_bytes", [module.PACK_BYTES, 1000])
 def test_every_byte_arrives(pack_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large ones by themselves, small ones in packs, in one pack or many; the second time as the first."""
+    """Copy large tensors by themselves, and small ones in one pack or several. A second copy is equal."""
     monkeypatch.setattr(module, "PACK_BYTES", pack_bytes)
     copies, placed, slot = made(Fake())
     for _ in range(2):
         slot.zero_()
-        for one in placed:
-            one.tensor.add_(1)
+        for item in placed:
+            item.tensor.add_(1)
         assert copies.begin(slot).finish() == set()
-        for one in placed:
-            assert torch.equal(slot[one.offset : one.offset + one.bytes.numel()], one.bytes)
+        for item in placed:
+            assert torch.equal(slot[item.offset : item.offset + item.bytes.numel()], item.bytes)
 
 
 def test_the_order_of_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Side stream behind training's, the next step behind the side stream; only ``finish`` has the host wait."""
+    """Order the copies after training's stream, and the next step after the copies. Only ``finish`` blocks the host."""
     fake = Fake()
     copies, _, slot = made(fake)
     copied_on: list[str] = []
@@ -106,7 +106,7 @@ def test_the_order_of_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_write_before_the_step_is_told_and_one_after_it_is_not() -> None:
-    """Until the next step is queued behind the copies, nobody may write; afterwards everybody may."""
+    """Report a write before the next step is queued after the copies. Later writes are allowed."""
     copies, placed, slot = made(Fake())
     early = copies.begin(slot)
     placed[3].tensor.add_(1)
@@ -119,7 +119,7 @@ def test_a_write_before_the_step_is_told_and_one_after_it_is_not() -> None:
 
 
 def test_a_slot_is_pinned_by_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it, none of it twice; a refusal is told."""
+    """Pin every segment once. Return False if a segment is refused."""
     monkeypatch.setattr(module, "SEGMENT", 4096)
     memory = (ctypes.c_ubyte * 10_000)()
     asked: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Scattered places: read by few calls, and one by one where there is no memfd."""
+"""Scattered addresses are read by a few calls, or one by one without a memfd."""
 
 from __future__ import annotations
 
@@ -18,29 +18,33 @@ WIDTH = 16
 
 
 def places(count: int) -> tuple[ctypes.Array[ctypes.c_char], list[int], list[int]]:
-    """Memory, and where some of it lies, up to 16 bytes each, the shortest of one."""
+    """Return memory, and addresses and lengths in it. Lengths are 1 to 16 bytes."""
     rng = random.Random(count)
     memory = ctypes.create_string_buffer(rng.randbytes(64 * count + 64), 64 * count + 64)
     begin = ctypes.addressof(memory)
-    return memory, [begin + 64 * at + rng.randrange(40) for at in range(count)], [rng.choice((WIDTH, WIDTH, 1, 7)) for _ in range(count)]
+    return (
+        memory,
+        [begin + 64 * number + rng.randrange(40) for number in range(count)],
+        [rng.choice((WIDTH, WIDTH, 1, 7)) for _ in range(count)],
+    )
 
 
 def wanted(addresses: list[int], lengths: list[int]) -> bytes:
-    return b"".join(ctypes.string_at(*one).ljust(WIDTH, b"\0") for one in zip(addresses, lengths, strict=True))
+    return b"".join(ctypes.string_at(*place).ljust(WIDTH, b"\0") for place in zip(addresses, lengths, strict=True))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 1023, 1024, 1025, 5000])
 def test_what_is_read_is_what_is_there(count: int) -> None:
-    """Each time anew, whatever the number of calls that it takes, shorter places with zeros behind."""
+    """Read the current bytes each time, whatever the number of calls. Shorter places are padded with zeros."""
     memory, addresses, lengths = places(count)
-    there = SampleReader(addresses, lengths, WIDTH)
-    assert there.read() == wanted(addresses, lengths)
+    reader = SampleReader(addresses, lengths, WIDTH)
+    assert reader.read() == wanted(addresses, lengths)
     ctypes.memset(memory, 7, len(memory))
-    assert there.read() == wanted(addresses, lengths)
+    assert reader.read() == wanted(addresses, lengths)
 
 
 def test_without_a_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is told, and the bytes are the same."""
+    """Return the same bytes without a memfd, and emit nothing."""
 
     def none(*_: object) -> int:
         raise OSError(errno.EMFILE, "too many open files")
@@ -52,31 +56,31 @@ def test_without_a_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("answer", [-1, 0, 40])
 def test_a_call_that_gives_less(monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
-    """A full memory, a signal: they are then read one by one."""
+    """Read the addresses one by one if a call transfers fewer bytes, because memory is full or a signal arrived."""
     memory, addresses, lengths = places(1500)
-    there = SampleReader(addresses, lengths, WIDTH)
-    there.read()
+    reader = SampleReader(addresses, lengths, WIDTH)
+    reader.read()
     ctypes.memset(memory, 9, len(memory))
     monkeypatch.setattr(sample_reader, "_pwritev", lambda *_: answer)
-    assert there.read() == wanted(addresses, lengths)
+    assert reader.read() == wanted(addresses, lengths)
 
 
 def held_open() -> int:
-    """How many such memfds this process has."""
-    found = 0
+    """Return the number of open sample memfds of this process."""
+    count = 0
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the listing's own, by now
-            found += "relight-samples" in os.readlink(f"/proc/self/fd/{name}")
-    return found
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
+            count += "relight-samples" in os.readlink(f"/proc/self/fd/{name}")
+    return count
 
 
 def test_nothing_is_left_open() -> None:
-    """Whoever lets go of it has closed its memfd."""
+    """Close the memfd of a reader that is no longer referenced."""
     _, addresses, lengths = places(10)
     gc.collect()
     before = held_open()
-    held = [SampleReader(addresses, lengths, WIDTH) for _ in range(20)]
+    readers = [SampleReader(addresses, lengths, WIDTH) for _ in range(20)]
     assert held_open() == before + 20
-    held.clear()
+    readers.clear()
     gc.collect()
     assert held_open() == before

@@ -1,4 +1,4 @@
-"""A snapshot's bytes are those at the call, or it says which are not."""
+"""A snapshot's bytes equal those at the call, or the snapshot names the changed tensors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def buffer_of(tensor: torch.Tensor) -> ctypes.Array:
 
 def start(tensors: list[torch.Tensor]) -> tuple[Snapshot, list[ctypes.Array], list[list[str]]]:
     buffers = [buffer_of(tensor) for tensor in tensors]
-    told: list[list[str]] = []
+    completions: list[list[str]] = []
     watched = GuardedTensors([(f"t{i}", t.detach(), ctypes.addressof(b)) for i, (t, b) in enumerate(zip(tensors, buffers))])
-    return Snapshot(watched.begin(), 0, told.append), buffers, told
+    return Snapshot(watched.begin(), 0, completions.append), buffers, completions
 
 
 def same(buffer: ctypes.Array, tensor: torch.Tensor) -> bool:
@@ -30,22 +30,22 @@ def same(buffer: ctypes.Array, tensor: torch.Tensor) -> bool:
 
 
 def test_what_is_left_alone_is_copied_to_the_byte() -> None:
-    """Every slice arrives, by whoever copies it; completion is told once."""
+    """Copy every slice of unchanged tensors, whichever thread copies it. Completion is reported once."""
     tensors = [torch.randn(length) for length in LENGTHS]
-    snapshot, buffers, told = start(tensors)
+    snapshot, buffers, completions = start(tensors)
     copier = Copier(2)
     copier.start(snapshot)
     snapshot.wait()
-    assert told == [[]]
+    assert completions == [[]]
     assert all(same(b, t) for b, t in zip(buffers, tensors))
     copier.close()
 
 
 def test_nothing_to_copy_is_complete_at_once() -> None:
-    """No thread is needed for that."""
-    snapshot, _, told = start([])
+    """Complete an empty snapshot without a thread."""
+    snapshot, _, completions = start([])
     Copier(1).start(snapshot)
-    assert snapshot.complete.is_set() and told == [[]]
+    assert snapshot.complete.is_set() and completions == [[]]
 
 
 def mutate_in_place(tensor: torch.Tensor) -> None:
@@ -74,33 +74,35 @@ MUTATIONS = [mutate_in_place, mutate_data, mutate_foreach, swap_data, resize]
 @pytest.mark.parametrize("mutate", MUTATIONS)
 @pytest.mark.parametrize("copied", ["nothing", "half", "all but one slice"])
 def test_a_change_is_told_or_does_no_harm(mutate, copied: str) -> None:
-    """Before, in the middle of and just before the end of copying: the bytes are those at the call, or the tensor is named."""
+    """Change a tensor before, during and just before the end of copying. Its bytes are those at the call, or it is
+    named."""
     tensors = [torch.nn.Parameter(torch.randn(1_500_000)), torch.nn.Parameter(torch.randn(700_001))]
     before = [t.detach().clone() for t in tensors]
-    snapshot, buffers, told = start(tensors)
+    snapshot, buffers, completions = start(tensors)
     slices = len(snapshot._queue)
     for _ in range({"nothing": 0, "half": slices // 2, "all but one slice": slices - 1}[copied]):
         snapshot.help()
     mutate(tensors[0])
     snapshot.wait()
-    touched = told[0]
+    touched = completions[0]
     assert same(buffers[1], before[1])
     assert "t1" not in touched
     assert same(buffers[0], before[0]) or touched == ["t0"]
     if mutate is swap_data:
-        assert touched == [], "the old memory is held: it is whole"
+        assert touched == [], "the snapshot keeps the old memory alive, so it is complete"
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_thousand_trials_against_a_busy_trainer(seed: int) -> None:
-    """250 trials a seed: a trainer that changes, reallocates or swaps tensors at any moment of a copy never gets a wrong one taken for whole."""
+    """Detect every wrong copy in 250 trials a seed, while the trainer changes, reallocates or swaps tensors at any
+    moment."""
     rng = random.Random(seed)
     copier = Copier(1)
-    wrong, told_of = 0, 0
+    wrong, reported = 0, 0
     for _ in range(250):
         tensors = [torch.nn.Parameter(torch.full((rng.choice((20_000, 300_000, 600_000)),), float(i + 1))) for i in range(3)]
         before = [t.detach().clone() for t in tensors]
-        snapshot, buffers, told = start(tensors)
+        snapshot, buffers, completions = start(tensors)
         victim = rng.randrange(3)
         mutate = rng.choice(MUTATIONS)
         copier.start(snapshot)
@@ -109,24 +111,24 @@ def test_a_thousand_trials_against_a_busy_trainer(seed: int) -> None:
         if rng.random() < 0.8:
             mutate(tensors[victim])
         snapshot.wait()
-        told_of += bool(told[0])
-        wrong += sum(not same(b, t) and f"t{i}" not in told[0] for i, (b, t) in enumerate(zip(buffers, before)))
+        reported += bool(completions[0])
+        wrong += sum(not same(b, t) and f"t{i}" not in completions[0] for i, (b, t) in enumerate(zip(buffers, before)))
     copier.close()
     assert wrong == 0
-    assert told_of > 5, "no trial met a copy in progress"
+    assert reported > 5, "no trial changed a tensor during its copy"
 
 
 def test_the_trainer_takes_over_what_is_left() -> None:
-    """Waiting copies rather than sleeps: with no thread at all it still ends."""
-    snapshot, buffers, told = start([torch.ones(900_000)])
+    """Copy in the trainer while it waits, so that the snapshot ends without any thread."""
+    snapshot, buffers, completions = start([torch.ones(900_000)])
     ended = threading.Thread(target=snapshot.wait)
     ended.start()
     ended.join(20)
-    assert not ended.is_alive() and told == [[]] and snapshot.copied_by_trainer == 4
+    assert not ended.is_alive() and completions == [[]] and snapshot.copied_by_trainer == 4
 
 
 def test_small_tensors_are_gathered_to_the_byte() -> None:
-    """Each to its place, in any slot."""
+    """Gather each small tensor to its offset in any slot."""
     tensors = [torch.randn(length) for length in (1, 3, 100, 4000)]
     offsets = [0, 64, 128, 1000]
     gathered = SmallCopies([(t.data_ptr(), t.numel() * 4, offset) for t, offset in zip(tensors, offsets)])

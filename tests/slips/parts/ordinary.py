@@ -1,4 +1,5 @@
-"""What the scripts of slips share: a small model whose weight states how many steps it was trained, and from which beginning."""
+"""Shared code of the slips' scripts: a small model. Its weight states how many steps it was trained, and from which
+start."""
 
 from __future__ import annotations
 
