@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from tests.descriptors import new_descriptors, open_descriptors
 from torch import nn
 
 import relight
@@ -335,24 +336,20 @@ def test_a_save_tells_how_far_it_is(run: str) -> None:
 
 def test_memory_that_is_forgotten_is_given_back() -> None:
     """An agent that makes other slots for another layout keeps none of the old ones' memory."""
-
-    def memfds() -> int:
-        gc.collect()
-        links = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
-        names = [os.readlink(link) for link in links if link.is_symlink()]
-        return sum("memfd:" in name and "agent-words" not in name for name in names)  # those are of agents of other tests, which end
-
-    before = memfds()
+    gc.collect()
+    before = open_descriptors("memfd:")
     for _ in range(5):
         SharedMapping(allocate(1 << 20), 1 << 20, writable=True)
-    assert memfds() == before
+    gc.collect()
+    assert not new_descriptors(before, target="memfd:")
     kept = SharedMapping(allocate(1 << 20), 1 << 20, writable=True)
     view = kept.view[:4]
     kept.close()
     kept.close()
-    view[:] = b"abcd"  # what was mapped stays as long as somebody looks at it
+    view[:] = b"abcd"  # a view keeps its mapping
     del view, kept
-    assert memfds() == before
+    gc.collect()
+    assert not new_descriptors(before, target="memfd:")
 
 
 def test_an_agent_that_crashes_says_where(run: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.descriptors import new_descriptors, open_descriptors
 
 import relight
 from relight.agent import client, launch
@@ -264,7 +265,7 @@ def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: p
     fd = os.memfd_create("slot", os.MFD_CLOEXEC)
     os.ftruncate(fd, PAGE)
     agent, wire = Agent(ours), AgentConnection(theirs, ToAgent)
-    before, mapped = len(os.listdir("/proc/self/fd")), []
+    before, mapped = open_descriptors(), []
 
     def once(fd: int, *, writable: bool) -> SharedMapping:
         if mapped:
@@ -284,7 +285,7 @@ def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: p
         wire.send(SlotsAllocated([PAGE, PAGE]), [fd, fd])
         with pytest.raises(StoreUnavailable, match="no memory"):
             agent.slots(PAGE, 2, None, 5.0)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert not new_descriptors(before)
     finally:
         agent.close()
         wire.close()

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from tests.descriptors import new_descriptors, open_descriptors
 
 from relight.agent import launch, server
 from relight.agent.client import Agent
@@ -58,15 +59,6 @@ def agent(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[server.AgentSe
     made.end(0, None)
     thread.join(10)
     listener.close()
-
-
-def descriptors() -> set[tuple[str, str]]:
-    """Return each open descriptor with what it is of. Other tests' threads may close some of theirs meanwhile, so only new ones count."""
-    found = set[tuple[str, str]]()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the listing's own
-            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
-    return found
 
 
 class Fake:
@@ -294,37 +286,37 @@ def test_descriptors_that_arrive_unasked_are_closed() -> None:
     ours, theirs = socket.socketpair()
     fd = os.memfd_create("x")
     wire, sender = AgentConnection[ToAgent](ours, ToAgent), AgentConnection[ToTrainer](theirs, ToTrainer)
-    before = descriptors()
+    before = open_descriptors()
     sender.send(ListHeld(), [fd] * 20)
     assert wire.receive() == (ListHeld(), [])
-    assert not descriptors() - before
+    assert not new_descriptors(before)
     wire.close()
     sender.close()
 
     ours, theirs = socket.socketpair()
     agent, sender = Agent(ours), AgentConnection[ToTrainer](theirs, ToTrainer)
-    before = descriptors()
+    before = open_descriptors()
     sender.send(ForwardedEvent("save.durable", "x", {}), [fd] * 3)
     sender.send(SaveResult(1, "a"), [fd] * 3)
     sender.send(PeerAddress("a", "b"), [fd] * 3)
     assert agent._answer(PeerAddress, 5.0)[0].id == "a"
-    assert not descriptors() - before
+    assert not new_descriptors(before)
     sender.send(HeldList([]), [fd] * 3)  # an answer that no call takes
     with agent._changed:
         agent._changed.wait_for(lambda: agent._answers, 5.0)
     agent.close()
     sender.close()
-    assert not descriptors() - before and len(before - descriptors()) >= 2
+    assert not new_descriptors(before) and len(before - open_descriptors()) >= 2
 
     ours, theirs = socket.socketpair()
     flooded = AgentConnection[ToTrainer](ours, ToTrainer, (HeldList,))
-    before = descriptors()
+    before = open_descriptors()
     for _ in range(2):
         socket.send_fds(theirs, [b"\xff"], [fd] * 200)
     with pytest.raises(ConnectionLost, match="descriptors"):
         flooded.receive()
     flooded.close()
-    assert not descriptors() - before and len(before - descriptors()) >= 1
+    assert not new_descriptors(before) and len(before - open_descriptors()) >= 1
     theirs.close()
     os.close(fd)
 
@@ -376,10 +368,10 @@ def test_a_candidate_counts_once_its_secret_is_there(tops: tuple[str, str], monk
         assert directory.path.startswith(tops[1]) and len(directory.secret()) == 32
     monkeypatch.setattr(local_sockets, "_tops", lambda: [tops[0]])
     gc.collect()
-    before = descriptors()
+    before = open_descriptors()
     with pytest.raises(StoreUnavailable, match=f"{tops[0]}/.*/secret cannot be read or made \\({os.strerror(code or errno.ENOSPC)}"):
         launch.connect("store", "run")
-    assert not descriptors() - before
+    assert not new_descriptors(before)
     assert os.listdir(f"{tops[0]}/relight-{os.geteuid()}/sockets") == ["lock"]
 
 

@@ -9,11 +9,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from in_process import MB, TOKEN, Told, join, part_of, read_back, several
 from neighbours import Nursery, Town, expected, lost_is_read_back
+from tests.descriptors import new_descriptors, new_threads, open_descriptors
 
 from relight.arena import SharedMapping
 from relight.errors import CorruptCheckpoint, StoreUnavailable
@@ -294,7 +294,7 @@ def test_sending_keeps_to_its_rate(nursery: Nursery) -> None:
 def test_nothing_is_left_when_it_is_closed() -> None:
     """After ``close``: no thread, no descriptor, no memory of ours."""
     gc.collect()
-    before = (set(threading.enumerate()), len(list(Path("/proc/self/fd").iterdir())))
+    threads, descriptors = threading.enumerate(), open_descriptors()
     with several(3) as peers:
         join(peers, 1, 1)
         for rank, one in enumerate(peers):
@@ -304,11 +304,7 @@ def test_nothing_is_left_when_it_is_closed() -> None:
         with contextlib.closing(Remote([one.address for one in peers], TOKEN, 20.0)) as remote:
             assert len(remote.answered) == 3
         del part, one
-    ends = time.monotonic() + 10
-    while time.monotonic() < ends:
-        gc.collect()
-        after = (set(threading.enumerate()), len(list(Path("/proc/self/fd").iterdir())))
-        if after[0] <= before[0] and after[1] <= before[1]:
-            return
-        time.sleep(0.05)
-    assert after == before
+    gc.collect()
+    assert not new_threads(threads, "relight-", wait_s=10)
+    gc.collect()
+    assert not new_descriptors(descriptors, wait_s=10)
