@@ -192,7 +192,7 @@ def test_a_squatted_directory_is_reported_at_once(tmp_path: Path, monkeypatch: p
     with pytest.raises(StoreUnavailable, match=f"no private directory for the agent's socket: {target} (is|belongs)"):
         launch.connect("store", "run")
     assert launch.reach("store", "run") is None
-    assert time.monotonic() - before < 1
+    assert time.monotonic() - before < 10
     assert not list((tmp_path / "elsewhere").iterdir())
 
 

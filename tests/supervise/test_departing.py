@@ -82,7 +82,7 @@ def test_a_store_that_does_not_answer_costs_little_of_the_grace_period(monkeypat
         began, node = time.monotonic(), Departing(1)
         node.announce(store, 0, 2, "node a")
         assert node.others(store, 2) is None and not node.others_continue()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
 
 
 class Handler:
