@@ -143,11 +143,11 @@ def test_all_kinds_are_known() -> None:
 def test_who_computes_wrongly_is_the_one_that_differs_from_most() -> None:
     """All ranks say so; where two differ, nobody knows which."""
     most = "relight.errors.ReplicasDiffer: model/0.weight on rank 2 is not what it is on 0, 1, 3 [before step 7]"
-    found = classify(FailureEvidence(tuple(Worker(rank, 1, died_at=float(rank), error=most) for rank in range(4))))
-    assert (found.kind, found.rank) == ("hardware", 2)
+    result = classify(FailureEvidence(tuple(Worker(rank, 1, died_at=float(rank), error=most) for rank in range(4))))
+    assert (result.kind, result.rank) == ("hardware", 2)
     two = "relight.errors.ReplicasDiffer: model/0.weight is not the same on ranks 0, 1 [before step 7]"
-    found = classify(FailureEvidence(tuple(Worker(rank, 1, died_at=float(rank), error=two) for rank in range(2))))
-    assert found.kind == "hardware" and found.rank in (0, 1)
+    result = classify(FailureEvidence(tuple(Worker(rank, 1, died_at=float(rank), error=two) for rank in range(2))))
+    assert result.kind == "hardware" and result.rank in (0, 1)
 
 
 def test_a_warning_is_not_what_a_rank_ended_with() -> None:

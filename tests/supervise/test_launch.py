@@ -66,8 +66,8 @@ def test_a_rank_that_is_ended_as_it_writes_its_error_down_does_not_end_the_super
     """A survivor raises, its patience is over, it is killed: half a file is there. One of 400 failures of random jobs ended so."""
     path = tmp_path / "error.json"
     path.write_text(written)
-    found = failure_of(1, 4711, -9, str(path))
-    assert (found.local_rank, found.exitcode) == (1, -9) and "SIGKILL" in found.message
+    result = failure_of(1, 4711, -9, str(path))
+    assert (result.local_rank, result.exitcode) == (1, -9) and "SIGKILL" in result.message
     path.write_text('{"message": {"message": "ValueError: none", "extraInfo": {"timestamp": "7"}}}')
     assert "ValueError" in str(failure_of(1, 4711, 1, str(path)).message)
 

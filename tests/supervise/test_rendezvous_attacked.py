@@ -104,10 +104,10 @@ def test_two_nodes_meet(head: TCPStore, monkeypatch: pytest.MonkeyPatch, secret:
         handler._stop_heartbeats()  # type: ignore[attr-defined]
 
     nodes = [threading.Thread(target=join) for _ in range(2)]
-    for one in nodes:
-        one.start()
-    for one in nodes:
-        one.join(30)
+    for node in nodes:
+        node.start()
+    for node in nodes:
+        node.join(30)
     assert sorted(found) == [0, 1]
     told = [info.bootstrap_store_info for info in found.values()]
     assert told[0] is not None and told[1] is not None and told[0].master_port == told[1].master_port and told[0].master_addr == "127.0.0.1"
@@ -186,9 +186,9 @@ def test_several_nodes_need_a_secret_or_the_word_none(tmp_path: Path) -> None:
 def listening(pid: int) -> Iterator[str]:
     """Yield the addresses that a process listens at, in the kernel's notation."""
     inodes = set()
-    for one in Path(f"/proc/{pid}/fd").iterdir():
+    for path in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            inodes.add(os.readlink(one))
+            inodes.add(os.readlink(path))
         except OSError:
             continue
     for table in ("tcp", "tcp6"):
