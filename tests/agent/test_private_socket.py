@@ -131,13 +131,13 @@ def test_a_client_without_the_secret_gets_nothing(agent: server.AgentServer, nam
 
 def test_no_abstract_name_is_left(agent: server.AgentServer, name: str, tmp_path: Path) -> None:
     """The agent is found at a path that only this user may enter, and under no name of the network namespace."""
-    found = launch.connect("store", "run")
+    result = launch.connect("store", "run")
     shown = Path("/proc/net/unix").read_text()
     assert f"@relight-{name}" not in shown and "@relight-" not in shown.replace("@relight-attempt", "")
     folder = tmp_path / f"relight-{os.geteuid()}" / "sockets"
     assert folder.stat().st_mode & 0o777 == 0o700 and (folder / f"{name}.sock").is_socket()
     assert (folder / "secret").stat().st_mode & 0o777 == 0o600
-    found.close()
+    result.close()
 
 
 def test_what_is_kept_can_only_be_read(agent: server.AgentServer) -> None:
@@ -147,8 +147,8 @@ def test_what_is_kept_can_only_be_read(agent: server.AgentServer) -> None:
     slot.begin(1)
     slot.seal(1, PAGE, 10)
     agent._kept.append(server.CommittedSlot("a", 1, slot, 0, (PAGE,), server.TrainerSession(wire=None, open=False)))  # type: ignore[arg-type]
-    found = launch.connect("store", "run")
-    (held,) = found.held(10.0)
+    result = launch.connect("store", "run")
+    (held,) = result.held(10.0)
     assert os.pread(held.memory.fd, 8, 0) == b"relight1" and held.memory.view.readonly
     with pytest.raises(OSError):
         os.pwrite(held.memory.fd, b"x", 0)
@@ -162,7 +162,7 @@ def test_what_is_kept_can_only_be_read(agent: server.AgentServer) -> None:
     os.close(again)
     assert slot.state() == (2, 1)
     held.memory.close()
-    found.close()
+    result.close()
     agent._kept.clear()
 
 
@@ -394,10 +394,10 @@ def test_a_malformed_secret_is_replaced(agent: server.AgentServer, malformed: by
         path.write_bytes(malformed)
         found: list[bytes] = []
         threads = [threading.Thread(target=lambda: found.append(directory.secret())) for _ in range(8)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         assert len(found) == 8 and set(found) == {path.read_bytes()} and len(found[0]) == 32
         assert path.stat().st_mode & 0o777 == 0o600
         path.write_bytes(malformed)

@@ -60,8 +60,8 @@ def niceness(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_nobody_waits_and_so_it_waits(writer: SlotWriter, niceness: list[int]) -> None:
     """Read by the last in the queue for a processor; done all the same."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    found = writer.prune(lambda: True, lambda: False, lambda: False)
-    assert found is not None and found[0] == "prune.done"
+    result = writer.prune(lambda: True, lambda: False, lambda: False)
+    assert result is not None and result[0] == "prune.done"
     assert live(writer) == 1
     assert set(niceness) == {19}
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
