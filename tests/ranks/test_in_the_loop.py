@@ -132,7 +132,7 @@ def test_a_part_that_fails_in_the_trainer_is_waited_for_by_nobody(
         return took
 
     assert max(on_ranks(2, rank)) < SOON_S
-    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [0, 2]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] == [0, 2]
 
 
 class Picky:

@@ -46,16 +46,16 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_rank_restores_what_one_wrote_and_what_all_wrote(store: Path) -> None:
     """To the bit; each rank takes what it had of its own, and the ids are the same on all of them."""
-    told = json.loads((store / "told.json").read_text())
+    result = json.loads((store / "told.json").read_text())
     restores = 0
-    for number, rank in [*enumerate(told[:2]), *enumerate(told[2:6]), *enumerate(told[6:])]:
+    for number, rank in [*enumerate(result[:2]), *enumerate(result[2:6]), *enumerate(result[6:])]:
         for found in rank:
             if found["verb"] == "restore":
                 restores += 1
                 there = int(found["run"].rsplit("-", 1)[1])
                 assert (found["wrong"], found["start"], found["own"]) == ([], 5, number % there), found
     assert restores == 2 * 1 + 4 * 3 + 3 * 6
-    assert [one["ids"] for one in told[2] if "ids" in one] == [one["ids"] for one in told[5] if "ids" in one]
+    assert [one["ids"] for one in result[2] if "ids" in one] == [one["ids"] for one in result[5] if "ids" in one]
 
 
 @pytest.mark.parametrize("name", ["ddp-2", "fsdp-2", "flat-2", "stepped_apart-2", "tensor_fsdp-4", "pipeline_fsdp-4", "fsdp-3"])
@@ -70,7 +70,7 @@ def test_one_rank_writes_what_one_process_would(store: Path, name: str) -> None:
         assert torch.equal(tree["model"][key], value), key
     assert tree["optimizer"]["groups"] == expected["optimizer"]["groups"]
     newest = store / name / relight.open(run_url).latest().body.dir
-    assert sorted(one.name for one in newest.iterdir()) == ["pack-00000-000.safetensors", "part-00000.msgpack", "root.json"]
+    assert sorted(path.name for path in newest.iterdir()) == ["pack-00000-000.safetensors", "part-00000.msgpack", "root.json"]
     plain = safetensors.torch.load_file(newest / "pack-00000-000.safetensors")
     assert all(torch.equal(plain[f"model/{key}"], value) for key, value in expected["model"].items())
     for command in (["ls"], ["show", "--stats"], ["verify"]):
@@ -99,7 +99,7 @@ def test_a_killed_job_goes_on_to_the_bit(tmp_path: Path) -> None:
         assert sorted(expected) == list(range(8)) and sorted(found) == [4, 5, 6, 7], rank
         assert found == {step: expected[step] for step in found}, rank
     assert losses(told[0]) != losses(told[1]), "each rank draws its own noise"
-    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [3, 7]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] == [3, 7]
 
 
 def test_a_rank_that_dies_while_it_gives_is_named_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
@@ -114,6 +114,6 @@ def test_a_rank_that_dies_while_it_gives_is_named_and_the_last_checkpoint_stays(
             assert saved == [{"saved": 1, "error": None, "late": []}, {"saved": 3, "error": "late_ranks", "late": [1]}], job.said(rank)
     finally:
         job.close()
-    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [1]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] == [1]
     assert set(relight.load(tmp_path / "store" / "run")) == {"model", "optimizer", "scheduler", "rng"}
-    assert len([one for one in (tmp_path / "store" / "run").iterdir() if one.is_dir()]) == 2, "the log, and one checkpoint"
+    assert len([path for path in (tmp_path / "store" / "run").iterdir() if path.is_dir()]) == 2, "the log, and one checkpoint"

@@ -35,9 +35,9 @@ def test_an_error_of_rank_0_is_of_the_same_kind_on_all() -> None:
     def missing() -> bytes:
         raise CheckpointNotFound("no checkpoint has a finite loss", hint="save one")
 
-    found = outcomes(3, lambda ranks: ranks.run_on_rank0(missing, "choosing"))
-    assert [type(one) for one in found] == [CheckpointNotFound] * 3
-    assert [one.hint for one in found] == ["save one"] * 3
+    result = outcomes(3, lambda ranks: ranks.run_on_rank0(missing, "choosing"))
+    assert [type(one) for one in result] == [CheckpointNotFound] * 3
+    assert [one.hint for one in result] == ["save one"] * 3
 
 
 @pytest.mark.parametrize("error", [ValueError("of the user's own"), MemoryError("none left"), StoreUnavailable("gone")])
@@ -49,11 +49,11 @@ def test_what_one_rank_raises_all_hear_of(error: Exception) -> None:
             if ranks.world.rank == 1:
                 raise error
 
-    found = outcomes(3, action)
-    assert found[1] is error
+    result = outcomes(3, action)
+    assert result[1] is error
     kind = type(error) if isinstance(error, RelightError) else SaveFailed
-    assert [type(one) for one in (found[0], found[2])] == [kind] * 2
-    assert all(str(error).splitlines()[0] in str(one) for one in found)
+    assert [type(one) for one in (result[0], result[2])] == [kind] * 2
+    assert all(str(error).splitlines()[0] in str(one) for one in result)
 
 
 @pytest.mark.parametrize("blind", [0, 1])
@@ -68,8 +68,8 @@ def test_a_rank_that_sees_no_run_does_not_make_all_begin_anew(tmp_path: Path, bl
         store = LocalStore(tmp_path / ("empty" if ranks.world.rank == blind else "store"))
         return resume(store, "run", {"model": torch.nn.Linear(2, 2)}, "latest", only=None, strict=True, rename=None, ranks=ranks)
 
-    found = outcomes(2, action)
-    assert [type(one) for one in found] == [StoreUnavailable] * 2, found
+    result = outcomes(2, action)
+    assert [type(one) for one in result] == [StoreUnavailable] * 2, result
 
 
 def test_all_ranks_begin_anew_where_there_is_no_run(tmp_path: Path) -> None:
@@ -78,4 +78,4 @@ def test_all_ranks_begin_anew_where_there_is_no_run(tmp_path: Path) -> None:
     def action(ranks: Ranks) -> Any:
         return resume(LocalStore(tmp_path), "run", {"a": 1}, "latest", only=None, strict=True, rename=None, ranks=ranks)
 
-    assert [one.checkpoint for one in outcomes(2, action)] == [None, None]
+    assert [outcome.checkpoint for outcome in outcomes(2, action)] == [None, None]
