@@ -37,7 +37,7 @@ def begin(folder: Path, *, far: dict[str, Keep | None] | None = None, near: str 
 
 
 def live(folder: Path, name: str) -> list[int]:
-    return [one.step for one in Run(LocalStore(folder / name), "run").history().live]
+    return [checkpoint.step for checkpoint in Run(LocalStore(folder / name), "run").history().live]
 
 
 def test_the_newest_goes_and_what_rules_name_for_good(tmp_path: Path) -> None:
@@ -179,9 +179,9 @@ def test_charge_is_looked_at_when_a_copy_commits(tmp_path: Path, monkeypatch: py
     check = copying.check_written
 
     def then_fenced(*arguments: object) -> tuple[str, int]:
-        found = check(*arguments)  # type: ignore[arg-type]
+        result = check(*arguments)  # type: ignore[arg-type]
         take_over(Log(LocalStore(tmp_path / "far"), "run"), "another")
-        return found
+        return result
 
     monkeypatch.setattr(copying, "check_written", then_fenced)
     assert isinstance(drain(attempt.store, "run").errors["far"], Fenced)
@@ -196,11 +196,11 @@ def test_two_drains_at_once_make_one_copy(tmp_path: Path, monkeypatch: pytest.Mo
     check, inner = copying.check_written, []
 
     def another_first(*arguments: object) -> tuple[str, int]:
-        found = check(*arguments)  # type: ignore[arg-type]
+        result = check(*arguments)  # type: ignore[arg-type]
         if not inner:
             inner.append(True)
             assert not drain(attempt.store, "run").errors
-        return found
+        return result
 
     monkeypatch.setattr(copying, "check_written", another_first)
     report = drain(attempt.store, "run")
@@ -264,9 +264,9 @@ def test_residency_shows_where_everything_is(tmp_path: Path) -> None:
     execute(plan_prune(attempt.store, "run", keep(last=1)), attempt.store)
     names, merged, errors = residency(attempt.store, "run")
     assert names == ["near", "warm", "cold"] and errors == [None, None, None]
-    places = {one.step: [copy.place for copy in merged.copies[one.id]] for one in merged.history.live}
+    places = {checkpoint.step: [copy.place for copy in merged.copies[checkpoint.id]] for checkpoint in merged.history.live}
     assert places == {0: [2], 1: [2], 2: [0, 1, 2]}
-    assert [one.step for one in merged.history.live] == [0, 1, 2]
+    assert [checkpoint.step for checkpoint in merged.history.live] == [0, 1, 2]
 
 
 def test_one_order_of_several_logs(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_one_order_of_several_logs(tmp_path: Path) -> None:
         save(new, step)
         drain(new.store, "run")
     far = Run(LocalStore(tmp_path / "far"), "run").history()
-    steps = lambda *histories: [one.step for one in merge(histories).history.live]  # noqa: E731
+    steps = lambda *histories: [checkpoint.step for checkpoint in merge(histories).history.live]  # noqa: E731
     assert steps(old.history(), far) == [0, 1, 1, 2]
     assert steps(new.history(), far) == [0, 1, 1, 2]
     save(new, 3)
@@ -317,7 +317,7 @@ def test_a_tier_that_holds_another_run_is_refused_before_anything_is_changed_the
     assert live(tmp_path, "far") == live(tmp_path, "copied") == [50]
     save(other, 51)  # not fenced
     _, merged, errors = residency(LocalStore(tmp_path / "near"), "run")
-    assert [one.step for one in merged.history.live] == [10] and isinstance(errors[1], ConfigError)
+    assert [checkpoint.step for checkpoint in merged.history.live] == [10] and isinstance(errors[1], ConfigError)
     with pytest.raises(ConfigError, match="holds another run"):
         read_further([("far", LocalStore(tmp_path / "far"), "run")], Run(LocalStore(tmp_path / "near"), "run").history())
 

@@ -37,7 +37,7 @@ def sound(folder: Path) -> bool:
     for name in TIERS:
         run = Run(LocalStore(folder / name), RUN)
         view = run.view()
-        if any(verify_checkpoint(run.store, view, one) for one in run.history().live):
+        if any(verify_checkpoint(run.store, view, checkpoint) for checkpoint in run.history().live):
             return False
     return True
 
@@ -158,8 +158,8 @@ def test_the_command(tmp_path: Path) -> None:
         return done.stdout
 
     assert "DAMAGED" in relight("--no-repair", status=1)
-    told = json.loads(relight("--json"))
-    assert told["ok"] and told["damage"][0]["repaired_from"] in ("warm", "cold")
+    result = json.loads(relight("--json"))
+    assert result["ok"] and result["damage"][0]["repaired_from"] in ("warm", "cold")
     assert "as committed" in relight("--rate", "10MB")
 
 

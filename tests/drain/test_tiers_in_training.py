@@ -51,7 +51,7 @@ def train(tiers: relight.Tiers, until: int, **options: object) -> tuple[list[flo
 
 
 def steps(url: str, run: str = "run") -> list[int]:
-    return [one.step for one in Run(open_bytes(url), run).history().live]
+    return [checkpoint.step for checkpoint in Run(open_bytes(url), run).history().live]
 
 
 @pytest.fixture(params=["trainer", "agent"])
@@ -248,7 +248,7 @@ def full(tmp_path: Path, cold: relight.Tier, deadline_s: float) -> tuple[relight
 
 
 def near_bytes(tmp_path: Path) -> int:
-    return sum(one.body.stored_bytes for one in Run(LocalStore(tmp_path / "hot"), "run").history().live)
+    return sum(checkpoint.body.stored_bytes for checkpoint in Run(LocalStore(tmp_path / "hot"), "run").history().live)
 
 
 def test_a_save_waits_in_memory_while_the_near_tier_is_full(tmp_path: Path) -> None:

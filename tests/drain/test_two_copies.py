@@ -93,10 +93,10 @@ def both(far: ByteStore, seed: int, source: Run, *, in_charge: bool, gives_way: 
             turns.over(name)
 
     threads = [threading.Thread(target=copy, args=(name,)) for name in names]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(120)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
     return [found[name] for name in names]
 
 
@@ -206,4 +206,4 @@ def test_a_claim_that_fails_leaves_nothing(tmp_path: Path) -> None:
     source = Run(near.store, "run")
     with pytest.raises(RelightError, match="no"):
         copy_one(source.open(source.history().live[-1]), Failing(far), Log(far, "run"), None)
-    assert [one.name for one in (tmp_path / "run").iterdir()] == ["log"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["log"]
