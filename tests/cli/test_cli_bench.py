@@ -37,7 +37,7 @@ def test_json_has_all_floors_and_all_that_relight_does(measured: tuple[Answer, P
     ]  # fmt: skip
     assert (found["store"], found["tensors"], found["rounds"]) == (str(folder / "deep" / "runs"), 40, 2)
     assert abs(found["state_bytes"] - 4_000_000) < 40_000
-    floors = {one["name"]: one for one in found["floors"]}
+    floors = {floor["name"]: floor for floor in found["floors"]}
     assert list(floors) == [name for name in FLOORS if name != "write_direct" or found["machine"]["direct_io"]]
     assert [one["name"] for one in found["relight"]] == OURS
     for one in [*found["floors"], *found["relight"]]:
@@ -50,21 +50,21 @@ def test_json_has_all_floors_and_all_that_relight_does(measured: tuple[Answer, P
 
 def test_numbers_stand_to_each_other_as_they_must(measured: tuple[Answer, Path]) -> None:
     """Saving returns before it is durable, threads are measured up to the cores, the machine is described."""
-    found = measured[0].json
-    ours = {one["name"]: one for one in found["relight"]}
+    answer = measured[0].json
+    ours = {one["name"]: one for one in answer["relight"]}
     assert all(a < b for a, b in zip(ours["save_blocked"]["seconds_each"], ours["save_durable"]["seconds_each"], strict=True))
-    assert [one["threads"] for one in found["pace"]][0] == 1
-    assert [one["threads"] for one in found["pace"]][-1] == min(found["machine"]["cores"], 16)
-    assert all(one["bytes_per_second"] > 1e6 for one in found["pace"])
+    assert [one["threads"] for one in answer["pace"]][0] == 1
+    assert [one["threads"] for one in answer["pace"]][-1] == min(answer["machine"]["cores"], 16)
+    assert all(one["bytes_per_second"] > 1e6 for one in answer["pace"])
 
 
 def test_settings_come_with_reasons_and_a_line(measured: tuple[Answer, Path]) -> None:
     """Each says why; the line is Python and names the store."""
-    found = measured[0].json
-    assert [one["name"] for one in found["settings"]] == ["background", "threads", "direct I/O", "memory", "save"]
-    assert all(any(char.isdigit() for char in one["reason"]) for one in found["settings"])
-    compile(found["line"], "line", "eval")
-    assert found["store"] in found["line"]
+    answer = measured[0].json
+    assert [setting["name"] for setting in answer["settings"]] == ["background", "threads", "direct I/O", "memory", "save"]
+    assert all(any(char.isdigit() for char in setting["reason"]) for setting in answer["settings"])
+    compile(answer["line"], "line", "eval")
+    assert answer["store"] in answer["line"]
 
 
 def test_nothing_is_left_but_the_picture(measured: tuple[Answer, Path]) -> None:
@@ -97,10 +97,10 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["relight"], found["tensors"]) == ([], None)
-    assert len(found["floors"]) >= 7 and found["pace"]
-    assert any("torch is not installed" in note for note in found["notes"])
+    result = json.loads(done.stdout)
+    assert (result["relight"], result["tensors"]) == ([], None)
+    assert len(result["floors"]) >= 7 and result["pace"]
+    assert any("torch is not installed" in note for note in result["notes"])
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,9 @@ def test_verify_says_yes(relight, runs: Path) -> None:
     found = relight("verify", "runs/demo", "--json").json
     assert found["ok"] is True
     assert found["log"] == []
-    assert [(one["id"], one["ok"], one["errors"]) for one in found["checkpoints"]] == [(one, True, []) for one in ids(runs)]
+    assert [(checkpoint["id"], checkpoint["ok"], checkpoint["errors"]) for checkpoint in found["checkpoints"]] == [
+        (id_, True, []) for id_ in ids(runs)
+    ]
 
 
 def test_verify_names_the_damaged_file_and_tensor(relight, runs: Path) -> None:
@@ -44,7 +46,7 @@ def test_verify_names_the_damaged_file_and_tensor(relight, runs: Path) -> None:
     assert answer.out.splitlines()[-1] == "1 of 4 checkpoints damaged"
     answer = relight("verify", "runs/demo", "--json")
     assert (answer.code, answer.json["ok"]) == (1, False)
-    (bad,) = [one for one in answer.json["checkpoints"] if not one["ok"]]
+    (bad,) = [checkpoint for checkpoint in answer.json["checkpoints"] if not checkpoint["ok"]]
     assert bad["id"] == ids(runs)[1]
     assert [sorted(error) for error in bad["errors"]] == [["detail", "file", "kind", "tensor"]]
     assert bad["errors"][0]["kind"] == "corrupt"
@@ -77,7 +79,7 @@ def test_verify_counts_damage_of_the_log_and_of_the_store(relight, runs: Path) -
     flip(runs / "demo/log/000000000007.json", 100)
     answer = relight("verify", "runs/demo", "--json")
     assert (answer.code, answer.json["ok"]) == (1, False)
-    assert all(one["ok"] for one in answer.json["checkpoints"])
+    assert all(checkpoint["ok"] for checkpoint in answer.json["checkpoints"])
     assert [one["file"] for one in answer.json["log"]] == ["demo/log/000000000007.json"]
     assert "1 fault in the log" in relight("verify", "runs/demo").out
     flip(runs / "relight.json", 30)
@@ -133,7 +135,7 @@ RULES = ("--keep-last", 1, "--keep-every", 100)
 def test_prune_dry_run_says_why_and_does_nothing(relight, runs: Path) -> None:
     """Each checkpoint with its fate and reason."""
     answer = relight("prune", "runs/demo", "--keep-last", 1, "--dry-run", "--json")
-    fates = {one["step"]: (one["keep"], one["reason"]) for one in answer.json["checkpoints"]}
+    fates = {checkpoint["step"]: (checkpoint["keep"], checkpoint["reason"]) for checkpoint in answer.json["checkpoints"]}
     assert fates[99] == (False, "not among the last 1")
     assert fates[199][0] is True
     assert "tagged good" in fates[199][1]
@@ -160,16 +162,16 @@ def test_prune_removes_what_it_said(relight, runs: Path) -> None:
 def test_prune_json_tells_what_was_done(relight, runs: Path) -> None:
     """Ids, directories, bytes."""
     gone = ids(runs)[2]
-    found = relight("prune", "runs/demo", *RULES, "--yes", "--json").json
-    assert (found["retired"], found["left"]) == ([gone], [])
-    assert found["deleted"][0].split("-")[1] == gone
-    assert found["bytes_freed"] > 0
+    answer = relight("prune", "runs/demo", *RULES, "--yes", "--json").json
+    assert (answer["retired"], answer["left"]) == ([gone], [])
+    assert answer["deleted"][0].split("-")[1] == gone
+    assert answer["bytes_freed"] > 0
 
 
 def test_prune_by_metric(relight, runs: Path) -> None:
     """The best of a metric stays, in either direction."""
-    found = relight("prune", "runs/demo", "--keep-best", 1, "--mode", "max", "--dry-run", "--json").json
-    assert [one["step"] for one in found["checkpoints"] if one["keep"]] == [99, 199, 299]
+    answer = relight("prune", "runs/demo", "--keep-best", 1, "--mode", "max", "--dry-run", "--json").json
+    assert [checkpoint["step"] for checkpoint in answer["checkpoints"] if checkpoint["keep"]] == [99, 199, 299]
 
 
 def test_prune_without_rules_or_without_anybody_to_ask_is_2(relight, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,8 +203,8 @@ def test_prune_asks_on_a_terminal(runs: Path, typed: str, left: int) -> None:
 def test_prune_keeps_a_good_one_when_the_newest_is_damaged(relight, runs: Path) -> None:
     """The newest that verifies stays, and the reason says so."""
     flip(directory(runs, 3) / PACK)
-    found = relight("prune", "runs/demo", "--keep-last", 1, "--dry-run", "--json").json
-    reasons = {one["step"]: one["reason"] for one in found["checkpoints"] if one["keep"]}
+    answer = relight("prune", "runs/demo", "--keep-last", 1, "--dry-run", "--json").json
+    reasons = {checkpoint["step"]: checkpoint["reason"] for checkpoint in answer["checkpoints"] if checkpoint["keep"]}
     assert "newest verified" in reasons[249]
 
 

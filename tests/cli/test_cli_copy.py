@@ -22,8 +22,8 @@ PACK = "pack-00000-000.safetensors"
 
 def tensors(path: Path, number: int, run: str = "demo") -> dict[str, bytes]:
     """What a checkpoint holds, read and verified."""
-    found = open_run(open_bytes(path), run)
-    opened = found.open(found.history().live[number])
+    result = open_run(open_bytes(path), run)
+    opened = result.open(result.history().live[number])
     part = opened.parts[0]
     held = {index: bytearray(tensor.length) for index, tensor in enumerate(part.tensors)}
     read_tensors(opened, part, {index: Bytes(data) for index, data in held.items()})
@@ -106,7 +106,7 @@ def test_training_at_the_destination_is_not_fenced(relight, runs: Path) -> None:
     attempt.save(request(9))
     assert relight("cp", "runs/demo", "backup/demo", "--force").code == 0
     attempt.save(request(500))
-    assert [one.step for one in open_run(store, "demo").history().live] == [9, 299, 500]
+    assert [checkpoint.step for checkpoint in open_run(store, "demo").history().live] == [9, 299, 500]
     assert open_run(store, "demo").history().live[1].epoch == attempt.epoch
     assert relight("verify", "backup").code == 0
 
@@ -185,8 +185,8 @@ def test_a_missing_or_longer_pack_is_damage(relight, runs: Path) -> None:
     with (directory(runs, 0) / PACK).open("ab") as pack:
         pack.write(b"x")
     (directory(runs, 1) / PACK).unlink()
-    found = relight("cp", "runs/demo", "backup/demo", "--all", "--json")
-    assert [one["id"] for one in found.json["damaged"]] == ids(runs)[:2]
+    answer = relight("cp", "runs/demo", "backup/demo", "--all", "--json")
+    assert [one["id"] for one in answer.json["damaged"]] == ids(runs)[:2]
 
 
 class Full(Disk):
@@ -271,10 +271,10 @@ def test_what_was_pruned_there_is_not_pushed_again(relight, runs: Path) -> None:
     assert relight("push", "runs/demo", "backup/demo").code == 0
     assert relight("prune", "backup/demo", "--keep-last", "1", "--yes").code == 0
     store = open_bytes(runs.parent / "backup")
-    left = [one.step for one in open_run(store, "demo").history().live]
+    left = [checkpoint.step for checkpoint in open_run(store, "demo").history().live]
     assert left and left[-1] == 299 and len(left) < 4
     assert relight("push", "runs/demo", "backup/demo").code == 0
-    assert [one.step for one in open_run(store, "demo").history().live] == left
+    assert [checkpoint.step for checkpoint in open_run(store, "demo").history().live] == left
 
 
 def test_a_copy_does_not_come_behind_a_later_step_that_was_saved_meanwhile(runs: Path) -> None:
@@ -294,9 +294,9 @@ def test_a_copy_does_not_come_behind_a_later_step_that_was_saved_meanwhile(runs:
 
     with pytest.raises(LeaseHeld, match="changed meanwhile"):
         execute_copy(plan, progress=trains)
-    assert saved and [one.step for one in open_run(store, "demo").history().live] == [99, 500]
+    assert saved and [checkpoint.step for checkpoint in open_run(store, "demo").history().live] == [99, 500]
     execute_copy(plan_copy(source, source.history().live[-1:], store, "demo", as_newest=True))
-    assert [one.step for one in open_run(store, "demo").history().live] == [99, 500, 299]
+    assert [checkpoint.step for checkpoint in open_run(store, "demo").history().live] == [99, 500, 299]
 
 
 @pytest.mark.parametrize("step", [99, 299, 400])
@@ -310,10 +310,10 @@ def test_a_copy_into_another_history_is_refused_whatever_its_step(relight, runs:
         assert len(ids(runs)) == 4
     theirs = ids(runs, "other")[0]
     told = relight("cp", "runs/other", "runs/demo", "--force", "--dry-run", "--json")
-    assert told.json["changes"]["only_there"] == [{"id": one, "step": at} for one, at in zip(ids(runs), [99, 199, 249, 299], strict=True)]
+    assert told.json["changes"]["only_there"] == [{"id": id_, "step": at} for id_, at in zip(ids(runs), [99, 199, 249, 299], strict=True)]
     answer = relight("cp", "runs/other", "runs/demo", "--force")
     assert answer.code == 0 and len(ids(runs)) == 5
-    assert all(f"({one}); it stays" in answer.err for one in ids(runs)[:4])
+    assert all(f"({id_}); it stays" in answer.err for id_ in ids(runs)[:4])
     assert f"step 299 ({mine}) → step {step}, a copy of {theirs}" in answer.err
 
 
