@@ -82,11 +82,11 @@ def test_devices_are_a_number_that_can_be(devices: object) -> None:
 
 def test_a_decision_says_its_numbers() -> None:
     """Failures and hours, what is expected of them and how surely, save and restart are in the reason."""
-    found = decide(USUAL, None, WIDE)
+    result = decide(USUAL, None, WIDE)
     for said in ("6 failures in 24 h", "a save takes 2 s", "a restart 2 min", "least is lost", " to "):
-        assert said in found.reason, found.reason
-    assert found.steps == round(found.interval_s / 0.5)
-    assert found.numbers["young_s"] == pytest.approx(found.interval_s, rel=0.02)
+        assert said in result.reason, result.reason
+    assert result.steps == round(result.interval_s / 0.5)
+    assert result.numbers["young_s"] == pytest.approx(result.interval_s, rel=0.02)
 
 
 def test_what_makes_saves_more_frequent_and_what_does_not() -> None:
@@ -138,9 +138,9 @@ def test_bounds_hold_whatever_is_seen() -> None:
             step_s=10 ** pick.uniform(-3, 1), stalls_s=(stall,), durables_s=(stall * 2,), devices=2 ** pick.randint(0, 17),
             failures=pick.randint(0, 50), watched_s=10 ** pick.uniform(0, 7), unsteady=10 ** pick.uniform(-1, 3), risk=10 ** pick.uniform(-3, 3),
         )  # fmt: skip
-        found = decide(seen, None, bounds)
-        assert 30 <= found.interval_s <= 900
-        assert found.steps >= 1
+        result = decide(seen, None, bounds)
+        assert 30 <= result.interval_s <= 900
+        assert result.steps >= 1
     slow = decide(dataclasses.replace(USUAL, durables_s=(2000.0,)), None, bounds)
     assert slow.interval_s == 2000
     assert "until it is durable" in slow.reason
@@ -152,19 +152,19 @@ def test_bounds_hold_whatever_is_seen() -> None:
 
 def test_nothing_known_is_a_decision_too() -> None:
     """Before the first step priors stand in, and the reason calls them guesses."""
-    found = decide(ScheduleInput(), None, IntervalBounds())
-    assert 0 < found.interval_s <= 3600
-    assert found.reason.count("(a guess)") == 2
-    assert found.steps == 1
+    result = decide(ScheduleInput(), None, IntervalBounds())
+    assert 0 < result.interval_s <= 3600
+    assert result.reason.count("(a guess)") == 2
+    assert result.steps == 1
 
 
 def test_a_decision_survives_the_log_and_nonsense_does_not() -> None:
     """What is encoded comes back; what makes no sense is nothing."""
-    found = decide(USUAL, None, WIDE)
-    told = decode(encode(7, found))
+    result = decide(USUAL, None, WIDE)
+    told = decode(encode(7, result))
     assert told is not None
-    assert (told.step, told.reason) == (7, found.reason)
-    assert told.interval_s == pytest.approx(found.interval_s, rel=1e-5)
+    assert (told.step, told.reason) == (7, result.reason)
+    assert told.interval_s == pytest.approx(result.interval_s, rel=1e-5)
     assert told.numbers["failures"] == 6
     for wrong in (
         {},
@@ -185,11 +185,11 @@ def _losses(count: int, seed: int, lives: int) -> tuple[float, float, list[float
     bounds = IntervalBounds(0, 4 * DAY, 0.3)
     ours = best = worst = 0.0
     by_fixed = [0.0] * len(FIXED_S)
-    for one in clusters(count, seed):
-        uptimes = one.lives(lives)
-        mine, known = lost(one, uptimes, adaptive(one, bounds)), lost(one, uptimes, oracle(one))
+    for cluster in clusters(count, seed):
+        uptimes = cluster.lives(lives)
+        mine, known = lost(cluster, uptimes, adaptive(cluster, bounds)), lost(cluster, uptimes, oracle(cluster))
         ours, best, worst = ours + mine / count, best + known / count, max(worst, mine - known)
-        by_fixed = [was + lost(one, uptimes, fixed(one, seconds)) / count for was, seconds in zip(by_fixed, FIXED_S)]
+        by_fixed = [was + lost(cluster, uptimes, fixed(cluster, seconds)) / count for was, seconds in zip(by_fixed, FIXED_S)]
     return ours, best, by_fixed, worst
 
 
