@@ -30,7 +30,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "prediction.md"
 
 def looks_of(samples: Iterable) -> np.ndarray:
     """Of a node's seconds."""
-    rows = np.array([made.SHAPE.row(one) for one in samples], np.float32)
+    rows = np.array([made.SHAPE.row(sample) for sample in samples], np.float32)
     return features_of(SignalHistory(made.SHAPE.columns).signals(rows))
 
 
@@ -87,8 +87,8 @@ def test_at_once_and_one_by_one_are_the_same(learned: DetectorModel, name: str) 
     looks = runs_of(simulate(9, 1), "x")[0].looks[:150]
     one_by_one = learned.detectors[name].fresh()
     risks = [one_by_one.update(FeatureWindow(0.0, row)) for row in looks]
-    np.testing.assert_allclose([one.score for one in risks], learned.detectors[name].follow(looks), atol=1e-5)
-    assert all(one.kind in ACTIONS and 0 <= one.score <= 1 for one in risks)
+    np.testing.assert_allclose([risk.score for risk in risks], learned.detectors[name].follow(looks), atol=1e-5)
+    assert all(risk.kind in ACTIONS and 0 <= risk.score <= 1 for risk in risks)
 
 
 def test_the_network_is_the_same_in_numpy_and_in_torch() -> None:
@@ -164,9 +164,9 @@ def test_evaluation_takes_the_trusted_together(learned: DetectorModel) -> None:
         learned.detectors, {name: Worth(0.5, precision) for name, precision in zip(DETECTORS, (0.1, 0.4, 0.6, float("nan")))}
     )
     assert trusted(model, PRECISION) == ["rules", "forest"]
-    found = evaluate(without_model(), unseen(3, 6, lambda text: None), PRECISION, AlarmCosts())
-    assert [one.detector for one in found] == ["rules", "together"]
-    assert (found[0].alarms, found[0].failures, found[0].days) == (found[1].alarms, found[1].failures, found[1].days)
+    result = evaluate(without_model(), unseen(3, 6, lambda text: None), PRECISION, AlarmCosts())
+    assert [one.detector for one in result] == ["rules", "together"]
+    assert (result[0].alarms, result[0].failures, result[0].days) == (result[1].alarms, result[1].failures, result[1].days)
 
 
 def test_what_is_not_installed_is_said_with_how_to_install_it() -> None:
@@ -202,9 +202,9 @@ def test_windows_reach_back_eight_minutes_and_begin_with_the_usual(learned: Dete
 
 def table(heading: str) -> list[list[str]]:
     """The rows of the table below a heading of the page."""
-    found = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert found
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in found[1].splitlines() if line.startswith("| ")][1:]
+    result = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert result
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in result[1].splitlines() if line.startswith("| ")][1:]
 
 
 def test_the_page_has_the_rules_and_the_actions() -> None:
