@@ -39,8 +39,8 @@ def upload(folder: Path, url: str) -> None:
 def bring(url: str, run: Path) -> dict[str, Any]:
     """By itself, in this process, and read again."""
     import_checkpoint(detect(url), open_bytes(run.parent), run.name)
-    found: dict[str, Any] = relight.load(run)
-    return found
+    result: dict[str, Any] = relight.load(run)
+    return result
 
 
 def test_the_same_comes_of_a_bucket_as_of_a_directory(tmp_path: Path, s3: str) -> None:
@@ -89,8 +89,8 @@ def test_folders_of_frameworks_are_read_in_place(tmp_path: Path, s3: str, monkey
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda *given, **named: pytest.fail("laid down here"))
     for name in ("dcp", "hf", "one.pt"):
         asked.clear()
-        found = bring(f"{s3}/old/{name}", tmp_path / "new" / name.replace(".", "-"))
-        assert all(torch.equal(found["model"][key], one) for key, one in tensors.items()), name
+        result = bring(f"{s3}/old/{name}", tmp_path / "new" / name.replace(".", "-"))
+        assert all(torch.equal(result["model"][key], one) for key, one in tensors.items()), name
         size = sum(one.numel() * one.element_size() for one in tensors.values())
         assert size <= sum(asked) <= size + 12 * BLOCK_BYTES, name
 
@@ -102,8 +102,8 @@ def test_a_tensor_that_does_not_lie_in_order_is_laid_down_and_nothing_else(
     wide = torch.arange(60_000.0).reshape(200, 300)
     torch.save({"model": {"turned": wide.T, "plain": torch.ones(5)}}, tmp_path / "one.pt")
     upload(tmp_path, f"{s3}/old")
-    found = bring(f"{s3}/old/one.pt", tmp_path / "new" / "run")
-    assert torch.equal(found["model"]["turned"], wide.T)
+    result = bring(f"{s3}/old/one.pt", tmp_path / "new" / "run")
+    assert torch.equal(result["model"]["turned"], wide.T)
 
     def full(*given: object, **named: object) -> object:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -122,7 +122,7 @@ def test_what_changes_while_it_is_read_does_not_come_in(how: str, tmp_path: Path
         torch.save({"w": one}, tmp_path / f"{number}.pt")
     store = open_bytes(f"{s3}/old")
     put(store, "one.pt", (tmp_path / "0.pt").read_bytes())
-    found = detect(f"{s3}/old/one.pt")
+    result = detect(f"{s3}/old/one.pt")
 
     def change() -> None:
         store.delete("one.pt")
@@ -130,12 +130,12 @@ def test_what_changes_while_it_is_read_does_not_come_in(how: str, tmp_path: Path
             put(store, "one.pt", (tmp_path / "1.pt").read_bytes())
 
     if how == "replaced at its end":
-        unchanged = found.files.check_unchanged
-        found.files.check_unchanged = lambda: (change(), unchanged())  # type: ignore[method-assign, assignment, return-value]
+        unchanged = result.files.check_unchanged
+        result.files.check_unchanged = lambda: (change(), unchanged())  # type: ignore[method-assign, assignment, return-value]
     else:
         change()
     with pytest.raises(CorruptCheckpoint, match="while it was read"):
-        import_checkpoint(found, open_bytes(tmp_path / "new"), "run")
+        import_checkpoint(result, open_bytes(tmp_path / "new"), "run")
     assert not list((tmp_path / "new").glob("run/*-e*"))
 
 
@@ -155,8 +155,8 @@ def test_a_bucket_is_walked_as_a_directory(tmp_path: Path, s3: str) -> None:
     assert [name for name, _ in plan.unreadable] == ["bad/ckpt_3.pt"]
     assert execute_migration(plan, jobs=1).brought[0]["run"] == "first"
     assert [one.name for one in plan_migration(f"{s3}/old", f"{s3}/old/new").there] == ["first/ckpt_0.pt"]
-    found = relight.load(f"{s3}/old/new/first")
-    assert torch.equal(found["model"]["w"], state(0)["model"]["w"])
+    result = relight.load(f"{s3}/old/new/first")
+    assert torch.equal(result["model"]["w"], state(0)["model"]["w"])
     console.put_object(Bucket=s3.removeprefix("s3://"), Key="old//odd.pt", Body=b"")
     with pytest.raises(StoreUnavailable, match="old//odd.pt"):  # a name that no path can have
         plan_migration(f"{s3}/old", f"{s3}/old/new")
@@ -172,8 +172,8 @@ def test_the_commands_take_urls(s3: str, tmp_path: Path) -> None:
 
     done = relight_("import", f"{s3}/old/one.pt", str(tmp_path / "new" / "run"), "--json")
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert (said["path"], said["step"], said["tensors"], said["there"]) == (f"{s3}/old/one.pt", 4, 1, False)
+    result = json.loads(done.stdout)
+    assert (result["path"], result["step"], result["tensors"], result["there"]) == (f"{s3}/old/one.pt", 4, 1, False)
     done = relight_("migrate", f"{s3}/none", str(tmp_path / "other"), "--dry-run")
     assert done.returncode and f"there is nothing here [{s3}/none]" in done.stderr
 

@@ -35,7 +35,7 @@ def migrate(tmp_path: Path, *, check: float = 0.1, **more: Any) -> MigrateReport
 
 def live(tmp_path: Path, run: str) -> list[int]:
     """Steps of a run at the destination."""
-    return [one.step for one in Run(open_bytes(tmp_path / "new"), run).history().live]
+    return [checkpoint.step for checkpoint in Run(open_bytes(tmp_path / "new"), run).history().live]
 
 
 def test_all_arrive_once_in_order_and_a_second_time_nothing_is_done(tmp_path: Path) -> None:
