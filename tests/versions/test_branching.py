@@ -46,13 +46,13 @@ def run_at(url: Path) -> Run:
 
 def steps_of(run: Run) -> list[tuple[int, str]]:
     """Step and home of what is live."""
-    return [(one.step, one.body.home) for one in run.history().live]
+    return [(checkpoint.step, checkpoint.body.home) for checkpoint in run.history().live]
 
 
 def sound(run: Run) -> bool:
     """Whether all that is live is as it was committed."""
     view = run.view()
-    return not any(verify_checkpoint(run.store, view, one) for one in fold(view).live)
+    return not any(verify_checkpoint(run.store, view, checkpoint) for checkpoint in fold(view).live)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_giving_up_is_safe_wherever_it_ends(base: Path) -> None:
         except Killed:
             pass
         assert sound(run_at(base.parent / name))
-        has = [one for one in run_at(base.parent / name).history().live if one.body.home]
+        has = [checkpoint for checkpoint in run_at(base.parent / name).history().live if checkpoint.body.home]
         assert not has or f"{PREFIX}{name}" in run.history().tags
         store.left = -1
         execute(plan_prune(store, name, relight.keep(last=1)), store)
@@ -302,6 +302,6 @@ def test_in_an_encrypted_store(tmp_path: Path) -> None:
     with relight.Checkpointer(tmp_path / "s" / "other", weights=weights, save=relight.every(steps=1), **options) as ckpt:
         assert ckpt.restore() == 1 and float(weights[0]) == 1.0
         ckpt.step(1)
-    assert [one.step for one in relight.open(tmp_path / "s" / "other", **options).checkpoints()] == [0, 1]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "s" / "other", **options).checkpoints()] == [0, 1]
     with pytest.raises(WrongKey):
         relight.open(tmp_path / "s" / "other").checkpoints()

@@ -43,7 +43,7 @@ def nodes(*edges: tuple[str, str]) -> list[Node]:
             id=name, step=100 - number, dir="d", root="", root_bytes=1, parents=[], reason="", metrics={}, logical_bytes=0, stored_bytes=0,
             new_bytes=0, requires=[],
         )  # fmt: skip
-        made.append(Node(Checkpoint(number, "", 1, body), "r", parents=[(one.lower(), one.isupper()) for one in parents]))
+        made.append(Node(Checkpoint(number, "", 1, body), "r", parents=[(parent.lower(), parent.isupper()) for parent in parents]))
     return made
 
 
