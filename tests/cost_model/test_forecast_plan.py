@@ -1,4 +1,4 @@
-"""Plans and presets: bytes, times and choices that follow from what was given, and each preset's settings in a real training."""
+"""Plans and presets: bytes, times and choices from given inputs, and each preset's settings in a real training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relight.supervise.settings import read_settings
 
 
 def ask(model: str = "70B", **changes: object) -> Question:
-    """About a model on 512 GPUs, with changes."""
+    """Return questions about a model on 512 GPUs, with changes."""
     given: dict = {
         "size": size_of(from_count(model)),
         "layout": ParallelLayout(512),
@@ -31,7 +31,7 @@ def ask(model: str = "70B", **changes: object) -> Question:
 
 
 def test_the_optimum_of_a_plan_is_its_best_interval() -> None:
-    """No other interval of the nearest level, at the same multiples, loses less; and the store alone loses more."""
+    """No other interval of the nearest level with the same multiples loses less, and the store alone loses more."""
     for model, gpus in (("8B", 64), ("70B", 512), ("405B", 16384), ("1T", 16384)):
         result = plan(ask(model, layout=ParallelLayout(gpus), belief=prior(gpus)))
         base = result.best.levels[0].interval_s
@@ -43,7 +43,8 @@ def test_the_optimum_of_a_plan_is_its_best_interval() -> None:
 
 
 def test_times_follow_from_bytes_and_paces() -> None:
-    """A stall is a GPU's share by the copy's pace; a save is durable when store and link have taken it; given numbers are told as given."""
+    """A stall is a GPU's share by the copy's pace; a save is durable when store and link have taken it; given numbers
+    are marked as given."""
     result = plan(ask(paces={"copy": 10e9, "store_write": 10e9, "store_read": 5e9}, start_s=100.0))
     share = 980e9 / 512
     assert result.levels[0].costs.stall_s == pytest.approx(share / 10e9)
@@ -54,7 +55,8 @@ def test_times_follow_from_bytes_and_paces() -> None:
 
 
 def test_what_is_not_sharded_is_read_by_every_replica() -> None:
-    """With ZeRO 1 every group of tensor and pipeline ranks reads the weights again; with FSDP all together read one checkpoint."""
+    """With ZeRO 1 every group of tensor and pipeline ranks reads the weights again; with FSDP all together read one
+    checkpoint."""
     size = size_of(from_count("70B"))
     assert plan(ask()).load_bytes == pytest.approx(size.bytes)
     weights = size.parts["weights"]
@@ -64,7 +66,7 @@ def test_what_is_not_sharded_is_read_by_every_replica() -> None:
 
 
 def test_measured_times_stand_as_they_were_measured() -> None:
-    """Also where they are not in proportion to bytes; their source is told."""
+    """Measured costs are used, also if they are not proportional to bytes. The plan names their source."""
     measured = {"stall": MeasuredTime(0.1, 0.0, "bench"), "durable": MeasuredTime(1, 1e-9, "bench"), "load": MeasuredTime(0, 2e-9, "bench")}
     result = plan(ask("1B", layout=ParallelLayout(1, 1), measured=measured, levels=("memory", "store")))
     assert result.levels[0].costs.stall_s == 0.1
@@ -74,7 +76,7 @@ def test_measured_times_stand_as_they_were_measured() -> None:
 
 
 def test_lines_through_what_was_measured() -> None:
-    """Two sizes make a line, one goes through nothing, and neither part is below zero."""
+    """Two sizes give a line, one size a line through zero. Neither coefficient is negative."""
     line = fit([(1e9, 1.5), (2e9, 2.5)], "x")
     assert line.seconds(4e9) == pytest.approx(4.5)
     assert fit([(1e9, 2.0)], "x").seconds(5e8) == pytest.approx(1.0)
@@ -85,7 +87,8 @@ def test_lines_through_what_was_measured() -> None:
 
 
 def test_costs_and_memory() -> None:
-    """Two snapshots a node, as much again where peers hold it; months cost what the prices make of lost time and kept bytes."""
+    """Two snapshots a node, as much again where peers hold it; months cost what the prices make of lost time and kept
+    bytes."""
     result = plan(ask(gpu_hour=2.0, store_tb_month=20.0))
     assert result.host_bytes == pytest.approx(2 * 2 * 980e9 / 64)
     assert result.month["storage"] == pytest.approx(4 * 0.98 * 20)
@@ -94,7 +97,7 @@ def test_costs_and_memory() -> None:
 
 
 def test_a_question_that_makes_no_sense_is_refused() -> None:
-    """GPUs that cannot be parted, levels that there are not, or none that lasts."""
+    """Indivisible numbers of GPUs, unknown levels and plans without a persistent level are refused."""
     for wrong in ({"gpus": 10, "tensor": 4}, {"gpus": 0}, {"gpus": 8, "zero": 4}):
         with pytest.raises(ConfigError):
             ParallelLayout(**wrong)
@@ -105,16 +108,17 @@ def test_a_question_that_makes_no_sense_is_refused() -> None:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_each_preset_is_a_file_that_both_readers_take(name: str, tmp_path: Path) -> None:
-    """TOML whose tables validate, whose values are those of its lines, and whose comments fit; bounds hold together."""
+    """The TOML validates, its values equal those of the plan's lines, its comments fit, and its bounds are
+    consistent."""
     result = preset(name)
-    told = tomllib.loads(result.toml())
-    defaults = defaults_of(told["checkpoint"], "a preset")
+    values = tomllib.loads(result.toml())
+    defaults = defaults_of(values["checkpoint"], "a preset")
     assert defaults.save is not None
     assert defaults.keep is not None
     (tmp_path / "relight.toml").write_text(result.toml())
-    assert read_settings(tmp_path / "relight.toml").start.spares is told["supervise"]["spares"]
+    assert read_settings(tmp_path / "relight.toml").start.spares is values["supervise"]["spares"]
     for line in result.lines:
-        table = told
+        table = values
         for part in line.table.split("."):
             table = table[part]
         assert table[line.key] == (list(line.value) if isinstance(line.value, tuple) else line.value)
@@ -122,7 +126,8 @@ def test_each_preset_is_a_file_that_both_readers_take(name: str, tmp_path: Path)
 
 
 def test_presets_differ_by_their_numbers() -> None:
-    """More GPUs save more often; few resources mean a limit; what lasts keeps months; peers where they are worth it."""
+    """More GPUs save more often, few resources set a limit, persistent levels keep months, and peers are used if they
+    pay."""
     most = {name: float(next(line.value for line in preset(name).lines if line.key == "at_most")[:-1]) for name in SCENARIOS}  # type: ignore[index]
     assert most["small"] > most["medium"] > most["large"] > most["large-model"]
     assert most["high-performance"] < most["large"]
@@ -147,13 +152,13 @@ def test_a_preset_keeps_its_own_limits_and_no_failure_takes_a_day() -> None:
 
 
 def test_enterprise_has_what_an_enterprise_asks_for() -> None:
-    """Encryption, signing, audit, alerts, a further tier and peers, with what has to be done first."""
+    """The production preset has encryption, signing, audit, alerts, a further tier and peers, with the preparations."""
     result = preset("enterprise", copies="s3://ours/runs", keys="/keys")
     values = {f"{line.table}.{line.key}": line.value for line in result.lines}
     assert values["environment.key"] == "file:/keys/store.key" and values["environment.sign"] == "ed25519:file:/keys/signing.key"
     assert values["checkpoint.tiers.cold.url"] == "s3://ours/runs" and values["environment.audit"] == "s3://ours/runs-audit"
     assert values["checkpoint.peers.copies"] == 1 and values["alerts.to"]
-    assert any("relight keys new" in one for one in result.first) and "RELIGHT_SETTINGS" in result.toml()
+    assert any("relight keys new" in step for step in result.first) and "RELIGHT_SETTINGS" in result.toml()
 
 
 TRAINING = """
@@ -174,7 +179,7 @@ with relight.Checkpointer("runs/demo", model=model, optimizer=optimizer, backgro
 def test_each_preset_trains_and_resumes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A real script beside the file: it takes the schedule and the retention from it, says so in its log, and goes on where it ended."""
+    """A real script next to the file uses its schedule and retention, logs this, and resumes from its end."""
     import sys
 
     from relight import open as open_store
@@ -185,8 +190,8 @@ def test_each_preset_trains_and_resumes(
     write_signing_key(str(tmp_path / "signing.key"))
     (tmp_path / "relight.toml").write_text(preset(name, copies=str(tmp_path / "copies"), keys=str(tmp_path)).toml())
     monkeypatch.setenv("RELIGHT_SETTINGS", str(tmp_path / "relight.toml"))
-    heard: list[Event] = []
-    undo = subscribe(heard.append)
+    events: list[Event] = []
+    undo = subscribe(events.append)
     try:
         for steps in (3, 6):
             monkeypatch.setattr(sys, "argv", ["train.py", str(steps)])
@@ -194,7 +199,7 @@ def test_each_preset_trains_and_resumes(
     finally:
         undo()
     assert [checkpoint.step for checkpoint in open_store("runs").checkpoints("demo")] == [2, 5]
-    assert any("save" in one.fields["names"] and "keep" in one.fields["names"] for one in heard if one.name == "settings.read")
-    changed = [one for one in heard if one.name == "schedule.changed"]
-    assert [one.fields["step"] for one in changed] == [0, 3]
+    assert any("save" in event.fields["names"] and "keep" in event.fields["names"] for event in events if event.name == "settings.read")
+    changed = [event for event in events if event.name == "schedule.changed"]
+    assert [event.fields["step"] for event in changed] == [0, 3]
     assert "failure" in changed[0].fields["reason"]
