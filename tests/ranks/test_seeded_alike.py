@@ -31,16 +31,16 @@ def test_ranks_that_share_a_layer_go_on_alike(tmp_path: Path, writer: str) -> No
     generators stay different."""
     seen: dict[str, list[float]] = {"torch": [], "mine": [], "python": []}
     for number, (world, alike) in enumerate([(2, 2), (4, 2), (2, 1), (4, 2), (1, 1), (2, 2)]):
-        told = drawn(tmp_path, world, alike, writer)
-        assert [one["start"] for one in told] == [number] * world
+        reports = drawn(tmp_path, world, alike, writer)
+        assert [report["start"] for report in reports] == [number] * world
         for name in ("torch", "mine"):
-            groups = [{one[name] for one in told[at : at + alike]} for at in range(0, world, alike)]
-            assert all(len(group) == 1 for group in groups) and len(set.union(*groups)) == len(groups), (number, name, told)
+            groups = [{report[name] for report in reports[first : first + alike]} for first in range(0, world, alike)]
+            assert all(len(group) == 1 for group in groups) and len(set.union(*groups)) == len(groups), (number, name, reports)
             seen[name] += [next(iter(group)) for group in groups]
-        assert len({one["python"] for one in told}) == world
-        seen["python"] += [one["python"] for one in told]
+        assert len({report["python"] for report in reports}) == world
+        seen["python"] += [report["python"] for report in reports]
     for name, numbers in seen.items():
-        assert len(set(numbers)) == len(numbers), f"{name}: nobody draws what was drawn before"
+        assert len(set(numbers)) == len(numbers), f"{name}: no number is drawn twice"
 
 
 def test_who_was_there_goes_on_and_who_was_not_begins_anew() -> None:
