@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, held against numpy; and what is read for it."""
+"""Differences between two checkpoints, compared with numpy, and the bytes that are read for them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from relight.versions.numbers import compare
 
 
 def saved(url: Path, step: int = 1, **state: Any) -> Opened:
-    """As a checkpoint of its own."""
+    """Save the values as a checkpoint of a new run."""
     relight.save(url, state, step=step)
     return opened(url)
 
 
 def opened(url: Path) -> Opened:
-    """The newest of a run."""
+    """Open the newest checkpoint of a run."""
     run = Run(open_bytes(url.parent), url.name)
     return run.open(run.history().live[-1])
 
 
 def expected(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
-    """The same, the plain way."""
+    """Compute the same numbers with numpy."""
     x, y = a.astype("f8").ravel(), b.astype("f8").ravel()
     apart = y - x
     return {
@@ -49,7 +49,7 @@ def expected(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
 @pytest.mark.parametrize("elements", [1, 7, 32 << 10, 100_001])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64", "int8", "uint8"])
 def test_the_numbers_are_numpys(dtype: str, elements: int) -> None:
-    """Of every usual dtype, across blocks."""
+    """Numbers are right for every usual dtype, across blocks."""
     rng = np.random.default_rng(elements)
     a = (rng.normal(size=elements) * 20 + 40).astype(dtype)
     b = a.copy()
@@ -79,7 +79,7 @@ def test_what_is_no_number_is_counted_and_harms_no_sum() -> None:
 
 
 def both_ways(a: np.ndarray, b: np.ndarray) -> None:
-    """``compare`` beside numpy."""
+    """Check ``compare`` against numpy."""
     result = compare(memoryview(a.tobytes()), str(a.dtype), memoryview(b.tobytes()), str(b.dtype)).to_dict()
     for name, value in expected(a, b).items():
         assert result[name] == pytest.approx(value, rel=1e-12, abs=1e-14), name
@@ -87,7 +87,7 @@ def both_ways(a: np.ndarray, b: np.ndarray) -> None:
 
 @pytest.mark.parametrize("factor", [1.0001, -1.0, 3.9, 4.1, 1e-3, 1e9, 0.0])
 def test_lengths_and_angles_far_apart_lose_no_digit(factor: float) -> None:
-    """A product that is had from three sums is right to the last digits, and where it would not be it is worked out."""
+    """A product that is derived from three sums is exact to the last digits. Otherwise it is computed directly."""
     rng = np.random.default_rng(1)
     a = rng.normal(size=70_001)
     b = a * factor
@@ -116,7 +116,7 @@ def test_zeros_of_two_signs_are_equal() -> None:
 
 
 def test_a_number_that_is_none_costs_its_own_place_alone() -> None:
-    """One NaN and one infinity in a block, others in none: the sums are those of all the rest."""
+    """With a NaN and an infinity in one block the sums are those of all other elements."""
     rng = np.random.default_rng(3)
     a = rng.normal(size=100_000)
     b = a + rng.normal(size=a.size)
@@ -126,18 +126,18 @@ def test_a_number_that_is_none_costs_its_own_place_alone() -> None:
     a[5], b[40_000], a[40_001], b[40_001] = np.nan, -np.inf, np.inf, np.inf
     result = compare(memoryview(a.tobytes()), "float64", memoryview(b.tobytes()), "float64")
     assert (result.odd_a, result.odd_b, result.finite, result.changed) == (2, 2, a.size - 3, want.pop("changed") + 2)
-    said = result.to_dict()
-    assert {name: said[name] for name in want} == pytest.approx(want, rel=1e-12)
+    values = result.to_dict()
+    assert {name: values[name] for name in want} == pytest.approx(want, rel=1e-12)
 
 
 def test_of_complex_and_real_numbers_all_are_changed() -> None:
-    """They have no difference that is a number."""
+    """Such tensors have no numeric difference."""
     result = compare(memoryview(np.ones(10, "c8").tobytes()), "complex64", memoryview(np.ones(10, "f4").tobytes()), "float32")
     assert (result.elements, result.changed) == (20, 20)
 
 
 def test_nothing_is_read_of_what_is_the_same(tmp_path: Path) -> None:
-    """Two saves of one state: chunks' hashes say so, and no pack is opened."""
+    """For two saves of one state equal chunk hashes suffice, and no pack is opened."""
     state = {"model": torch.nn.Linear(64, 64), "big": torch.arange(1_000_000.0)}
     a = saved(tmp_path / "s" / "a", **state)
     saved(tmp_path / "s" / "b", **state)
@@ -205,7 +205,7 @@ def test_changes_by_layer(tmp_path: Path) -> None:
 
 
 def test_damage_is_said_not_compared(tmp_path: Path) -> None:
-    """A flipped bit in what is read."""
+    """A flipped bit in the read bytes raises an error."""
     a = saved(tmp_path / "a" / "run", weights=torch.zeros(100_000))
     b = saved(tmp_path / "b" / "run", weights=torch.ones(100_000))
     (pack,) = (tmp_path / "b" / "run").glob("*-e1/*.safetensors")
