@@ -1,9 +1,8 @@
-"""A watch over every test: no secret that it had may be found in a file, an event, an error, a command line, the log or what was printed,
-by it or by a process that it started.
+"""Check every test: none of its secrets may be in a file, an event, an error, a command line, the log or the output.
 
-Secrets are those that this process makes (``Secret``), the keys in key files that the test leaves, whoever wrote them, and what variables
-of the environment hold whose names say so (``TOKEN``, ``SECRET``, ``PASSWORD``, ``PASSPHRASE``), of this process or one that
-it started.
+This includes processes that the test started. Secrets are the ``Secret`` objects of this process, the keys in the key files that
+the test leaves, and the values of environment variables with ``TOKEN``, ``SECRET``, ``PASSWORD`` or ``PASSPHRASE`` in their
+names, of this process or one that it started.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from relight.keys.signing import PRIVATE
 from relight.observe import subscribe
 
 LONG = 16
-"""Shorter ones would be found by accident."""
+"""Least bytes of a secret. Shorter ones would match by accident."""
 KEY_FILE_BYTES_MAX, PIECE_BYTES = 256, 1 << 20
 SAYS_SO = re.compile(r"TOKEN|SECRET|PASSWORD|PASSPHRASE")
 HEADS = (HEAD.encode(), PRIVATE.encode())
@@ -35,7 +34,7 @@ HEADS = (HEAD.encode(), PRIVATE.encode())
 
 @dataclass
 class Watched:
-    """Of one test."""
+    """The secrets and the output of one test."""
 
     secrets: set[bytes] = field(default_factory=set)
     said: list[str] = field(default_factory=list)
@@ -46,17 +45,17 @@ NOTED = pytest.StashKey[Watched]()
 
 
 def forms(secret: bytes) -> set[bytes]:
-    """As it may be found: itself, in hexadecimal, in base 64, as Python shows bytes."""
+    """Return the forms in which a secret may appear: raw, hexadecimal, base 64, and as Python shows bytes."""
     return {secret, secret.hex().encode(), base64.b64encode(secret), repr(secret)[2:-1].encode()}
 
 
 @pytest.fixture(autouse=True)
 def noted_secrets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every secret, error, event and command line of the test; ``leaks`` looks through them when it has ended."""
+    """Collect every secret, error, event and command line of the test. ``leaks`` searches them after the test."""
     watched = request.node.stash[NOTED] = Watched()
     if "tmp_path" in request.fixturenames:
         watched.folder = request.getfixturevalue("tmp_path")
-    make, fail, start, hear = Secret.__init__, RelightError.__init__, subprocess.Popen.__init__, subprocess.Popen.communicate
+    make, fail, start, communicate = Secret.__init__, RelightError.__init__, subprocess.Popen.__init__, subprocess.Popen.communicate
 
     def note(value: bytes) -> None:
         if len(value) >= LONG and len(set(value)) > 4:
@@ -65,7 +64,7 @@ def noted_secrets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     outside = dict(os.environ)
 
     def note_settings(environment: Mapping[Any, Any]) -> None:
-        """But for those of whoever runs the tests."""
+        """Collect secrets from settings, except those of the user who runs the tests."""
         for name, value in environment.items():
             if SAYS_SO.search(os.fsdecode(name).upper()) and outside.get(os.fsdecode(name)) != os.fsdecode(value):
                 note(os.fsencode(value))
@@ -74,7 +73,7 @@ def noted_secrets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         make(self, value)
         note(value)
 
-    def told(self: RelightError, *args: Any, **options: Any) -> None:
+    def failed(self: RelightError, *args: Any, **options: Any) -> None:
         fail(self, *args, **options)
         watched.said.append(f"{self!r} {self}")
 
@@ -83,15 +82,15 @@ def noted_secrets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         note_settings(options.get("env") or {})
         start(self, args, *more, **options)
 
-    def heard(self: subprocess.Popen[Any], *given: Any, **options: Any) -> tuple[Any, Any]:
-        told = hear(self, *given, **options)
-        watched.said += [one if isinstance(one, str) else one.decode(errors="replace") for one in told if one]
-        return told
+    def communicated(self: subprocess.Popen[Any], *given: Any, **options: Any) -> tuple[Any, Any]:
+        outputs = communicate(self, *given, **options)
+        watched.said += [text if isinstance(text, str) else text.decode(errors="replace") for text in outputs if text]
+        return outputs
 
     monkeypatch.setattr(Secret, "__init__", noted)
-    monkeypatch.setattr(RelightError, "__init__", told)
+    monkeypatch.setattr(RelightError, "__init__", failed)
     monkeypatch.setattr(subprocess.Popen, "__init__", started)
-    monkeypatch.setattr(subprocess.Popen, "communicate", heard)
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicated)
     undo = subscribe(lambda event: watched.said.append(repr(event)))
     yield
     undo()
@@ -99,23 +98,23 @@ def noted_secrets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 
 def leaks(watched: Watched, printed: Iterable[tuple[str, str]]) -> list[str]:
-    """Where secrets of the test are; ``printed`` is what was caught of its output and logs, by name."""
+    """Return the places with secrets of the test. ``printed``: its captured output and logs, by name."""
     files = list(_files(watched.folder)) if watched.folder is not None else []
     secrets = watched.secrets | {secret for path in files if (secret := _key_in(path))}
     if not secrets:
         return []
-    looked_for = set().union(*map(forms, secrets))
+    searched = set().union(*map(forms, secrets))
     texts = {"errors, events and command lines": "\n".join(watched.said).encode(errors="replace")}
     texts |= {name: text.encode(errors="replace") for name, text in printed}
-    found = [where for where, data in texts.items() if any(one in data for one in looked_for)]
+    places = [where for where, data in texts.items() if any(form in data for form in searched)]
     for path in files:
-        if not _is_kept(path, secrets) and _holds(path, looked_for):
-            found.append(str(path))
-    return found
+        if not _is_kept(path, secrets) and _holds(path, searched):
+            places.append(str(path))
+    return places
 
 
 def _is_kept(path: Path, secrets: set[bytes]) -> bool:
-    """Whether it is a file of a secret: there it is, and belongs."""
+    """Return whether ``path`` is a key file, where a secret belongs."""
     if path.stat().st_size > KEY_FILE_BYTES_MAX:
         return False
     data = path.read_bytes()
@@ -123,22 +122,25 @@ def _is_kept(path: Path, secrets: set[bytes]) -> bool:
 
 
 def _holds(path: Path, looked_for: set[bytes]) -> bool:
-    """Whether one of them is in it. Of any length: holes are stepped over, and no more than a piece is in memory."""
+    """Return whether the file contains one of ``looked_for``.
+
+    Holes are skipped, and one piece is in memory at a time.
+    """
     overlap, tail = max(map(len, looked_for)), b""
     with open(path, "rb", buffering=0) as file:
-        at = 0
+        offset = 0
         while True:
             try:
-                begin = os.lseek(file.fileno(), at, os.SEEK_DATA)
+                begin = os.lseek(file.fileno(), offset, os.SEEK_DATA)
             except OSError:
                 return False  # nothing but a hole, or the end
-            tail = b"" if begin != at else tail
+            tail = b"" if begin != offset else tail
             data = tail + os.pread(file.fileno(), PIECE_BYTES, begin)
-            if any(one in data for one in looked_for):
+            if any(form in data for form in looked_for):
                 return True
             if len(data) == len(tail):
                 return False
-            at, tail = begin + len(data) - len(tail), data[-overlap:]
+            offset, tail = begin + len(data) - len(tail), data[-overlap:]
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -151,7 +153,7 @@ def _key_in(path: Path) -> bytes | None:
     if path.stat().st_size > KEY_FILE_BYTES_MAX:
         return None
     data = path.read_bytes()
-    head = next((one for one in HEADS if data.startswith(one)), None)
+    head = next((known for known in HEADS if data.startswith(known)), None)
     if head is None:
         return None
     try:

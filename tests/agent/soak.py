@@ -53,8 +53,8 @@ def soak(folder: Path, saves: int, *, width: int = 128, say: bool = False) -> di
     ckpt.close()
     quarter = max(1, len(samples) // 4)
     growth = {
-        key: statistics.median(one[key] for one in samples[-quarter:])
-        - statistics.median(one[key] for one in samples[quarter : 2 * quarter])
+        key: statistics.median(sample[key] for sample in samples[-quarter:])
+        - statistics.median(sample[key] for sample in samples[quarter : 2 * quarter])
         for key in samples[0]
         if key != "step"
     }
@@ -86,11 +86,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = soak(Path(folder), options.saves, say=True)
+        result = soak(Path(folder), options.saves, say=True)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(f"{found['saves']} saves in {found['seconds']} s; growth from the second quarter to the last: {found['growth']}")
-    told = faults(found)
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"{result['saves']} saves in {result['seconds']} s; growth from the second quarter to the last: {result['growth']}")
+    told = faults(result)
     print("; ".join(told) or "flat")
     sys.exit(bool(told))
 

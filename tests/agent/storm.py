@@ -7,7 +7,7 @@ every other trial the trainer itself sends it, at a certain point of a certain s
 
 - the trainer alone was killed: every save that was sealed is a checkpoint once the agent has ended;
 - the agent was killed: training goes on, with another agent, and a later save becomes durable;
-- always: what was told to be durable is a checkpoint; every checkpoint verifies, and holds its own step's values in every element;
+- always: a save that was reported as durable is a checkpoint; every checkpoint verifies, and holds its own step's values in every element;
   the next trainer resumes from the newest; in the end there is no agent, and nothing in the store but what was committed.
 """
 
@@ -54,12 +54,12 @@ PHASES: dict[str, tuple[type, str, bool, bool]] = {
     "agent told": (Agent, "save", True, True),
     "trainer told": (Background, "_finished", False, True),
 }
-"""Class and method, whether the kill comes behind it or in front of it, and whether the save is sealed by then."""
+"""Class and method, whether the kill comes after it (else before it), and whether the save is sealed by then."""
 FOLLOWED_WIDTH = 1500
 
 
 def state(step: int, width: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A model and an optimizer with moments, all of one number."""
+    """Return a model and an optimizer with moments, with one number in all elements."""
     model = torch.nn.Linear(width, width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
     for parameter in model.parameters():
@@ -70,7 +70,7 @@ def state(step: int, width: int) -> tuple[torch.nn.Module, torch.optim.Optimizer
 
 
 def fill(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Let every element be the step's number, as an optimizer would: in place, behind the hook."""
+    """Set every element to the step's number, as an optimizer would: in place, after the hook."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(step)
@@ -79,8 +79,10 @@ def fill(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) ->
 
 
 def arm(phase: str, victim: str, saves: int, promises: Promises, first: int) -> None:
-    """Have this process kill ``victim`` at that point of its ``saves``-th save; the first is of step ``first``. Training may be a step further
-    by then: what was sealed is that save."""
+    """Let this process kill ``victim`` at that point of its ``saves``-th save. The first save is of step ``first``.
+
+    Training may be one step further by then, but the sealed save is that one.
+    """
     kind, name, behind, sealed = PHASES[phase]
     usual = getattr(kind, name)
     calls = saves * 15 if name == "help" else saves
@@ -90,10 +92,10 @@ def arm(phase: str, victim: str, saves: int, promises: Promises, first: int) -> 
         left[0] -= 1
         if left[0] == 0 and not behind:
             kill()
-        found = usual(self, *args)
+        result = usual(self, *args)
         if left[0] == 0 and behind:
             kill()
-        return found
+        return result
 
     def kill() -> None:
         if sealed:
@@ -109,7 +111,7 @@ def arm(phase: str, victim: str, saves: int, promises: Promises, first: int) -> 
 
 
 class Promises:
-    """Shared memory: the newest step that was sealed, that was durable, that was begun; what was durable at the kill."""
+    """Shared memory with the newest sealed, durable and begun steps, and the durable step at the kill."""
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, 4096)
@@ -123,19 +125,20 @@ class Promises:
 
 
 def trainer(run: str, promises: Promises, width: int, budget_s: float, ambush: tuple[str, str, int] | None) -> None:
-    """Save until killed, or until the time is over. ``ambush``: phase, victim, which save."""
+    """Save until killed or out of time. ``ambush``: phase, victim, number of the save."""
     torch.set_num_threads(1)
     model, optimizer = state(0, width)
     ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, keep=relight.keep(last=3), signals=False)
     step = ckpt.restore()
     if step:
         weight = model.weight.detach()
-        assert float(weight.min()) == float(weight.max()) == step - 1, "the state restored is not one step's"
+        assert float(weight.min()) == float(weight.max()) == step - 1, "the restored state mixes steps"
     if ambush is not None:
         arm(*ambush, promises, step)
-    ends = time.monotonic() + budget_s  # not from the start on, which takes seconds on a busy machine: the kill waits for the first save
+    # counted from here: the start takes seconds on a busy machine, and the kill waits for the first save
+    ends = time.monotonic() + budget_s
     while time.monotonic() < ends:
-        optimizer.step()  # the hook: what is being copied is finished first; the gradients are zeros
+        optimizer.step()  # its hook finishes the current copy first; the gradients are zeros
         fill(model, optimizer, step)
         save = ckpt.save(step, block=False)
         with contextlib.suppress(relight.RelightError):
@@ -146,7 +149,7 @@ def trainer(run: str, promises: Promises, width: int, budget_s: float, ambush: t
                 promises.put(1, step)
         promises.put(2, step)
         step += 1
-    for _ in range(3):  # on a busy machine the kill may fall into this one: its handle says so
+    for _ in range(3):  # on a busy machine the kill may hit this save; its handle then has an error
         ckpt.barrier()
         fill(model, optimizer, step)
         if ckpt.save(step).done:
@@ -178,7 +181,7 @@ def agents_of(pid: int) -> list[psutil.Process]:
 
 
 def settle(store: str, run: str) -> bool:
-    """Wait until the run's agent has written what it has; whether that came to an end."""
+    """Wait until the run's agent has written all its saves. Return whether it did in time."""
     agent = reach(store, run)
     if agent is None:
         return True
@@ -188,21 +191,21 @@ def settle(store: str, run: str) -> bool:
         agent.bye()
         return True
     except relight.RelightError:
-        return True  # it died meanwhile: nothing is being written any more
+        return True  # it died meanwhile, so nothing is being written
     finally:
         agent.close()
 
 
 def check(url: str, run: str, promises: Promises, victim: str) -> list[str]:
-    """What does not hold."""
+    """Return the violations."""
     wrong: list[str] = []
     sealed, durable, *_ = promises.get()
     there: dict[int, str] = {}
     with contextlib.suppress(relight.CheckpointNotFound):
-        there = {one.step: one.id for one in relight.open(f"{url}/{run}").checkpoints()}
+        there = {checkpoint.step: checkpoint.id for checkpoint in relight.open(f"{url}/{run}").checkpoints()}
     newest = max(there, default=-1)
     if durable > newest:
-        wrong.append(f"step {durable} was told to be durable, the newest checkpoint is step {newest}")
+        wrong.append(f"step {durable} was reported as durable, the newest checkpoint is step {newest}")
     if victim == "trainer" and sealed > newest:
         wrong.append(f"step {sealed} was sealed and the trainer killed, the newest checkpoint is step {newest}")
     for step in there:
@@ -212,14 +215,14 @@ def check(url: str, run: str, promises: Promises, victim: str) -> list[str]:
             wrong.append(f"step {step} does not load: {error}")
             continue
         moments = tree["optimizer"]["state"].values()
-        tensors = [*tree["model"].values(), *(one[key] for one in moments for key in ("exp_avg", "exp_avg_sq"))]
+        tensors = [*tree["model"].values(), *(moment[key] for moment in moments for key in ("exp_avg", "exp_avg_sq"))]
         if any(float(tensor.min()) != step or float(tensor.max()) != step for tensor in tensors):
             wrong.append(f"step {step} holds values of another step")
     return wrong
 
 
 def trial(seed: int, base: str) -> tuple[str, list[str]]:
-    """One kill, and the life after it. Who was killed, and when; what did not hold."""
+    """Run one kill and the attempt after it. Return the victim, the time and the violations."""
     rng = random.Random(seed)
     victim = VICTIMS[seed % 3]
     phase = [*PHASES][seed // 6 % len(PHASES)] if seed // 3 % 2 else ""
@@ -261,7 +264,7 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
 
 
 def kill_at_random(rng: random.Random, pid: int, victim: str, promises: Promises) -> None:
-    """Most kills come when saves are under way; the others while the agent is being started."""
+    """Draw the time of a kill: mostly during saves, otherwise while the agent is starting."""
     begun = time.monotonic()
     if rng.random() < 0.8:
         while promises.get()[2] < 0 and time.monotonic() - begun < WAIT_S:
@@ -270,16 +273,16 @@ def kill_at_random(rng: random.Random, pid: int, victim: str, promises: Promises
     promises.put(3, promises.get()[1])
     agents = agents_of(pid)
     if victim in ("agent", "both"):
-        for one in agents:
+        for agent in agents:
             with contextlib.suppress(psutil.Error):
-                one.kill()
+                agent.kill()
     if victim in ("trainer", "both"):
         os.kill(pid, signal.SIGKILL)
 
 
 def storm(count: int, seed: int, progress: bool = False) -> dict[str, object]:
-    """``count`` trials."""
-    torch.set_num_threads(1)  # a pool of threads would not survive the forks
+    """Run ``count`` trials."""
+    torch.set_num_threads(1)  # a thread pool would not survive the forks
     kills: Counter[str] = Counter()
     violations = []
     started = time.monotonic()
@@ -287,9 +290,9 @@ def storm(count: int, seed: int, progress: bool = False) -> dict[str, object]:
         for number in range(seed, seed + count):
             victim, wrong = trial(number, base)
             kills[victim] += 1
-            violations += [{"seed": number, "victim": victim, "wrong": one} for one in wrong]
-            for one in wrong:
-                print(f"\nseed {number}, {victim}: {one}", file=sys.stderr, flush=True)
+            violations += [{"seed": number, "victim": victim, "wrong": problem} for problem in wrong]
+            for problem in wrong:
+                print(f"\nseed {number}, {victim}: {problem}", file=sys.stderr, flush=True)
             if progress:
                 done = number - seed + 1
                 print(f"\r{done}/{count} kills, {len(violations)} violations, {time.monotonic() - started:.0f} s", end="", file=sys.stderr)

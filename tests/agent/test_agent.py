@@ -1,4 +1,4 @@
-"""The agent: what is sealed is committed, what is not never shows, nobody is left behind."""
+"""The agent commits sealed snapshots, shows no others, and no agent is left after its run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from tests.descriptors import new_descriptors, open_descriptors
 from torch import nn
 
 import relight
@@ -31,7 +32,7 @@ def _background(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 QUEUE = relight.Limits(when_busy="queue")
-"""Every save that is due is made: these steps are shorter than the making of a slot."""
+"""Makes every save that is due, although these steps are shorter than the creation of a slot."""
 
 
 def make(seed: int = 0, width: int = 256) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -49,18 +50,18 @@ def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
 
 
 def agents() -> list[psutil.Process]:
-    """Agents that this process started."""
+    """Return the agents that this process started."""
     return [child for child in psutil.Process().children() if "relight.agent.server" in child.cmdline()]
 
 
 def gone(run: str, seconds: float = 10.0) -> bool:
-    """Whether the run's agent ends within so many seconds."""
+    """Return whether the run's agent ends within ``seconds``."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
-        found = reach(os.path.abspath(os.path.dirname(run)), os.path.basename(run))
-        if found is None:
+        result = reach(os.path.abspath(os.path.dirname(run)), os.path.basename(run))
+        if result is None:
             return True
-        found.close()
+        result.close()
         time.sleep(0.05)
     return False
 
@@ -71,7 +72,7 @@ def run(tmp_path: Path) -> str:
 
 
 def test_a_run_resumes_to_the_bit(run: str) -> None:
-    """Interrupted and resumed through agents, a run ends as the one that was not."""
+    """A run that is interrupted and resumed through agents ends like an uninterrupted run."""
     model, optimizer = make()
     straight = [one_step(model, optimizer) for _ in range(12)]
     model, optimizer = make()
@@ -91,7 +92,7 @@ def test_a_run_resumes_to_the_bit(run: str) -> None:
 
 
 def test_the_four_facts_come_in_order(run: str) -> None:
-    """A handle is requested, then sealed, then durable; the events say so in that order."""
+    """A handle becomes sealed, then durable. The events have the same order."""
     model, optimizer = make()
     one_step(model, optimizer)
     seen: list[str] = []
@@ -106,11 +107,11 @@ def test_the_four_facts_come_in_order(run: str) -> None:
         "save.sealed",
         "save.durable",
     ]
-    assert [one.id for one in relight.open(run).checkpoints()] == [save.id]
+    assert [checkpoint.id for checkpoint in relight.open(run).checkpoints()] == [save.id]
 
 
 def test_what_is_saved_is_the_state_at_the_call(run: str) -> None:
-    """Training goes on at once after each save; every checkpoint holds what was there when it was asked for."""
+    """Training continues at once after each save. Every checkpoint has the state at the time of the call."""
     model, optimizer = make(width=2048)
     kept = {}
     with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, limits=QUEUE) as ckpt:
@@ -126,10 +127,13 @@ def test_what_is_saved_is_the_state_at_the_call(run: str) -> None:
 
 
 def test_a_write_behind_the_optimizers_back_fails_the_save_loudly(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights changed through ``.data`` while they are copied: that save is none, the ones after it copy at once, and are right."""
+    """If weights change through ``.data`` while they are copied, that save fails.
+
+    Later saves copy at once, and are right.
+    """
     from relight.snapshot import Copier
 
-    monkeypatch.setattr(Copier, "start", lambda self, snapshot: snapshot.start())  # the copying itself is left to the barrier
+    monkeypatch.setattr(Copier, "start", lambda self, snapshot: snapshot.start())  # the barrier does the copying
     model, optimizer = make(width=2048)
     one_step(model, optimizer)
     ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer)
@@ -144,7 +148,7 @@ def test_a_write_behind_the_optimizers_back_fails_the_save_loudly(run: str, monk
     assert second.wait(20).done
     ckpt.close(save=False)
     assert torch.equal(relight.load(run)["model"]["0.weight"], weight)
-    assert [one.step for one in relight.open(run).checkpoints()] == [1]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [1]
 
 
 SCRIPT = """
@@ -160,7 +164,7 @@ for step in range(start, start + 4):
     model(torch.randn(8, 256)).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
     save = ckpt.save(step, block=False)
     save.wait(30, until=sys.argv[2])
-    print(f"{sys.argv[2]} {step}", flush=True)  # in one piece: others log there, too
+    print(f"{sys.argv[2]} {step}", flush=True)  # in one write, because log lines go there too
 if sys.argv[3] == "die":
     os.kill(os.getpid(), 9)
 ckpt.close()
@@ -172,19 +176,25 @@ def trainer(run: str, until: str, then: str) -> subprocess.CompletedProcess[str]
 
 
 def test_what_is_sealed_is_committed_though_the_trainer_is_killed(run: str) -> None:
-    """SIGKILL the moment a save is sealed: the agent commits it; the next trainer restores it, from memory, and nothing is left then."""
+    """If the trainer is killed just after a save is sealed, the agent commits it.
+
+    The next trainer restores it from memory, and no agent is left.
+    """
     died = trainer(run, "sealed", "die")
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert "sealed 3" in died.stdout
     again = trainer(run, "durable", "end")
     assert "restored 4" in again.stdout, again.stderr
     assert "from memory" in again.stdout
-    assert [one.step for one in relight.open(run).checkpoints()][-1] == 7
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()][-1] == 7
     assert gone(run)
 
 
 def test_a_trainer_that_finds_all_done_leaves_no_agent(run: str, tmp_path: Path) -> None:
-    """SIGKILL behind the last step: the next trainer has nothing to do, saves nothing, and what the agent kept for it goes with it."""
+    """If a trainer is killed after its last step, the next one has no step to do and saves nothing.
+
+    The agent ends with it.
+    """
     died = trainer(run, "sealed", "die")
     assert died.returncode == -signal.SIGKILL, died.stderr
     torch.manual_seed(1)
@@ -192,11 +202,11 @@ def test_a_trainer_that_finds_all_done_leaves_no_agent(run: str, tmp_path: Path)
     with relight.Checkpointer(run, model=model, optimizer=torch.optim.AdamW(model.parameters()), save=relight.every(steps=3)) as ckpt:
         assert ckpt.restore() == 4
     assert gone(run, 3.0)
-    assert [one.step for one in relight.open(run).checkpoints()][-1] == 3
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()][-1] == 3
 
 
 def test_who_only_reads_leaves_the_agent_what_it_keeps(run: str) -> None:
-    """A process without ``save=`` restores, and ends, beside what is kept for the trainer that is to come."""
+    """A process without ``save=`` restores and ends. The agent keeps its snapshots for the next trainer."""
     died = trainer(run, "sealed", "die")
     assert died.returncode == -signal.SIGKILL, died.stderr
     model = nn.Sequential(nn.Linear(256, 1024), nn.Linear(1024, 64))
@@ -208,14 +218,17 @@ def test_who_only_reads_leaves_the_agent_what_it_keeps(run: str) -> None:
 
 
 def test_training_goes_on_when_the_agent_is_killed(run: str) -> None:
-    """The save it was at fails, or became a checkpoint; the next one has a new agent and works."""
+    """If the agent is killed, the current save fails or has become a checkpoint.
+
+    The next save gets a new agent and succeeds.
+    """
     model, optimizer = make()
     ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer)
     for step in range(6):
         one_step(model, optimizer)
         if step in (2, 4):
-            for one in agents():
-                one.kill()
+            for agent in agents():
+                agent.kill()
         ckpt.save(step, block=False)
     last = ckpt.save(6)
     ckpt.close(save=False)
@@ -225,7 +238,7 @@ def test_training_goes_on_when_the_agent_is_killed(run: str) -> None:
 
 
 def test_a_state_larger_than_the_budget_is_saved_all_the_same(run: str) -> None:
-    """No memory for a slot: the trainer writes the save itself, once it is told."""
+    """Without memory for a slot the trainer writes the save itself, and reports it once."""
     before = counters["agent.memory"]
     model, optimizer = make(width=4096)
     one_step(model, optimizer)
@@ -237,7 +250,7 @@ def test_a_state_larger_than_the_budget_is_saved_all_the_same(run: str) -> None:
 
 
 def test_one_slot_is_enough(run: str) -> None:
-    """With room for one slot a save that is due too soon is put off, told, and made as soon as it can be."""
+    """With room for one slot a save that is due too soon is postponed, reported, and made as soon as possible."""
     model, optimizer = make(width=512)
     limits = relight.Limits(memory=4 << 20, bytes_per_second=3e6)
     before = counters["save.coalesced"]
@@ -245,14 +258,14 @@ def test_one_slot_is_enough(run: str) -> None:
         for step in range(10):
             one_step(model, optimizer)
             ckpt.step(step)
-    steps = [one.step for one in relight.open(run).checkpoints()]
+    steps = [checkpoint.step for checkpoint in relight.open(run).checkpoints()]
     assert counters["save.coalesced"] > before
     assert len(steps) < 10 and steps[-1] == 9
     assert steps == sorted(set(steps))
 
 
 def test_few_descriptors_are_enough(tmp_path: Path) -> None:
-    """RLIMIT_NOFILE=64: a descriptor a slot, never one a tensor."""
+    """RLIMIT_NOFILE=64 is enough: there is one descriptor for each slot, not for each tensor."""
     script = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n" + SCRIPT
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "s" / "r"), "durable", "end"], capture_output=True, text=True, timeout=120
@@ -262,7 +275,8 @@ def test_few_descriptors_are_enough(tmp_path: Path) -> None:
 
 
 def test_an_exception_leaves_no_agent(run: str) -> None:
-    """What was begun is finished, the boundary is saved, and nobody waits for another trainer."""
+    """After an exception the begun save is finished, the last step is saved, and the agent waits for no other
+    trainer."""
     model, optimizer = make()
     with (
         pytest.raises(ZeroDivisionError),
@@ -273,12 +287,12 @@ def test_an_exception_leaves_no_agent(run: str) -> None:
             ckpt.step(step)
             if step == 2:
                 raise ZeroDivisionError
-    assert [one.step for one in relight.open(run).checkpoints()] == [1, 2]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [1, 2]
     assert gone(run)
 
 
 def test_a_superseded_trainer_cannot_save(run: str) -> None:
-    """The agent of an older attempt is fenced like the attempt itself; the trainer is told at its next call."""
+    """The agent of an older attempt is fenced like the attempt itself; the trainer's next call raises."""
     model, optimizer = make()
     old = relight.Checkpointer(run, model=model, optimizer=optimizer)
     old.save(0)
@@ -289,28 +303,31 @@ def test_a_superseded_trainer_cannot_save(run: str) -> None:
     with pytest.raises(relight.Fenced):
         old.save(2)
     new.close()
-    assert [one.step for one in relight.open(run).checkpoints()] == [0, 1]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1]
 
 
 def test_a_save_is_told_of_though_its_agent_is_replaced_first() -> None:
-    """Whoever lets go of a dead agent before the thread that listens has told of a save: it is told of, once.
+    """If the client of a dead agent is closed before its reader thread has reported a save, the save is reported once.
 
-    Found by the storm at seed 1003: who waited for that save waited until the deadline.
+    Found by the storm at seed 1003: the caller waited for that save until the deadline.
     """
     here, there = socket.socketpair()
     agent = Agent(here)
-    told: list[SaveOutcome] = []
-    agent.on_done = told.append
+    outcomes: list[SaveOutcome] = []
+    agent.on_done = outcomes.append
     agent.save(0, 1, "x" * 10)
     agent.close()
     there.close()
     time.sleep(0.1)
-    assert [done.report.number for done in told] == [1]
-    assert isinstance(told[0].error, AgentDied)
+    assert [done.report.number for done in outcomes] == [1]
+    assert isinstance(outcomes[0].error, AgentDied)
 
 
 def test_a_save_tells_how_far_it_is(run: str) -> None:
-    """Copied, then written bit by bit, with a time to go that the rate so far gives; whole in the end."""
+    """A save's progress has the copied and written shares, and an estimate of the remaining time.
+
+    Both shares are 1 in the end.
+    """
     model, optimizer = nn.Linear(2048, 2048, bias=False), None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for parameter in model.parameters():
@@ -328,35 +345,33 @@ def test_a_save_tells_how_far_it_is(run: str) -> None:
             time.sleep(0.005)
         assert "copied" in shown or "written" in shown
         assert save.progress == (1.0, 1.0, 0.0)
-    written = [one.written for one in seen]
+    written = [progress.written for progress in seen]
     assert written == sorted(written)
-    assert any(0.2 < one.written < 0.9 and one.eta_s is not None and 0 < one.eta_s < 5 for one in seen), seen[:: len(seen) // 10 + 1]
+    assert any(0.2 < progress.written < 0.9 and progress.eta_s is not None and 0 < progress.eta_s < 5 for progress in seen), seen[
+        :: len(seen) // 10 + 1
+    ]
 
 
 def test_memory_that_is_forgotten_is_given_back() -> None:
-    """An agent that makes other slots for another layout keeps none of the old ones' memory."""
-
-    def memfds() -> int:
-        gc.collect()
-        links = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
-        names = [os.readlink(link) for link in links if link.is_symlink()]
-        return sum("memfd:" in name and "agent-words" not in name for name in names)  # those are of agents of other tests, which end
-
-    before = memfds()
+    """An agent that allocates slots for another layout frees the memory of the old slots."""
+    gc.collect()
+    before = open_descriptors("memfd:")
     for _ in range(5):
         SharedMapping(allocate(1 << 20), 1 << 20, writable=True)
-    assert memfds() == before
+    gc.collect()
+    assert not new_descriptors(before, target="memfd:")
     kept = SharedMapping(allocate(1 << 20), 1 << 20, writable=True)
     view = kept.view[:4]
     kept.close()
     kept.close()
-    view[:] = b"abcd"  # what was mapped stays as long as somebody looks at it
+    view[:] = b"abcd"  # a view keeps its mapping
     del view, kept
-    assert memfds() == before
+    gc.collect()
+    assert not new_descriptors(before, target="memfd:")
 
 
 def test_an_agent_that_crashes_says_where(run: str, caplog: pytest.LogCaptureFixture) -> None:
-    """SIGSEGV is told with the line it stood in; the next save has another agent."""
+    """An agent's SIGSEGV is logged with its source line. The next save has another agent."""
     model, optimizer = make()
     with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, limits=QUEUE) as ckpt:
         one_step(model, optimizer)

@@ -1,4 +1,4 @@
-"""Who asks what there is waits for what may be a checkpoint soon, and not for what never will be."""
+"""A restoring trainer waits for saves that may become checkpoints soon, and not for those that never will."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.descriptors import new_descriptors, open_descriptors
 
 import relight
 from relight.agent import client, launch
@@ -39,7 +40,7 @@ from relight.errors import StoreUnavailable
 
 @pytest.fixture
 def server() -> Any:
-    """One that writes for ranks 0 and 1."""
+    """Make a server that writes for ranks 0 and 1."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         made = AgentServer(listener, 1.0)
         made._ranks = {0, 1}
@@ -47,7 +48,7 @@ def server() -> Any:
 
 
 def at_work(server: AgentServer) -> SlotJob:
-    """A save that is being written, of a trainer that is gone."""
+    """Add a save that is being written for a trainer that has ended."""
     job = SlotJob(TrainerSession(wire=None, open=False), 0, 1, slot=None, prepared=None)  # type: ignore[arg-type]
     server._active.add(job)
     server._pending += 1
@@ -59,7 +60,7 @@ def ago(job: SlotJob, seconds: float) -> None:
 
 
 def test_a_commit_that_takes_long_is_waited_for(server: AgentServer) -> None:
-    """Nobody's part is missing: the store is slow, or the processor busy, and both ranks' saves are as good as there."""
+    """If no part is missing, a slow commit is waited for without limit: only the store or the processor is slow."""
     jobs = [at_work(server), at_work(server)]
     for job in jobs:
         assert server._waits(job, "a", [])
@@ -68,7 +69,7 @@ def test_a_commit_that_takes_long_is_waited_for(server: AgentServer) -> None:
 
 
 def test_a_part_that_is_being_written_here_is_waited_for(server: AgentServer) -> None:
-    """However long the other rank has waited for it."""
+    """A part that this agent is writing is waited for, however long the other rank has waited."""
     waiting, _ = at_work(server), at_work(server)
     server._waits(waiting, "a", [1])
     ago(waiting, 20 * PATIENT_S)
@@ -77,7 +78,7 @@ def test_a_part_that_is_being_written_here_is_waited_for(server: AgentServer) ->
 
 @pytest.mark.parametrize(("missing", "patience_s"), [([1], NEAR_S), ([2], PATIENT_S), ([1, 2], PATIENT_S)])
 def test_a_part_that_nobody_makes_is_not(server: AgentServer, missing: list[int], patience_s: float) -> None:
-    """One that would be made here soon shows that it is not; another node's gets longer."""
+    """A missing part of this node is waited for ``NEAR_S`` seconds, another node's ``PATIENT_S``."""
     job = at_work(server)
     server._waits(job, "a", missing)
     ago(job, 0.8 * patience_s)
@@ -87,7 +88,10 @@ def test_a_part_that_nobody_makes_is_not(server: AgentServer, missing: list[int]
 
 
 def test_when_one_is_through_the_other_is_waited_for(server: AgentServer) -> None:
-    """It waited for the one that has just committed, and has not seen that yet; a save of something else says nothing of it."""
+    """If another rank has just committed the checkpoint, the save is waited for.
+
+    A commit of another checkpoint does not count.
+    """
     job = at_work(server)
     server._waits(job, "a", [1])
     ago(job, 20 * PATIENT_S)
@@ -98,8 +102,10 @@ def test_when_one_is_through_the_other_is_waited_for(server: AgentServer) -> Non
 
 
 def test_making_room_for_others_is_not_waited_for(server: AgentServer) -> None:
-    """The save is committed and told; to remove older ones a checkpoint is read back, which takes as long as it is large. Whoever takes the
-    place of a trainer that died behind its save is told at once what there is."""
+    """Once a save is committed and reported, the removal of older checkpoints is not waited for.
+
+    It reads a checkpoint back, which takes long. A replaced trainer gets the list of checkpoints at once.
+    """
     job = at_work(server)
     assert server._writes()
     job.told = True
@@ -107,31 +113,36 @@ def test_making_room_for_others_is_not_waited_for(server: AgentServer) -> None:
 
 
 def test_commits_say_whose_parts_are_missing(tmp_path: Any) -> None:
-    """None is, once all are there: a commit that takes its time is not a wait for others."""
+    """A commit reports the ranks with missing parts, and none once all parts exist, even if it is slow."""
     from relight.commit import multi_rank
 
-    told: list[list[int]] = []
+    missing_parts: list[list[int]] = []
     names = iter([[], ["1"], ["1"]])
     place = SimpleNamespace(store=None, log=SimpleNamespace(run="run", read=lambda: None), epoch=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multi_rank, "_complete", lambda *_: ([1], None) if not next(names) else ([], None))
-        patch.setattr(multi_rank, "_is_made", lambda *_: len(told) > 4)
+        patch.setattr(multi_rank, "_is_made", lambda *_: len(missing_parts) > 4)
         patch.setattr(multi_rank, "_committed", lambda *_: ("root", 7))
         patch.setattr(multi_rank, "refuse_if_fenced", lambda *_: None)
         clock = iter(range(100))
-        seat = multi_rank.Participant(0, 2, "0" * 16, 60.0)
+        participant = multi_rank.Participant(0, 2, "0" * 16, 60.0)
 
         def waits(missing: Any) -> bool:
-            told.append(list(missing))
+            missing_parts.append(list(missing))
             return True
 
-        wait = partial(multi_rank._await, place, SimpleNamespace(id="a", step=1), "run/a", seat, lambda: float(next(clock)), lambda _: None)
+        wait = partial(
+            multi_rank._await, place, SimpleNamespace(id="a", step=1), "run/a", participant, lambda: float(next(clock)), lambda _: None
+        )
         assert wait(waits) == ("root", 7)  # type: ignore[arg-type]
-    assert told == [[], [1], [], [], []]
+    assert missing_parts == [[], [1], [], [], []]
 
 
 def test_a_trainer_that_is_gone_is_gone_whatever_its_slots_say(server: AgentServer) -> None:
-    """Sealed before its layout was told, or not to be read at all: nothing of the session stays, or the process would never end."""
+    """A trainer's session ends with it, even if a slot is unreadable or was sealed before its layout was sent.
+
+    Otherwise the agent would never end.
+    """
     closed: list[bool] = []
 
     class Broken:
@@ -150,9 +161,12 @@ def test_a_trainer_that_is_gone_is_gone_whatever_its_slots_say(server: AgentServ
 
 
 def test_whoever_dies_as_it_is_answered_is_heard_to_its_end(server: AgentServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It got its slots, sealed one and was killed before the agent's thread came back from sending them: what it said meanwhile counts."""
+    """A trainer gets its slots, seals one and is killed before the agent's thread has returned from sending.
+
+    Its messages count.
+    """
     ours, theirs = socket.socketpair()
-    heard: list[str] = []
+    received: list[str] = []
     send_fds = socket.send_fds
 
     def send_and_lose(sock: socket.socket, data: list[bytes], fds: list[int]) -> int:
@@ -164,29 +178,29 @@ def test_whoever_dies_as_it_is_answered_is_heard_to_its_end(server: AgentServer,
         return sent
 
     monkeypatch.setattr(socket, "send_fds", send_and_lose)
-    hear = server._receive
+    receive = server._receive
 
     def listen(session: TrainerSession, message: Any) -> None:
-        heard.append(type(message).__name__)
+        received.append(type(message).__name__)
         if not isinstance(message, TensorLayout):
-            hear(session, message)
+            receive(session, message)
 
     monkeypatch.setattr(server, "_receive", listen)
     session = TrainerSession(AgentConnection(ours, ToAgent))
     server._sessions.add(session)
     AgentConnection(theirs, ToTrainer).send(AllocateSlots(1 << 16, 1, None))
     server._listen(session)
-    assert heard == ["AllocateSlots", "TensorLayout", "SlotSealed"]
+    assert received == ["AllocateSlots", "TensorLayout", "SlotSealed"]
 
 
 def test_who_has_ended_and_was_not_heard_yet_is_waited_for(server: AgentServer) -> None:
-    """Its last words may be that a save is sealed."""
+    """The agent waits for unread messages of an ended trainer: the last one may seal a save."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     session = TrainerSession(wire=None, pid=process.pid)  # type: ignore[arg-type]
     server._sessions.add(session)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked for its end yet
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # the process has ended, but was not waited for yet
     assert server._has_unheard()
-    session.polite = True  # it waits here for a part that may never come
+    session.polite = True  # this session waits for a part that may never arrive
     assert not server._has_unheard()
     session.polite = session.open = False
     assert not server._has_unheard()
@@ -197,14 +211,15 @@ def test_who_has_ended_and_was_not_heard_yet_is_waited_for(server: AgentServer) 
 
 @pytest.mark.parametrize("before", [True, False])
 def test_what_was_sealed_by_whoever_dies_at_once_is_there(tmp_path: Path, before: bool) -> None:
-    """Killed before, or behind, the word that it is sealed, in its first save; whoever asks next finds the checkpoint."""
+    """If a trainer is killed just before or after it reports its first save as sealed, the next trainer restores the
+    checkpoint."""
     source = f"""
 import os, signal, relight, torch
 from relight.agent.client import Agent
-said = Agent.save
+report = Agent.save
 def save(self, *words):
     if {not before}:
-        said(self, *words)
+        report(self, *words)
     os.kill(os.getpid(), signal.SIGKILL)
 Agent.save = save
 ckpt = relight.Checkpointer({str(tmp_path / "run")!r}, weights=torch.zeros(100_000), background=True)
@@ -221,7 +236,7 @@ ckpt.save(1, block=False)
 
 
 def test_an_answer_that_came_too_late_is_to_no_other_question() -> None:
-    """The agent was slow once: what it says then of the first is not taken for the second's, whose slots it would not be."""
+    """A late answer to a first request is not used for a second one, because its slots would be the wrong ones."""
     ours, theirs = socket.socketpair()
     agent, wire = Agent(ours), AgentConnection(theirs, ToAgent)
     try:
@@ -238,7 +253,7 @@ def test_an_answer_that_came_too_late_is_to_no_other_question() -> None:
 
 
 def test_of_very_many_slots_the_newest_are_given(server: AgentServer) -> None:
-    """Nine ranks on a node, two saves of each, are more than sixteen; no message takes more descriptors than the kernel lets go with it."""
+    """The newest slots are sent, at most ``FDS_MAX``: the kernel limits the descriptors of a message."""
     ours, theirs = socket.socketpair()
     fd = os.memfd_create("slot", os.MFD_CLOEXEC)
     os.ftruncate(fd, PAGE)
@@ -248,10 +263,10 @@ def test_of_very_many_slots_the_newest_are_given(server: AgentServer) -> None:
         for count in (18, FDS_MAX + 7):
             server._kept = [CommittedSlot(f"{number}", 1, slot, 0, (0,), session) for number in range(count)]  # type: ignore[arg-type]
             server._commit_kept(session)
-            held = agent.held(5.0)
-            assert [one.id for one in held] == [f"{number}" for number in range(count)][-FDS_MAX:]
-            for one in held:
-                one.memory.close()
+            slots = agent.held(5.0)
+            assert [slot_held.id for slot_held in slots] == [f"{number}" for number in range(count)][-FDS_MAX:]
+            for slot_held in slots:
+                slot_held.memory.close()
     finally:
         agent.close()
         session.wire.close()
@@ -259,12 +274,12 @@ def test_of_very_many_slots_the_newest_are_given(server: AgentServer) -> None:
 
 
 def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process without room for more of them gets fewer, or cannot map what they are of. Those that came are closed."""
+    """A process at its limit receives fewer descriptors, or cannot map them. Those that were received are closed."""
     ours, theirs = socket.socketpair()
     fd = os.memfd_create("slot", os.MFD_CLOEXEC)
     os.ftruncate(fd, PAGE)
     agent, wire = Agent(ours), AgentConnection(theirs, ToAgent)
-    before, mapped = len(os.listdir("/proc/self/fd")), []
+    before, mapped = open_descriptors(), []
 
     def once(fd: int, *, writable: bool) -> SharedMapping:
         if mapped:
@@ -284,7 +299,7 @@ def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: p
         wire.send(SlotsAllocated([PAGE, PAGE]), [fd, fd])
         with pytest.raises(StoreUnavailable, match="no memory"):
             agent.slots(PAGE, 2, None, 5.0)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert not new_descriptors(before)
     finally:
         agent.close()
         wire.close()
@@ -292,7 +307,7 @@ def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: p
 
 
 def test_who_has_no_descriptor_left_ends_without_a_word_to_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that comes to its end then is no error: the agent ends by itself."""
+    """A run may end without a free descriptor: the agent ends by itself."""
 
     def none_left(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")

@@ -26,4 +26,4 @@ def test_a_copy_that_fails_costs_that_save_alone(tmp_path: Path, monkeypatch: py
             assert failed.error is not None and str(error) in str(failed.error)
             monkeypatch.setattr(SlotCopyPlan, "copy_now", copy_now)
         assert ckpt.save(5).wait(60).error is None
-    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [0, 5]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] == [0, 5]

@@ -1,4 +1,4 @@
-"""The agent writes what is copied while the rest is being copied. Nothing of that may ever show unless the save is sealed."""
+"""The agent writes copied bytes during the copy. They must never be visible unless the save is sealed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def slot() -> Iterator[Slot]:
 
 
 def waiting(action, *args) -> tuple[threading.Thread, list[object]]:
-    """``action`` in a thread, and what came of it."""
+    """Run ``action`` in a thread. Return the thread and its result."""
     came: list[object] = []
 
     def run() -> None:
@@ -53,7 +53,7 @@ def waiting(action, *args) -> tuple[threading.Thread, list[object]]:
 
 
 def test_the_writer_stays_behind_the_filling(slot: Slot) -> None:
-    """It waits for what is not there yet, and for the seal."""
+    """A follower waits for bytes that are not copied yet, and for the seal."""
     slot.begin(7)
     one = SlotFollower(slot, 7, lambda: True)
     thread, came = waiting(one.until, 5000)
@@ -75,7 +75,7 @@ def test_the_writer_stays_behind_the_filling(slot: Slot) -> None:
 
 @pytest.mark.parametrize("end", ["cleared", "begun anew", "sealed anew", "its filler died", "it stands still"])
 def test_a_save_that_does_not_go_on_is_abandoned(slot: Slot, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However it ends: whoever waits for it is told."""
+    """A follower's waiting callers return, however the copy ends."""
     monkeypatch.setattr(following, "PATIENCE_S", 0.2 if end == "it stands still" else 30.0)
     slot.begin(7)
     lives = [True]
@@ -94,7 +94,7 @@ def test_a_save_that_does_not_go_on_is_abandoned(slot: Slot, end: str, monkeypat
 
 
 class Held:
-    """Lets a snapshot copy up to its middle, and the rest when told."""
+    """Lets a snapshot copy its first half at once, and the rest on request."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
@@ -118,7 +118,7 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def files(run: str) -> set[str]:
-    """Files of checkpoints in the store, committed or not."""
+    """Return the files of committed and other checkpoints in the store."""
     return {path.name for path in Path(run).glob("0*-e*/*")}
 
 
@@ -130,7 +130,10 @@ def wait_for(condition, seconds: float = 10.0) -> bool:
 
 
 def test_what_is_copied_is_written_while_the_rest_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of it copied: up to half of it written, nothing committed. All of it: a checkpoint, of the state at the call."""
+    """While half is copied, at most half is written and nothing is committed.
+
+    After the copy there is a checkpoint of the state at the call.
+    """
     run = str(tmp_path / "store" / "run")
     held = Held(monkeypatch)
     model, optimizer = make()
@@ -142,7 +145,7 @@ def test_what_is_copied_is_written_while_the_rest_is_copied(tmp_path: Path, monk
         assert wait_for(lambda: 0.1 < save.progress.written)
         time.sleep(0.3)
         assert save.progress.written <= 0.6 and not save.sealed and not save.done
-        assert [one.step for one in relight.open(run).checkpoints()] == [0]
+        assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0]
         held.go.set()
         assert save.wait(20).done
         optimizer.step()
@@ -150,7 +153,10 @@ def test_what_is_copied_is_written_while_the_rest_is_copied(tmp_path: Path, monk
 
 
 def test_a_touched_state_leaves_nothing_of_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written to half, then found to be touched: the save fails, once, its files go, and the next one is right."""
+    """If a half-written snapshot turns out to be touched, the save fails once and its files are removed.
+
+    The next save is right.
+    """
     run = str(tmp_path / "store" / "run")
     held = Held(monkeypatch)
     model, optimizer = make()
@@ -169,7 +175,7 @@ def test_a_touched_state_leaves_nothing_of_what_was_written(tmp_path: Path, monk
     assert files(run) == before
     assert ckpt.save(2).done
     ckpt.close(save=False)
-    assert [one.step for one in relight.open(run).checkpoints()] == [0, 2]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 2]
     assert torch.equal(relight.load(run, 2)["model"]["weight"], model.weight)
 
 
@@ -203,7 +209,7 @@ else:
 
 
 def start(run: str, how: str) -> subprocess.Popen[str]:
-    """A trainer whose second save is half copied, and partly written."""
+    """Start a trainer with a half-copied and partly written second save."""
     child = subprocess.Popen([sys.executable, "-c", SCRIPT, run, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline() == "half\n"
     assert wait_for(lambda: len(list(Path(run).glob("0*-e*"))) == 2)
@@ -211,7 +217,7 @@ def start(run: str, how: str) -> subprocess.Popen[str]:
 
 
 def test_a_trainer_killed_before_the_seal_leaves_nothing(tmp_path: Path) -> None:
-    """What the agent has written of its last save by then is removed again."""
+    """The agent removes the bytes of the trainer's last, incomplete save."""
     run = str(tmp_path / "store" / "run")
     child = start(run, "die")
     child.kill()
@@ -221,11 +227,14 @@ def test_a_trainer_killed_before_the_seal_leaves_nothing(tmp_path: Path) -> None
     with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
         assert ckpt.restore() == 1
         assert ckpt.save(1).done
-    assert [one.step for one in relight.open(run).checkpoints()] == [0, 1]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1]
 
 
 def test_a_trainer_that_is_stopped_does_not_hold_the_agent(tmp_path: Path) -> None:
-    """Stopped in the middle of a copy for longer than the agent's patience: what was written goes; going on, the save becomes durable."""
+    """If a trainer is stopped during a copy for longer than the agent's patience, the written bytes are removed.
+
+    After SIGCONT the save becomes durable.
+    """
     run = str(tmp_path / "store" / "run")
     child = start(run, "wait")
     os.kill(child.pid, signal.SIGSTOP)
@@ -233,16 +242,19 @@ def test_a_trainer_that_is_stopped_does_not_hold_the_agent(tmp_path: Path) -> No
     os.kill(child.pid, signal.SIGCONT)
     out, _ = child.communicate("go\n", timeout=60)
     assert out.endswith("durable\n") and child.returncode == 0
-    assert [one.step for one in relight.open(run).checkpoints()] == [0, 1]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1]
 
 
 def test_slices_are_told_in_order() -> None:
-    """Whoever copies them: what is told to be there, is; and more and more of it, unless whoever has the first slice is the last to be done."""
+    """For any order of copying threads, reported bytes are copied.
+
+    The reports grow, unless the first slice is copied last.
+    """
     assert any(told_in_order() for _ in range(20))
 
 
 def told_in_order() -> bool:
-    """Copy once; whether anything was told to be there before the end."""
+    """Copy once. Return whether bytes were reported before the end."""
     source = torch.arange(9 << 18, dtype=torch.int32)
     target = torch.full_like(source, -1)
     seen: list[int] = []

@@ -70,7 +70,7 @@ def test_a_memory_limit_is_respected(tmp_path: Path, group: str) -> None:
     assert done.returncode == 0, f"{done.returncode} {done.stdout[-500:]} {done.stderr[-500:]}"
     assert "refused 1 failed 0" in done.stdout
     assert "memory limit of this cgroup" in done.stdout
-    assert [one.step for one in relight.open(tmp_path / "s" / "r").checkpoints()] == [0, 1, 2]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "s" / "r").checkpoints()] == [0, 1, 2]
 
 
 def test_a_tiny_dev_shm_does_not_matter(tmp_path: Path) -> None:

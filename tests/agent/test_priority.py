@@ -1,4 +1,4 @@
-"""Who writes behind training's back is the last to run, also where the kernel shares out by sessions first."""
+"""Background writers have the lowest priority, also if the kernel schedules by sessions first."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ SAY_GROUP = SAY + "; print(open('/proc/self/autogroup').read())"
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel groups nothing by sessions")
 @pytest.mark.parametrize("leads", [True, False])
 def test_the_session_waits_too_if_it_is_ones_own(leads: bool) -> None:
-    """An agent has a session of its own, which would else get as much of the processor as the training's; others' is left alone."""
-    told = subprocess.run(
+    """An agent lowers the priority of its own session, which would otherwise get as much CPU as training.
+
+    Other sessions are unchanged.
+    """
+    result = subprocess.run(
         [sys.executable, "-c", SAY_GROUP], start_new_session=leads, capture_output=True, text=True, timeout=60, check=True
     )
-    nice, group = told.stdout.split("\n")[:2]
+    nice, group = result.stdout.split("\n")[:2]
     assert nice == "7"
     assert group.endswith("nice 7") == leads, group
 
 
 def test_without_such_a_kernel_it_is_the_process_alone() -> None:
-    """What cannot be had is no error."""
-    told = subprocess.run([sys.executable, "-c", SAY], capture_output=True, text=True, timeout=60, check=True)
-    assert told.stdout.strip() == "7"
+    """A priority that the system refuses is no error."""
+    result = subprocess.run([sys.executable, "-c", SAY], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "7"
 
 
 SAY_BEHIND = """
@@ -52,17 +55,20 @@ except ZeroDivisionError:
 
 
 def test_what_nobody_waits_for_is_done_behind_all() -> None:
-    """It, and the threads it starts, and the session: only for as long as it takes, also if it fails."""
-    told = subprocess.run(
+    """``idle_priority`` lowers the thread, threads that it starts, and the session.
+
+    It restores them, also after an error.
+    """
+    result = subprocess.run(
         [sys.executable, "-c", SAY_BEHIND], start_new_session=True, capture_output=True, text=True, timeout=60, check=True
     )
     last, back = ("19", "4") if AUTOGROUP.exists() else ("?", "?")
-    assert told.stdout.split("\n")[:2] == [f"19 19 {last} 4 {back}", f"4 {back} 1"]
+    assert result.stdout.split("\n")[:2] == [f"19 19 {last} 4 {back}", f"4 {back} 1"]
 
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel groups nothing by sessions")
 def test_the_agent_waits(tmp_path: Path) -> None:
-    """The agent that a trainer starts has told its session to, as low as ``Limits(nice=…)`` says."""
+    """The agent of a trainer lowers its session to ``Limits(nice=…)``."""
     script = f"""
 import relight, torch, glob, os
 with relight.Checkpointer({str(tmp_path / "run")!r}, x=torch.ones(3), background=True, limits=relight.Limits(nice=13)) as ckpt:
@@ -77,5 +83,5 @@ with relight.Checkpointer({str(tmp_path / "run")!r}, x=torch.ones(3), background
         except OSError:
             pass
 """
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True)
-    assert told.stdout.strip().endswith("nice 13"), told
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True)
+    assert result.stdout.strip().endswith("nice 13"), result

@@ -1,4 +1,4 @@
-"""A checkpoint that retention relies on is read back in time that training leaves, unless saves come too fast for that."""
+"""A checkpoint that retention relies on is read back in idle CPU time, unless saves are too frequent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlotWriter:
 
 
 def live(writer: SlotWriter) -> int:
-    """How many checkpoints there are."""
+    """Return the number of checkpoints."""
     return len(fold(Log(writer._store, "run").read()).live)
 
 
@@ -58,24 +58,25 @@ def niceness(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_nobody_waits_and_so_it_waits(writer: SlotWriter, niceness: list[int]) -> None:
-    """Read by the last in the queue for a processor; done all the same."""
+    """The read has the lowest CPU priority and finishes."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    found = writer.prune(lambda: True, lambda: False, lambda: False)
-    assert found is not None and found[0] == "prune.done"
+    result = writer.prune(lambda: True, lambda: False, lambda: False)
+    assert result is not None and result[0] == "prune.done"
     assert live(writer) == 1
     assert set(niceness) == {19}
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
 def test_a_small_one_is_read_as_everything_else(writer: SlotWriter, niceness: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes no time that would be worth a thread."""
+    """A small checkpoint is read at normal priority."""
     monkeypatch.setattr(slot_writer, "BEHIND_FROM", slot_writer.BEHIND_FROM + 1)
     assert writer.prune(lambda: True, lambda: False, lambda: False) is not None
     assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
 def test_another_save_is_first(writer: SlotWriter, niceness: list[int]) -> None:
-    """What a further save comes upon is given up, and nothing removed; behind that one it is read without waiting for others, once."""
+    """If another save interrupts the read, it is aborted and nothing is removed. After that save it is read once at normal
+    priority."""
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     assert writer.prune(lambda: True, lambda: False, lambda: True) is None
     assert live(writer) == 3
@@ -87,7 +88,8 @@ def test_another_save_is_first(writer: SlotWriter, niceness: list[int]) -> None:
 
 
 def test_a_trainer_that_ends_is_not_kept_waiting(writer: SlotWriter, niceness: list[int]) -> None:
-    """It waits until old ones are removed: that is begun anew, without waiting for others, and says nothing of how fast saves come."""
+    """If an ending trainer waits for the removal, the read restarts at normal priority. This does not count as a frequent
+    save."""
     assert writer.prune(lambda: True, lambda: True, lambda: False) is not None
     assert live(writer) == 1
     assert niceness[0] == 19
@@ -96,25 +98,25 @@ def test_a_trainer_that_ends_is_not_kept_waiting(writer: SlotWriter, niceness: l
 
 
 def test_ever_more_of_them(writer: SlotWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saves that always come too soon find it patient ever more rarely."""
+    """If saves always interrupt the read, patient reads are tried ever more rarely."""
     monkeypatch.setattr(type(writer._room), "prune", lambda self, need=0, still=lambda: True: PruneReport([], [], []) if still() else None)
     patient = []
     for _ in range(40):
         patient.append(writer._may_take_long())
         if patient[-1]:
             writer._prune_behind(lambda: True, lambda: False, lambda: True)
-    assert [number for number, one in enumerate(patient) if one] == [0, 2, 5, 10, 19, 36]
+    assert [number for number, may_wait in enumerate(patient) if may_wait] == [0, 2, 5, 10, 19, 36]
 
 
 def test_a_store_far_away_is_read_as_everything_else(writer: SlotWriter, niceness: list[int]) -> None:
-    """Threads that its client starts for it would stay as slow."""
+    """A remote store is read at normal priority, because its client's threads would keep the low one."""
     writer.place = msgspec.structs.replace(writer.place, url="s3://bucket/store")
     assert writer.prune(lambda: True, lambda: False, lambda: False) is not None
     assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
 def test_a_trainer_that_ends_says_nothing_of_how_fast_saves_come(writer: SlotWriter, niceness: list[int]) -> None:
-    """Given up for it, it is read as patiently the next time."""
+    """A read that was aborted for an ending trainer is tried at low priority the next time."""
     assert writer.prune(lambda: False, lambda: False, lambda: False) is None
     niceness.clear()
     assert writer.prune(lambda: True, lambda: False, lambda: False) is not None

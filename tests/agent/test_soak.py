@@ -12,6 +12,6 @@ from soak import faults, soak
 def test_many_saves_hold_no_more_than_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """200 saves: memory, descriptors and threads of trainer and agent are flat."""
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
-    found = soak(tmp_path, 200)
-    assert faults(found) == []
-    assert found["checkpoints"] == 2
+    result = soak(tmp_path, 200)
+    assert faults(result) == []
+    assert result["checkpoints"] == 2

@@ -46,9 +46,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def seen() -> Iterator[list[Event]]:
     """Events of this test."""
-    found: list[Event] = []
-    undo = subscribe(found.append)
-    yield found
+    events: list[Event] = []
+    undo = subscribe(events.append)
+    yield events
     undo()
 
 
@@ -73,7 +73,7 @@ def trained(folder: Path, deadline_s: float = 60.0) -> tuple[relight.Checkpointe
 
 
 def steps_of(folder: Path) -> list[int]:
-    return [one.step for one in fold(Log(open_bytes(folder / "store"), "run").read()).live]
+    return [checkpoint.step for checkpoint in fold(Log(open_bytes(folder / "store"), "run").read()).live]
 
 
 def actions(seen: list[Event]) -> list[str]:
@@ -275,18 +275,18 @@ def test_the_state_of_a_process() -> None:
     """A process is known by its number and its start; a stopped one is seen as stopped, and a later one with its number is not it."""
     child = subprocess.Popen(["sleep", "60"])
     try:
-        found = process_at(child.pid)
-        assert found is not None and found.state in "SRD"
+        result = process_at(child.pid)
+        assert result is not None and result.state in "SRD"
         os.kill(child.pid, signal.SIGSTOP)
         os.waitpid(child.pid, os.WUNTRACED)
-        assert found.state in STOPPED and "stopped" in found.words
-        assert not found._replace(started="1").send(signal.SIGKILL)
+        assert result.state in STOPPED and "stopped" in result.words
+        assert not result._replace(started="1").send(signal.SIGKILL)
         assert child.poll() is None
-        assert found.send(signal.SIGKILL)
+        assert result.send(signal.SIGKILL)
     finally:
         child.kill()
         child.wait()
-    assert found.state == "" and found.words == "gone"
+    assert result.state == "" and result.words == "gone"
     assert process_at(0) is None
 
 

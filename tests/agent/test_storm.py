@@ -13,6 +13,6 @@ def test_kills_lose_nothing_and_leave_nothing() -> None:
     script = Path(__file__).with_name("storm.py")
     done = subprocess.run([sys.executable, str(script), "--count", "2", "--seed", "1000"], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    assert found["violations"] == []
-    assert sum(found["kills"].values()) == 2
+    result = json.loads(done.stdout)
+    assert result["violations"] == []
+    assert sum(result["kills"].values()) == 2

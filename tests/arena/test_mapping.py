@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.descriptors import open_descriptors
 
 from relight.arena import SharedMapping, adopt, allocate, mapping
 from relight.arena.mapping import Mapping, huge_bytes, make_huge
@@ -100,11 +101,7 @@ def test_a_kernel_that_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While huge pages are made as well: nothing is left of what was taken."""
-
-    def memfds() -> int:
-        links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
-        return sum("no-room-here" in os.readlink(link) for link in links if os.path.lexists(link))
+    """If shared memory is full, ``allocate`` raises ``NoSpace`` and leaves no descriptor open."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
@@ -112,7 +109,7 @@ def test_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(NoSpace, match="shared memory"):
         allocate(4 * HUGE, "no-room-here")
-    assert memfds() == 0
+    assert not open_descriptors("no-room-here")
 
 
 def test_no_huge_pages_no_alignment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.descriptors import new_descriptors, new_threads, open_descriptors
 
 from relight.catalog import Run, candidates, node_shared_read, read_assignment
 from relight.catalog.node_shared_read import read_together
@@ -217,12 +218,12 @@ def test_a_second_descriptor_is_closed() -> None:
         prove_as_caller(link.socket, door.token, door.address, 5.0)
         socket.send_fds(link.socket, [node_shared_read._HELLO.pack(3)], [mine.fd] * 2)
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     thread = threading.Thread(target=begin)
     thread.start()
     connection, _, memory = door.accept(5.0)
     thread.join(5)
-    assert len(os.listdir("/proc/self/fd")) == before + 2  # the connection, the memory
+    assert not new_descriptors(before, {connection.fileno(), memory.fd})
     for closable in (link.socket, connection, memory, mine, door):
         closable.close()
 
@@ -284,7 +285,7 @@ def test_a_stranger_at_the_door_is_sent_away(made: Made) -> None:
     mine = node_shared_read.SharedMapping(node_shared_read.allocate(4096), 4096, writable=True)
     strangers = [node_shared_read._Borrower(door.address, token, 7, mine, 5.0) for token in (b"x" * 16, b"\0" * 16)]
     friend = node_shared_read._Borrower(door.address, door.token, 3, mine, 5.0)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
 
     def begin(link: node_shared_read._Borrower) -> None:
         with contextlib.suppress(OSError):
@@ -297,7 +298,7 @@ def test_a_stranger_at_the_door_is_sent_away(made: Made) -> None:
     for thread in threads:
         thread.join(5)
     assert rank == 3 and memory.size == 4096
-    assert len(os.listdir("/proc/self/fd")) == before + 2  # the connection, the memory
+    assert not new_descriptors(before, {connection.fileno(), memory.fd})
     assert [link.gone for link in (*strangers, friend)] == [True, True, False]
     with pytest.raises(OSError):
         os.pwrite(memory.fd, b"x", 0)
@@ -357,12 +358,13 @@ def test_a_killed_reader_is_done_without(made: Made) -> None:
 
 
 def test_nothing_is_left_behind(made: Made) -> None:
-    """Descriptors and threads are as many as before."""
+    """After three shared reads no new descriptor is open and no new thread runs."""
     outcomes(3, lambda world: read_all(made, world))
-    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    threads, descriptors = threading.enumerate(), open_descriptors()
     for _ in range(3):
         outcomes(3, lambda world: read_all(made, world))
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    assert not new_threads(threads, "relight-")
+    assert not new_descriptors(descriptors)
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.descriptors import new_descriptors, new_threads, open_descriptors
 
 from relight.catalog import Run, candidates, read, read_tensors
 from relight.catalog.opened import Opened
@@ -199,18 +200,18 @@ def test_an_error_in_the_middle_ends_the_reading(made: Made, after: int) -> None
     """EIO at the n-th read is reported as such, and no thread or descriptor leaks."""
     if not direct_io(made.pack):
         pytest.skip("no direct I/O on this file system")
-    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    threads, descriptors = threading.enumerate(), open_descriptors()
     opened = made.opened(Picky(errno.EIO, after))
     with pytest.raises(StoreUnavailable, match="EIO"):
         read_all(opened)
-    assert threading.active_count() == threads
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert not new_threads(threads, "relight-")
+    assert not new_descriptors(descriptors)
 
 
 @pytest.mark.parametrize("place", [0.02, 0.3, 0.5, 0.9, 0.9999])
 def test_damage_in_the_middle_is_named_and_ends_the_reading(made: Made, place: float) -> None:
     """One flipped bit anywhere: the chunk and its tensors are named, and no thread leaks."""
-    threads = threading.active_count()
+    threads = threading.enumerate()
     offset = int(made.pack.stat().st_size * place)
     with open(made.pack, "r+b") as file:
         file.seek(offset)
@@ -220,7 +221,7 @@ def test_damage_in_the_middle_is_named_and_ends_the_reading(made: Made, place: f
     forget(made.pack)
     with pytest.raises(CorruptCheckpoint, match="is not what was committed; it holds t/"):
         read_all(made.opened())
-    assert threading.active_count() == threads
+    assert not new_threads(threads, "relight-")
 
 
 def test_only_what_is_asked_for_is_read(made: Made) -> None:

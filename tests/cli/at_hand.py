@@ -93,7 +93,7 @@ def fenced(path: Path) -> None:
 
 def ids(path: Path, run: str = "demo") -> list[str]:
     """Ids of the live checkpoints, oldest first."""
-    return [one.id for one in open_run(open_bytes(path), run).history().live]
+    return [checkpoint.id for checkpoint in open_run(open_bytes(path), run).history().live]
 
 
 def directory(path: Path, number: int, run: str = "demo") -> Path:

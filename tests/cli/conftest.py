@@ -34,6 +34,6 @@ def relight(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     monkeypatch.delenv("RELIGHT_DEBUG", raising=False)
 
     def call(*arguments: object) -> Answer:
-        return in_process(monkeypatch, capfd, [str(one) for one in arguments])
+        return in_process(monkeypatch, capfd, [str(argument) for argument in arguments])
 
     return call

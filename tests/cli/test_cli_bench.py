@@ -1,4 +1,4 @@
-"""``relight bench``: numbers that make sense, nothing left behind, refusals with numbers."""
+"""``relight bench``: plausible numbers, no leftovers, and refusals with numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_json_has_all_floors_and_all_that_relight_does(measured: tuple[Answer, P
     ]  # fmt: skip
     assert (found["store"], found["tensors"], found["rounds"]) == (str(folder / "deep" / "runs"), 40, 2)
     assert abs(found["state_bytes"] - 4_000_000) < 40_000
-    floors = {one["name"]: one for one in found["floors"]}
+    floors = {floor["name"]: floor for floor in found["floors"]}
     assert list(floors) == [name for name in FLOORS if name != "write_direct" or found["machine"]["direct_io"]]
     assert [one["name"] for one in found["relight"]] == OURS
     for one in [*found["floors"], *found["relight"]]:
@@ -50,25 +50,25 @@ def test_json_has_all_floors_and_all_that_relight_does(measured: tuple[Answer, P
 
 def test_numbers_stand_to_each_other_as_they_must(measured: tuple[Answer, Path]) -> None:
     """Saving returns before it is durable, threads are measured up to the cores, the machine is described."""
-    found = measured[0].json
-    ours = {one["name"]: one for one in found["relight"]}
+    answer = measured[0].json
+    ours = {one["name"]: one for one in answer["relight"]}
     assert all(a < b for a, b in zip(ours["save_blocked"]["seconds_each"], ours["save_durable"]["seconds_each"], strict=True))
-    assert [one["threads"] for one in found["pace"]][0] == 1
-    assert [one["threads"] for one in found["pace"]][-1] == min(found["machine"]["cores"], 16)
-    assert all(one["bytes_per_second"] > 1e6 for one in found["pace"])
+    assert [one["threads"] for one in answer["pace"]][0] == 1
+    assert [one["threads"] for one in answer["pace"]][-1] == min(answer["machine"]["cores"], 16)
+    assert all(one["bytes_per_second"] > 1e6 for one in answer["pace"])
 
 
 def test_settings_come_with_reasons_and_a_line(measured: tuple[Answer, Path]) -> None:
-    """Each says why; the line is Python and names the store."""
-    found = measured[0].json
-    assert [one["name"] for one in found["settings"]] == ["background", "threads", "direct I/O", "memory", "save"]
-    assert all(any(char.isdigit() for char in one["reason"]) for one in found["settings"])
-    compile(found["line"], "line", "eval")
-    assert found["store"] in found["line"]
+    """Each recommendation has a reason. The line is valid Python and names the store."""
+    answer = measured[0].json
+    assert [setting["name"] for setting in answer["settings"]] == ["background", "threads", "direct I/O", "memory", "save"]
+    assert all(any(char.isdigit() for char in setting["reason"]) for setting in answer["settings"])
+    compile(answer["line"], "line", "eval")
+    assert answer["store"] in answer["line"]
 
 
 def test_nothing_is_left_but_the_picture(measured: tuple[Answer, Path]) -> None:
-    """Not even the directories that had to be made."""
+    """No directory of the benchmark is left."""
     answer, folder = measured
     assert [path.name for path in folder.iterdir()] == ["ratios.png"]
     assert (folder / "ratios.png").read_bytes().startswith(b"\x89PNG")
@@ -76,7 +76,7 @@ def test_nothing_is_left_but_the_picture(measured: tuple[Answer, Path]) -> None:
 
 
 def test_on_a_terminal_there_is_progress_a_table_and_sentences(runs: Path) -> None:
-    """A store with runs in it is as it was afterwards."""
+    """A store with runs is unchanged afterwards."""
     before = sorted(runs.rglob("*"))
     answer = on_terminal("bench", "runs", "--size", "5MB", "--rounds", "1", columns=120)
     assert answer.code == 0, answer.out
@@ -97,14 +97,14 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["relight"], found["tensors"]) == ([], None)
-    assert len(found["floors"]) >= 7 and found["pace"]
-    assert any("torch is not installed" in note for note in found["notes"])
+    result = json.loads(done.stdout)
+    assert (result["relight"], result["tensors"]) == ([], None)
+    assert len(result["floors"]) >= 7 and result["pace"]
+    assert any("torch is not installed" in note for note in result["notes"])
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is needed, what is free, what would fit."""
+    """A refusal for lack of room has the needed and the free bytes, and a size that fits."""
     monkeypatch.setattr("relight.store.local.LocalStore.free_bytes", lambda self: 100_000_000)
     answer = relight("bench", tmp_path / "runs", "--size", "1GB")
     assert (answer.code, answer.out) == (2, "")
@@ -136,7 +136,7 @@ def test_too_little_memory_is_refused_before_anything_is_made(relight, tmp_path:
 def test_bad_usage_is_2_and_makes_nothing(
     relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], text: str
 ) -> None:
-    """Each is answered with what is wrong."""
+    """Each wrong argument is refused with the reason."""
     monkeypatch.chdir(tmp_path)
     answer = relight("bench", *arguments)
     assert (answer.code, answer.out) == (2, "")
@@ -153,7 +153,7 @@ def test_a_picture_without_matplotlib_is_refused_at_once(relight, tmp_path: Path
 
 
 def test_an_error_in_the_middle_leaves_nothing(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that fills up while packs are written: the error is told, the directory gone."""
+    """If the disk fills up while packs are written, the error is reported and the directory is removed."""
 
     def full(*rest: object) -> None:
         raise NoSpace("the disk is full")
@@ -167,7 +167,7 @@ def test_an_error_in_the_middle_leaves_nothing(relight, tmp_path: Path, monkeypa
 
 
 def test_a_restore_that_gives_other_bytes_is_noticed(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is fast because it does nothing is no figure."""
+    """A restore that does nothing, and so seems fast, is an error."""
     monkeypatch.setattr("relight.checkpointer.Checkpointer.restore", lambda self: 0)
     answer = relight("bench", tmp_path / "runs", *SMALL)
     assert answer.code == 1
@@ -176,7 +176,7 @@ def test_a_restore_that_gives_other_bytes_is_noticed(relight, tmp_path: Path, mo
 
 
 def test_what_a_killed_bench_left_is_told_of(relight, tmp_path: Path) -> None:
-    """It cannot be told from one that is running, so it is not removed."""
+    """A leftover directory is not removed: it may belong to a running benchmark."""
     old = tmp_path / ".relight-bench-0000"
     old.mkdir()
     answer = relight("bench", tmp_path, "--size", "1MB", "--rounds", "1")

@@ -70,11 +70,11 @@ def test_what_is_not_clear_is_an_error_that_lists_the_metrics(lab: Path, relight
 def test_prune_by_the_recorded_metric_and_never_by_one_that_is_not_there(lab: Path, relight) -> None:
     """``--keep-best 1`` keeps step 1; without a recorded metric, or by a misspelt one, it removes nothing and each line has the reason."""
     rows = relight("prune", "lab/named", "--keep-best", "1", "--dry-run", "--json").json["checkpoints"]
-    assert [(one["step"], one["keep"]) for one in rows] == [(0, False), (1, True), (2, True)]
+    assert [(row["step"], row["keep"]) for row in rows] == [(0, False), (1, True), (2, True)]
     assert rows[1]["reason"] == "best 1 by acc (max): number 1" and rows[0]["reason"] == "not among the best 1 by acc"
     for words, why in (
         (["lab/bare", "--keep-best", "1"], "no metric is named for it, and the checkpoints have acc, loss, val/top"),
         (["lab/named", "--keep-best", "1", "--metric", "val_acc"], "no checkpoint has a finite 'val_acc' yet"),
     ):
         done = relight("prune", *words, "--yes", "--json").json
-        assert done["retired"] == [] and all(why in one["reason"] for one in done["checkpoints"])
+        assert done["retired"] == [] and all(why in checkpoint["reason"] for checkpoint in done["checkpoints"])

@@ -1,4 +1,4 @@
-"""``verify``, ``prune``, ``tag``: answers, exit codes, and what they leave behind."""
+"""``verify``, ``prune`` and ``tag``: output, exit codes and effects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACK = "pack-00000-000.safetensors"
 
 
 def test_verify_says_yes(relight, runs: Path) -> None:
-    """A sound run: 0, each checkpoint by name, the shape of the design in JSON."""
+    """For a sound run ``verify`` exits with 0 and lists each checkpoint, also in JSON."""
     answer = relight("verify", "runs/demo")
     assert answer.code == 0
     assert answer.out.count("  ok\n") == 4
@@ -29,11 +29,13 @@ def test_verify_says_yes(relight, runs: Path) -> None:
     found = relight("verify", "runs/demo", "--json").json
     assert found["ok"] is True
     assert found["log"] == []
-    assert [(one["id"], one["ok"], one["errors"]) for one in found["checkpoints"]] == [(one, True, []) for one in ids(runs)]
+    assert [(checkpoint["id"], checkpoint["ok"], checkpoint["errors"]) for checkpoint in found["checkpoints"]] == [
+        (id_, True, []) for id_ in ids(runs)
+    ]
 
 
 def test_verify_names_the_damaged_file_and_tensor(relight, runs: Path) -> None:
-    """One flipped bit: 1, and no other checkpoint is blamed."""
+    """A flipped bit gives exit code 1 and damages only its checkpoint."""
     place = directory(runs, 1)
     flip(place / PACK, -1)
     answer = relight("verify", "runs/demo")
@@ -44,14 +46,14 @@ def test_verify_names_the_damaged_file_and_tensor(relight, runs: Path) -> None:
     assert answer.out.splitlines()[-1] == "1 of 4 checkpoints damaged"
     answer = relight("verify", "runs/demo", "--json")
     assert (answer.code, answer.json["ok"]) == (1, False)
-    (bad,) = [one for one in answer.json["checkpoints"] if not one["ok"]]
+    (bad,) = [checkpoint for checkpoint in answer.json["checkpoints"] if not checkpoint["ok"]]
     assert bad["id"] == ids(runs)[1]
     assert [sorted(error) for error in bad["errors"]] == [["detail", "file", "kind", "tensor"]]
     assert bad["errors"][0]["kind"] == "corrupt"
 
 
 def test_verify_of_some_looks_at_those_alone(relight, runs: Path) -> None:
-    """By argument, by ``@``, or by the checkpoint's directory; naming one twice checks it once."""
+    """Checkpoints are chosen by argument, ``@`` or directory. A repeated one is verified once."""
     flip(directory(runs, 1) / PACK)
     assert relight("verify", "runs/demo", "latest", "99").code == 0
     assert relight("verify", "runs/demo@good").code == 1
@@ -62,7 +64,7 @@ def test_verify_of_some_looks_at_those_alone(relight, runs: Path) -> None:
 
 
 def test_verify_quick_does_not_read_tensors_and_says_so(relight, runs: Path) -> None:
-    """It finds a missing file, not a flipped bit, and does not claim more."""
+    """``--quick`` detects a missing file, not a flipped bit, and the output states this."""
     flip(directory(runs, 1) / PACK)
     answer = relight("verify", "runs/demo", "--quick")
     assert answer.code == 0
@@ -73,15 +75,15 @@ def test_verify_quick_does_not_read_tensors_and_says_so(relight, runs: Path) -> 
 
 
 def test_verify_counts_damage_of_the_log_and_of_the_store(relight, runs: Path) -> None:
-    """Also where every checkpoint that is left is sound."""
+    """Damage of the log or the store counts, also if all checkpoints are sound."""
     flip(runs / "demo/log/000000000007.json", 100)
     answer = relight("verify", "runs/demo", "--json")
     assert (answer.code, answer.json["ok"]) == (1, False)
-    assert all(one["ok"] for one in answer.json["checkpoints"])
-    assert [one["file"] for one in answer.json["log"]] == ["demo/log/000000000007.json"]
+    assert all(checkpoint["ok"] for checkpoint in answer.json["checkpoints"])
+    assert [fault["file"] for fault in answer.json["log"]] == ["demo/log/000000000007.json"]
     assert "1 fault in the log" in relight("verify", "runs/demo").out
     flip(runs / "relight.json", 30)
-    files = {one["file"] for one in relight("verify", "runs", "--json").json["log"]}
+    files = {fault["file"] for fault in relight("verify", "runs", "--json").json["log"]}
     assert files == {"demo/log/000000000007.json", "relight.json"}
 
 
@@ -101,7 +103,7 @@ def test_verify_of_a_store_is_of_all_its_runs(relight, runs: Path) -> None:
 
 
 def test_verify_on_a_terminal_draws_on_stderr_and_leaves_stdout_to_the_pipe(runs: Path) -> None:
-    """The bar is not in the way of what is piped, nor does it swallow it."""
+    """The progress bar is on stderr, and stdout is complete."""
     attempt = Attempt.begin(open_bytes(runs), "big")
     more = Item("model/big", "uint8", (8 << 20,), "param", Bytes(bytes(8 << 20)))
     wanted = request(1)
@@ -131,9 +133,9 @@ RULES = ("--keep-last", 1, "--keep-every", 100)
 
 
 def test_prune_dry_run_says_why_and_does_nothing(relight, runs: Path) -> None:
-    """Each checkpoint with its fate and reason."""
+    """A dry run lists each checkpoint with its verdict and reason."""
     answer = relight("prune", "runs/demo", "--keep-last", 1, "--dry-run", "--json")
-    fates = {one["step"]: (one["keep"], one["reason"]) for one in answer.json["checkpoints"]}
+    fates = {checkpoint["step"]: (checkpoint["keep"], checkpoint["reason"]) for checkpoint in answer.json["checkpoints"]}
     assert fates[99] == (False, "not among the last 1")
     assert fates[199][0] is True
     assert "tagged good" in fates[199][1]
@@ -146,7 +148,7 @@ def test_prune_dry_run_says_why_and_does_nothing(relight, runs: Path) -> None:
 
 
 def test_prune_removes_what_it_said(relight, runs: Path) -> None:
-    """From the history, and from the disk; what stays still verifies."""
+    """``prune`` removes checkpoints from the history and the disk. The others still verify."""
     going = directory(runs, 2)
     answer = relight("prune", "runs/demo", *RULES, "--yes")
     assert answer.code == 0
@@ -158,22 +160,22 @@ def test_prune_removes_what_it_said(relight, runs: Path) -> None:
 
 
 def test_prune_json_tells_what_was_done(relight, runs: Path) -> None:
-    """Ids, directories, bytes."""
+    """The JSON has ids, directories and bytes."""
     gone = ids(runs)[2]
-    found = relight("prune", "runs/demo", *RULES, "--yes", "--json").json
-    assert (found["retired"], found["left"]) == ([gone], [])
-    assert found["deleted"][0].split("-")[1] == gone
-    assert found["bytes_freed"] > 0
+    answer = relight("prune", "runs/demo", *RULES, "--yes", "--json").json
+    assert (answer["retired"], answer["left"]) == ([gone], [])
+    assert answer["deleted"][0].split("-")[1] == gone
+    assert answer["bytes_freed"] > 0
 
 
 def test_prune_by_metric(relight, runs: Path) -> None:
     """The best of a metric stays, in either direction."""
-    found = relight("prune", "runs/demo", "--keep-best", 1, "--mode", "max", "--dry-run", "--json").json
-    assert [one["step"] for one in found["checkpoints"] if one["keep"]] == [99, 199, 299]
+    answer = relight("prune", "runs/demo", "--keep-best", 1, "--mode", "max", "--dry-run", "--json").json
+    assert [checkpoint["step"] for checkpoint in answer["checkpoints"] if checkpoint["keep"]] == [99, 199, 299]
 
 
 def test_prune_without_rules_or_without_anybody_to_ask_is_2(relight, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deleting is never what a slip does."""
+    """Without rules, or without a terminal for the question, nothing is deleted."""
     for arguments in (
         ["runs/demo"],
         ["runs/demo", "--keep-last", 0],
@@ -192,17 +194,17 @@ def test_prune_without_rules_or_without_anybody_to_ask_is_2(relight, runs: Path,
 
 @pytest.mark.parametrize(("typed", "left"), [("y\n", 3), ("n\n", 4), ("\n", 4)])
 def test_prune_asks_on_a_terminal(runs: Path, typed: str, left: int) -> None:
-    """Only a yes is one."""
+    """Only ``y`` deletes."""
     answer = on_terminal("prune", "runs/demo", *RULES, typed=typed, prompt="Remove them?")
     assert answer.code == 0
     assert len(ids(runs)) == left
 
 
 def test_prune_keeps_a_good_one_when_the_newest_is_damaged(relight, runs: Path) -> None:
-    """The newest that verifies stays, and the reason says so."""
+    """The newest checkpoint that verifies stays, with that reason."""
     flip(directory(runs, 3) / PACK)
-    found = relight("prune", "runs/demo", "--keep-last", 1, "--dry-run", "--json").json
-    reasons = {one["step"]: one["reason"] for one in found["checkpoints"] if one["keep"]}
+    answer = relight("prune", "runs/demo", "--keep-last", 1, "--dry-run", "--json").json
+    reasons = {checkpoint["step"]: checkpoint["reason"] for checkpoint in answer["checkpoints"] if checkpoint["keep"]}
     assert "newest verified" in reasons[249]
 
 
@@ -213,28 +215,28 @@ def test_prune_sweep_deletes_leftovers_of_dead_attempts_alone(relight, runs: Pat
         place.mkdir()
         (place / PACK).write_bytes(b"x")
     answer = relight("prune", "runs/demo", "--sweep", "--dry-run", "--json")
-    assert [one["dir"] for one in answer.json["sweep"]] == [dead.name]
-    assert [one["dir"] for one in answer.json["held"]] == [alive.name]
+    assert [leftover["dir"] for leftover in answer.json["sweep"]] == [dead.name]
+    assert [leftover["dir"] for leftover in answer.json["held"]] == [alive.name]
     assert "may still be writing" in relight("prune", "runs/demo", "--sweep", "--dry-run").out
     assert relight("prune", "runs/demo", "--sweep", "--yes").out.endswith("removed 0 checkpoints, swept 1 leftover\n")
     assert (dead.exists(), alive.exists(), len(ids(runs))) == (False, True, 4)
 
 
 def test_tags_are_listed_given_moved_and_taken_away(relight, runs: Path) -> None:
-    """Each says what it did; JSON too."""
-    one, two = ids(runs)[:2]
-    assert relight("tag", "runs/demo", "--json").json == [{"tag": "good", "id": two, "step": 199}]
-    assert relight("tag", "runs/demo").out.splitlines()[1].split() == ["good", two, "199"]
-    assert relight("tag", "runs/demo", "release/v1", "99", "--json").json == {"tag": "release/v1", "id": one, "step": 99}
-    assert relight("show", "runs/demo@release/v1", "--json").json["id"] == one
-    assert relight("tag", "runs/demo", "good", "99").out == f"good → {one} (step 99), moved from {two} (step 199)\n"
+    """Each action is reported, in JSON too."""
+    first, second = ids(runs)[:2]
+    assert relight("tag", "runs/demo", "--json").json == [{"tag": "good", "id": second, "step": 199}]
+    assert relight("tag", "runs/demo").out.splitlines()[1].split() == ["good", second, "199"]
+    assert relight("tag", "runs/demo", "release/v1", "99", "--json").json == {"tag": "release/v1", "id": first, "step": 99}
+    assert relight("show", "runs/demo@release/v1", "--json").json["id"] == first
+    assert relight("tag", "runs/demo", "good", "99").out == f"good → {first} (step 99), moved from {second} (step 199)\n"
     assert relight("tag", "runs/demo", "newest").out.startswith(f"newest → {ids(runs)[-1]}")
     assert relight("tag", "runs/demo", "good", "--delete").out == "good removed\n"
     assert [row["tag"] for row in relight("tag", "runs/demo", "--json").json] == ["newest", "release/v1"]
 
 
 def test_a_tag_does_not_fence_the_run_in_progress(relight, runs: Path) -> None:
-    """Tools are not attempts: training goes on committing."""
+    """Commands are no attempts, so training continues committing."""
     attempt = Attempt.begin(open_bytes(runs), "demo")
     assert relight("tag", "runs/demo", "kept", "99").code == 0
     assert relight("prune", "runs/demo", "--keep-last", 1, "--yes").code == 0
@@ -256,7 +258,7 @@ def test_a_tag_does_not_fence_the_run_in_progress(relight, runs: Path) -> None:
     ids=str,
 )
 def test_tags_that_cannot_be(relight, runs: Path, arguments: list[str], code: int) -> None:
-    """A name that means something else is bad usage; what is not there is a no. Neither changes anything."""
+    """A reserved name is a usage error, and a missing tag or checkpoint exit code 1. Neither changes the run."""
     before = len(list((runs / "demo/log").iterdir()))
     answer = relight("tag", "runs/demo", *arguments)
     assert (answer.code, answer.out) == (code, "")

@@ -29,9 +29,9 @@ def run(tmp_path: Path) -> Path:
 
 def test_what_was_chosen_is_told(run: Path, relight: Any) -> None:
     """``show --codecs`` says how chunks are stored and why; ``ls`` what is new, and what is needed."""
-    said = relight("show", run, "--codecs").out
-    assert "stored so" in said and "of the last two saves was equal; codecs are on" in said
-    assert "elsewhere" in said and "relight.compact" not in said
+    output = relight("show", run, "--codecs").out
+    assert "stored so" in output and "of the last two saves was equal; codecs are on" in output
+    assert "elsewhere" in output and "relight.compact" not in output
     rows = relight("show", run, "--codecs", "--json").json["codecs"]
     assert {row["role"] for row in rows} >= {"param", "optim"}
     (held,) = [row for row in rows if row["role"] == "param" and row["bytes"] > 1 << 20] or [None]

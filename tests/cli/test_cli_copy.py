@@ -1,4 +1,4 @@
-"""``cp`` and the room below it: identity, provenance, fencing, damage, interruption."""
+"""``relight cp`` and the package ``transfer``: identity, provenance, fencing, damage, interruption."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ PACK = "pack-00000-000.safetensors"
 
 
 def tensors(path: Path, number: int, run: str = "demo") -> dict[str, bytes]:
-    """What a checkpoint holds, read and verified."""
-    found = open_run(open_bytes(path), run)
-    opened = found.open(found.history().live[number])
+    """Read and verify a checkpoint. Return its tensors' bytes."""
+    result = open_run(open_bytes(path), run)
+    opened = result.open(result.history().live[number])
     part = opened.parts[0]
-    held = {index: bytearray(tensor.length) for index, tensor in enumerate(part.tensors)}
-    read_tensors(opened, part, {index: Bytes(data) for index, data in held.items()})
-    return {part.tensors[index].name: bytes(data) for index, data in held.items()}
+    buffers = {index: bytearray(tensor.length) for index, tensor in enumerate(part.tensors)}
+    read_tensors(opened, part, {index: Bytes(data) for index, data in buffers.items()})
+    return {part.tensors[index].name: bytes(data) for index, data in buffers.items()}
 
 
 def test_a_copy_is_a_checkpoint_of_its_own_with_the_same_bytes(relight, runs: Path) -> None:
-    """Same id, same packs, same tensors; another store, run and epoch; it says where it came from; the original is as it was."""
+    """A copy has the same id, packs and tensors, another store, run and epoch, and its origin.
+
+    The original is unchanged.
+    """
     before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
     answer = relight("cp", "runs/demo", "backup/copy")
     assert answer.code == 0
@@ -43,11 +46,11 @@ def test_a_copy_is_a_checkpoint_of_its_own_with_the_same_bytes(relight, runs: Pa
     assert relight("verify", "backup").code == 0
     assert (directory(runs, -1) / PACK).read_bytes() == (directory(backup, -1, "copy") / PACK).read_bytes()
     assert tensors(runs, -1) == tensors(backup, -1, "copy")
-    there = open_run(open_bytes(backup), "copy")
-    root = there.open(there.history().live[0]).root
-    here = Run(open_bytes(runs), "demo").view()
-    assert root.user[COPIED_FROM] == {"store": here.store_id, "run": here.run_id, "id": root.id}
-    assert (root.store, root.run, root.epoch) == (there.view().store_id, there.view().run_id, 0)
+    copy = open_run(open_bytes(backup), "copy")
+    root = copy.open(copy.history().live[0]).root
+    original = Run(open_bytes(runs), "demo").view()
+    assert root.user[COPIED_FROM] == {"store": original.store_id, "run": original.run_id, "id": root.id}
+    assert (root.store, root.run, root.epoch) == (copy.view().store_id, copy.view().run_id, 0)
     files = [path for path in directory(backup, 0, "copy").iterdir() if path.name != "root.json"]
     assert root.stored_bytes == root.new_bytes == sum(path.stat().st_size for path in files)
     facts = relight("show", "backup/copy", "--json").json
@@ -55,11 +58,11 @@ def test_a_copy_is_a_checkpoint_of_its_own_with_the_same_bytes(relight, runs: Pa
 
 
 def test_all_are_copied_in_order_and_a_second_time_none(relight, runs: Path) -> None:
-    """Saying it again copies what is missing: nothing."""
+    """A repeated ``cp`` copies only missing checkpoints."""
     relight("cp", "runs/demo", "backup/demo", "--which", "99", "--which", "good")
     answer = relight("cp", "runs/demo", "backup/demo", "--all", "--json")
-    assert [one["id"] for one in answer.json["copied"]] == ids(runs)[2:]
-    assert [one["id"] for one in answer.json["there"]] == ids(runs)[:2]
+    assert [entry["id"] for entry in answer.json["copied"]] == ids(runs)[2:]
+    assert [entry["id"] for entry in answer.json["there"]] == ids(runs)[:2]
     assert [row["step"] for row in relight("ls", "backup/demo", "--json").json] == [99, 199, 249, 299]
     assert relight("cp", "runs/demo", "backup/demo", "--all").out.startswith("nothing to copy: all 4 are in ")
     assert relight("verify", "backup", "--json").json["ok"] is True
@@ -67,14 +70,14 @@ def test_all_are_copied_in_order_and_a_second_time_none(relight, runs: Path) -> 
 
 @pytest.mark.parametrize("source", ["runs/demo@good", "runs/demo@199"])
 def test_source_may_name_the_checkpoint(relight, runs: Path, source: str) -> None:
-    """``RUN@WHICH``, or the checkpoint's directory."""
+    """The source may be ``RUN@WHICH`` or the checkpoint's directory."""
     relight("cp", source, "one/demo")
     relight("cp", directory(runs, 1), "two/demo")
     assert ids(runs.parent / "one") == ids(runs.parent / "two") == ids(runs)[1:2]
 
 
 def test_a_store_as_destination_takes_the_runs_name(relight, runs: Path) -> None:
-    """An existing store, or one to be made, which the slash at the end says."""
+    """The destination may be an existing store, or a new one with a slash at its end."""
     assert relight("cp", "runs/demo", "backup/").code == 0
     assert relight("cp", "runs/baseline", "backup").code == 0
     assert [row["run"] for row in relight("ls", "backup", "--json").json] == ["baseline", "demo"]
@@ -92,27 +95,27 @@ def test_no_store_is_made_around_what_is_there(relight, runs: Path) -> None:
 
 
 def test_dry_run_makes_nothing(relight, runs: Path) -> None:
-    """Not even the store."""
+    """A dry run does not create the store."""
     answer = relight("cp", "runs/demo", "backup/demo", "--all", "--dry-run", "--json")
-    assert [one["step"] for one in answer.json["copy"]] == [99, 199, 249, 299]
+    assert [entry["step"] for entry in answer.json["copy"]] == [99, 199, 249, 299]
     assert "4 checkpoints, " in relight("cp", "runs/demo", "backup/demo", "--all", "--dry-run").out
     assert not Path("backup").exists()
 
 
 def test_training_at_the_destination_is_not_fenced(relight, runs: Path) -> None:
-    """A copy is committed under the attempt in charge, which goes on saving."""
+    """A copy is committed under the attempt in charge, which continues saving."""
     store = open_bytes(runs.parent / "backup")
     attempt = Attempt.begin(store, "demo")
     attempt.save(request(9))
     assert relight("cp", "runs/demo", "backup/demo", "--force").code == 0
     attempt.save(request(500))
-    assert [one.step for one in open_run(store, "demo").history().live] == [9, 299, 500]
+    assert [checkpoint.step for checkpoint in open_run(store, "demo").history().live] == [9, 299, 500]
     assert open_run(store, "demo").history().live[1].epoch == attempt.epoch
     assert relight("verify", "backup").code == 0
 
 
 def test_an_attempt_that_takes_charge_meanwhile_is_not_overtaken(runs: Path) -> None:
-    """A FENCE between reading and committing: nothing is committed, nothing is left, and it may be tried again."""
+    """If a FENCE appears before the commit, nothing is committed or left, and the copy may be retried."""
     store = open_bytes(runs.parent / "backup")
     source = Run(open_bytes(runs), "demo")
     plan = plan_copy(source, source.history().live[-1:], store, "demo")
@@ -132,7 +135,7 @@ def test_an_attempt_that_takes_charge_meanwhile_is_not_overtaken(runs: Path) -> 
 
 
 def test_a_copy_does_not_put_a_run_back(relight, runs: Path) -> None:
-    """An older step behind a newer one would be resumed from: that has to be said."""
+    """A copy of an older step would become the checkpoint to resume from, so it needs ``--force``."""
     answer = relight("cp", "runs/baseline", "runs/demo")
     assert answer.code == 2
     assert "holds another history" in answer.err and "--force" in answer.err
@@ -142,7 +145,7 @@ def test_a_copy_does_not_put_a_run_back(relight, runs: Path) -> None:
 
 
 def test_what_was_pruned_there_comes_under_a_new_id_once(relight, runs: Path) -> None:
-    """No id is committed twice; the copy is known again by where it says it came from."""
+    """No id is committed twice. A later ``cp`` recognises the copy by its origin."""
     relight("cp", "runs/demo", "backup/demo", "--which", "99", "--which", "299")
     relight("prune", "backup/demo", "--keep-last", 1, "--yes")
     answer = relight("cp", "runs/demo@99", "backup/demo", "--force")
@@ -155,7 +158,7 @@ def test_what_was_pruned_there_comes_under_a_new_id_once(relight, runs: Path) ->
 
 
 def test_leftovers_of_an_interrupted_copy_are_not_written_into(relight, runs: Path) -> None:
-    """A directory that is there already keeps its name to itself."""
+    """A copy does not write into an existing directory."""
     name = f"0000000299-{ids(runs)[-1]}-e0"
     relight("cp", "runs/demo@99", "backup/demo")
     (runs.parent / "backup/demo" / name).mkdir()
@@ -169,7 +172,7 @@ def test_leftovers_of_an_interrupted_copy_are_not_written_into(relight, runs: Pa
 
 @pytest.mark.parametrize("file", [PACK, "part-00000.msgpack", "root.json"])
 def test_damage_is_not_copied_and_does_not_stop_the_others(relight, runs: Path, file: str) -> None:
-    """1, the damaged one by name; what is sound arrives, and nothing half stays behind."""
+    """Exit code 1 names the damaged checkpoint. Sound ones are copied, and no partial copy is left."""
     flip(directory(runs, 1) / file)
     answer = relight("cp", "runs/demo", "backup/demo", "--all")
     assert answer.code == 1
@@ -177,25 +180,25 @@ def test_damage_is_not_copied_and_does_not_stop_the_others(relight, runs: Path, 
     assert [row["step"] for row in relight("ls", "backup/demo", "--json").json] == [99, 249, 299]
     assert len(list((runs.parent / "backup/demo").iterdir())) == 4
     found = relight("cp", "runs/demo@good", "backup/demo", "--json", "--force")
-    assert (found.code, [one["kind"] for one in found.json["damaged"]]) == (1, ["corrupt"])
+    assert (found.code, [damage["kind"] for damage in found.json["damaged"]]) == (1, ["corrupt"])
 
 
 def test_a_missing_or_longer_pack_is_damage(relight, runs: Path) -> None:
-    """Not only what is inside it."""
+    """A missing or longer pack is damage."""
     with (directory(runs, 0) / PACK).open("ab") as pack:
         pack.write(b"x")
     (directory(runs, 1) / PACK).unlink()
-    found = relight("cp", "runs/demo", "backup/demo", "--all", "--json")
-    assert [one["id"] for one in found.json["damaged"]] == ids(runs)[:2]
+    answer = relight("cp", "runs/demo", "backup/demo", "--all", "--json")
+    assert [damage["id"] for damage in answer.json["damaged"]] == ids(runs)[:2]
 
 
 class Full(Disk):
-    """A disk that is full once so many bytes are written."""
+    """A disk that is full after ``room`` bytes."""
 
     room = 9000
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        """Until it is full."""
+        """Write until the disk is full."""
         self.room -= len(data)
         if self.room < 0:
             raise OSError(28, "No space left on device")
@@ -203,7 +206,7 @@ class Full(Disk):
 
 
 def test_a_full_destination_leaves_nothing_behind(runs: Path) -> None:
-    """What was committed before stays, what was begun is removed, and the same command goes on later."""
+    """On a full disk committed checkpoints stay and the begun one is removed. The same command continues later."""
     path = runs.parent / "backup"
     source = Run(open_bytes(runs), "demo")
     full = LocalStore(path, disk=Full())
@@ -217,7 +220,7 @@ def test_a_full_destination_leaves_nothing_behind(runs: Path) -> None:
 
 
 def test_an_interrupt_behind_the_commit_deletes_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C between the commit and the next line: the checkpoint is there and stays whole."""
+    """After Ctrl-C just after the commit the checkpoint is complete."""
     store = open_bytes(runs.parent / "backup")
     source = Run(open_bytes(runs), "demo")
     plan = plan_copy(source, source.history().live[-1:], store, "demo")
@@ -238,7 +241,7 @@ def test_an_interrupt_behind_the_commit_deletes_nothing(runs: Path, monkeypatch:
 
 
 def test_large_packs_and_odd_chunks_arrive_whole(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the size of the buffer against that of chunks and sectors."""
+    """Copies are right for any ratio of buffer, chunk and sector sizes."""
     source = Run(open_bytes(runs), "demo")
     for buffer in (4096, 8192):
         monkeypatch.setattr("relight.transfer.copying.BUFFER_BYTES", buffer)
@@ -249,7 +252,7 @@ def test_large_packs_and_odd_chunks_arrive_whole(runs: Path, monkeypatch: pytest
 
 
 def test_only_one_way_of_saying_which(relight, runs: Path) -> None:
-    """Contradictions are bad usage; what is not there is a no."""
+    """Contradictory arguments are usage errors. A missing run or checkpoint is exit code 1."""
     assert relight("cp", "runs/demo@good", "backup/demo", "--all").code == 2
     assert relight("cp", "runs/demo", "backup/demo", "--all", "--which", "99").code == 2
     assert relight("cp", "runs", "backup/demo").code == 2
@@ -259,7 +262,7 @@ def test_only_one_way_of_saying_which(relight, runs: Path) -> None:
 
 
 def test_the_run_itself_is_no_destination_for_what_it_has(relight, runs: Path) -> None:
-    """A copy onto itself is done already."""
+    """A copy onto the same run copies nothing."""
     assert relight("cp", "runs/demo", "runs/demo").out.startswith("nothing to copy: it is in ")
     source = Run(open_bytes(runs), "demo")
     with pytest.raises(ConfigError):
@@ -267,18 +270,19 @@ def test_the_run_itself_is_no_destination_for_what_it_has(relight, runs: Path) -
 
 
 def test_what_was_pruned_there_is_not_pushed_again(relight, runs: Path) -> None:
-    """The other side keeps fewer: old ones behind its newest would put it back."""
+    """Checkpoints that the destination pruned are not pushed again, because older ones after its newest would roll it
+    back."""
     assert relight("push", "runs/demo", "backup/demo").code == 0
     assert relight("prune", "backup/demo", "--keep-last", "1", "--yes").code == 0
     store = open_bytes(runs.parent / "backup")
-    left = [one.step for one in open_run(store, "demo").history().live]
+    left = [checkpoint.step for checkpoint in open_run(store, "demo").history().live]
     assert left and left[-1] == 299 and len(left) < 4
     assert relight("push", "runs/demo", "backup/demo").code == 0
-    assert [one.step for one in open_run(store, "demo").history().live] == left
+    assert [checkpoint.step for checkpoint in open_run(store, "demo").history().live] == left
 
 
 def test_a_copy_does_not_come_behind_a_later_step_that_was_saved_meanwhile(runs: Path) -> None:
-    """Planned at step 99 of the destination, which trains: nothing is committed, nothing left."""
+    """If the destination saves a later step after the plan was made, nothing is committed or left."""
     store = open_bytes(runs.parent / "backup")
     first = Run(open_bytes(runs), "demo")
     execute_copy(plan_copy(first, first.history().live[:1], store, "demo"))
@@ -294,14 +298,15 @@ def test_a_copy_does_not_come_behind_a_later_step_that_was_saved_meanwhile(runs:
 
     with pytest.raises(LeaseHeld, match="changed meanwhile"):
         execute_copy(plan, progress=trains)
-    assert saved and [one.step for one in open_run(store, "demo").history().live] == [99, 500]
+    assert saved and [checkpoint.step for checkpoint in open_run(store, "demo").history().live] == [99, 500]
     execute_copy(plan_copy(source, source.history().live[-1:], store, "demo", as_newest=True))
-    assert [one.step for one in open_run(store, "demo").history().live] == [99, 500, 299]
+    assert [checkpoint.step for checkpoint in open_run(store, "demo").history().live] == [99, 500, 299]
 
 
 @pytest.mark.parametrize("step", [99, 299, 400])
 def test_a_copy_into_another_history_is_refused_whatever_its_step(relight, runs: Path, step: int) -> None:
-    """Ids decide whether a copy continues the destination's history: an equal or a later step of another run does not."""
+    """Ids decide whether a copy continues the destination's history: an equal or a later step of another run does
+    not."""
     Attempt.begin(open_bytes(runs), "other").save(request(step))
     mine = ids(runs)[-1]
     for command in (("cp", "runs/other", "runs/demo"), ("push", "runs/other", "runs/demo"), ("pull", "runs/other", "runs/demo")):
@@ -310,10 +315,12 @@ def test_a_copy_into_another_history_is_refused_whatever_its_step(relight, runs:
         assert len(ids(runs)) == 4
     theirs = ids(runs, "other")[0]
     told = relight("cp", "runs/other", "runs/demo", "--force", "--dry-run", "--json")
-    assert told.json["changes"]["only_there"] == [{"id": one, "step": at} for one, at in zip(ids(runs), [99, 199, 249, 299], strict=True)]
+    assert told.json["changes"]["only_there"] == [
+        {"id": id_, "step": at_step} for id_, at_step in zip(ids(runs), [99, 199, 249, 299], strict=True)
+    ]
     answer = relight("cp", "runs/other", "runs/demo", "--force")
     assert answer.code == 0 and len(ids(runs)) == 5
-    assert all(f"({one}); it stays" in answer.err for one in ids(runs)[:4])
+    assert all(f"({id_}); it stays" in answer.err for id_ in ids(runs)[:4])
     assert f"step 299 ({mine}) → step {step}, a copy of {theirs}" in answer.err
 
 
@@ -327,7 +334,8 @@ def test_a_later_checkpoint_of_the_same_history_is_copied_at_a_lower_step(religh
 
 
 def test_a_copy_follows_the_checkpoint_that_its_run_was_resumed_from(relight, runs: Path) -> None:
-    """A new log whose first save names the destination's newest checkpoint as its parent continues the destination's history."""
+    """A new log whose first save names the destination's newest checkpoint as its parent continues the destination's
+    history."""
     Attempt.begin(open_bytes(runs.parent / "near"), "demo").save(request(300, parents=[ids(runs)[-1]]))
     assert relight("cp", "near/demo", "runs/demo").code == 0
     assert relight("show", "runs/demo", "--json").json["step"] == 300

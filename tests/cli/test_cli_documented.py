@@ -28,9 +28,9 @@ def test_each_command_has_a_section_with_all_its_options() -> None:
         else:
             usages.append((name, command, lines))
     for name, command, usage in usages:
-        options = [set(one.opts) for one in command.params if isinstance(one, click.Option)]
+        options = [set(param.opts) for param in command.params if isinstance(param, click.Option)]
         written = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", usage))
-        assert all(one & written for one in options), (name, options, written)
+        assert all(option & written for option in options), (name, options, written)
         assert written <= set().union(*options), (name, written)
 
 

@@ -35,7 +35,7 @@ def test_a_plan_writes_nothing_and_json_says_all(relight, runs: Path) -> None:
     assert sorted(runs.parent.rglob("*")) == before
     assert (answer["to"], answer["component"], answer["tensors"], answer["dry_run"]) == ("safetensors", None, 5, True)
     assert {one["what"] for one in answer["left_out"]} >= {"odd.inf", "optimizer.state.0.step"}
-    assert [one["name"] for one in answer["entries"]][:2] == ["model.layer.weight", "model.layer.bias"]
+    assert [entry["name"] for entry in answer["entries"]][:2] == ["model.layer.weight", "model.layer.bias"]
     assert "would be written to out" in relight("export", "runs/demo", "out", "--dry-run").out
     done = relight("export", "runs/demo", "out.pt", "--json").json
     assert (done["to"], done["dry_run"], done["files"][0]["name"], done["overflowed"]) == ("pt", False, "out.pt", {})
@@ -51,7 +51,7 @@ def test_averages(relight, runs: Path) -> None:
     named = relight("export", "runs/demo", "b.pt", "--average", "99=1,good=2,runs/baseline@99=1", "--json").json
     assert [one["weight"] for one in named["average"]] == [0.25, 0.5, 0.25]
     weights = relight("export", "runs/demo", "c.pt", "--average", "last:3", "--ema", "0.5", "--dry-run", "--json").json["average"]
-    assert [round(one["weight"], 3) for one in weights] == [0.143, 0.286, 0.571]
+    assert [round(weight["weight"], 3) for weight in weights] == [0.143, 0.286, 0.571]
     saved = relight("export", "runs/demo", "--average", "last:2", "--into", "runs/averages", "--json").json
     assert ids(runs, "averages") == [saved["id"]]
     assert relight("verify", "runs/averages").code == 0

@@ -44,7 +44,7 @@ def test_rules_by_time_size_and_age(tmp_path: Path) -> None:
 
     def stays(*options: str) -> list[int]:
         plan = json.loads(relight("prune", run, *options, "--dry-run", "--json"))
-        return [one["step"] for one in plan["checkpoints"] if one["keep"]]
+        return [checkpoint["step"] for checkpoint in plan["checkpoints"] if checkpoint["keep"]]
 
     assert stays("--keep-within", "1h") == [0, 1, 2, 3]
     assert stays("--keep-daily", "2") in ([3], [2, 3], [1, 3], [0, 3])

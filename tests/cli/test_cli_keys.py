@@ -33,7 +33,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def steps_with(key: str) -> list[int]:
     """What a key shows of the run."""
-    return [one.step for one in fold(Log(EncryptedStore(LocalStore("runs"), Keychain.from_specs(key)), "demo").read()).live]
+    return [checkpoint.step for checkpoint in fold(Log(EncryptedStore(LocalStore("runs"), Keychain.from_specs(key)), "demo").read()).live]
 
 
 def slots(relight, *keys: str) -> list[dict[str, object]]:

@@ -13,5 +13,5 @@ def test_a_table_wider_than_the_terminal_is_whole(monkeypatch: pytest.MonkeyPatc
     columns = ["name", "first number", "second number", "last"]
     cells = [[("a rather long name of something", ""), ("1", ""), ("2", ""), ("the end", "")]]
     _rich_table(columns, cells, ("first number", "second number"), ("name",))
-    said = capsys.readouterr().out
-    assert "second number" in said and "the end" in said and "something" in said.replace("\n", " ")
+    output = capsys.readouterr().out
+    assert "second number" in output and "the end" in output and "something" in output.replace("\n", " ")

@@ -48,9 +48,9 @@ def test_a_schedule_is_told_decision_by_decision(runs: Path, relight) -> None:
     assert "2 failures in 2 h" in done.out
     assert "Young" in done.out
     assert max(map(len, done.out.splitlines())) <= 84
-    told = json.loads(relight("explain", "schedule", "runs/demo", "--json").out)
-    assert [one["step"] for one in told] == [0, 100]
-    assert told[1]["interval_s"] == pytest.approx(2 * told[0]["interval_s"], rel=0.1)
+    result = json.loads(relight("explain", "schedule", "runs/demo", "--json").out)
+    assert [one["step"] for one in result] == [0, 100]
+    assert result[1]["interval_s"] == pytest.approx(2 * result[0]["interval_s"], rel=0.1)
     assert len(json.loads(relight("explain", "schedule", "runs/demo", "--json", "--last", "1").out)) == 1
     none = relight("explain", "schedule", "runs/baseline")
     assert none.code == 1
@@ -61,7 +61,7 @@ def test_a_plan_of_a_run_a_configuration_and_a_number(runs: Path, relight, tmp_p
     """Parts of a live checkpoint are its tensors' bytes by role; a configuration counts to the parameter; JSON has every number."""
     live = json.loads(relight("plan", "runs/demo", "--json").out)
     tensors = json.loads(relight("show", "runs/demo", "--json").out)["tensors"]
-    assert live["bytes"] == sum(one["bytes"] for one in tensors)
+    assert live["bytes"] == sum(tensor["bytes"] for tensor in tensors)
     config = {
         "model_type": "llama",
         "hidden_size": 4096,
@@ -91,10 +91,10 @@ def bench(path: Path, size: int, seconds: float) -> Path:
 def test_measured_files_take_the_place_of_what_is_assumed(tmp_path: Path, relight) -> None:
     """Two sizes make a line; the source is told; files that are none are refused."""
     one, two = bench(tmp_path / "one.json", 10**9, 1.0), bench(tmp_path / "two.json", 2 * 10**9, 1.5)
-    told = json.loads(relight("plan", "100M", "--precision", "fp32", "--measured", one, "--measured", two, "--json").out)
-    assert told["bytes"] == 12 * 10**8
-    assert told["stall_s"] == pytest.approx(0.5 + 1.2 * 0.5)
-    assert told["known"]["load_s"] == {"value": pytest.approx(3 * 1.1), "source": "measured: 2 files of relight bench"}
+    result = json.loads(relight("plan", "100M", "--precision", "fp32", "--measured", one, "--measured", two, "--json").out)
+    assert result["bytes"] == 12 * 10**8
+    assert result["stall_s"] == pytest.approx(0.5 + 1.2 * 0.5)
+    assert result["known"]["load_s"] == {"value": pytest.approx(3 * 1.1), "source": "measured: 2 files of relight bench"}
     for wrong in (
         b"",
         b"{}",
@@ -140,10 +140,10 @@ def test_presets_as_file_as_reasons_and_as_json(tmp_path: Path, relight, monkeyp
     again = relight("preset", "medium", "--out", "relight.toml")
     assert again.code == 2
     assert "the file exists already" in again.err
-    told = json.loads(relight("preset", "medium", "--json").out)
-    assert told["toml"] == printed
+    result = json.loads(relight("preset", "medium", "--json").out)
+    assert result["toml"] == printed
     explained = relight("preset", "medium", "--explain").out
-    assert all(one["why"] in explained for one in told["settings"])
+    assert all(setting["why"] in explained for setting in result["settings"])
     other = tomllib.loads(relight("preset", "medium", "--model", "70B", "--gpus", "8192").out)
     assert other["checkpoint"]["adaptive"]["at_most"] != tomllib.loads(printed)["checkpoint"]["adaptive"]["at_most"]
     assert len(json.loads(relight("preset", "--json").out)) == 8

@@ -18,7 +18,7 @@ def test_policies_side_by_side(relight, tmp_path: Path) -> None:
     assert "goodput" in answer.out and "adaptive,l…" in answer.out and "points of goodput" in answer.out
     assert (tmp_path / "fleet.png").read_bytes().startswith(b"\x89PNG")
     found = relight("simulate", *FEW, "--policy", "adaptive,last=2", "--policy", "6h,last=2", "--json").json
-    assert [one["policy"] for one in found[0]["policies"]] == ["adaptive,last=2", "6h,last=2"]
+    assert [policy["policy"] for policy in found[0]["policies"]] == ["adaptive,last=2", "6h,last=2"]
     assert sum(found[0]["policies"][0]["parts"].values()) == pytest.approx(1)
     assert found[0]["scenario"]["gpus"] == 1024
 

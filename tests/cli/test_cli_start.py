@@ -94,9 +94,9 @@ def test_each_command_is_a_click_command_of_its_own_name() -> None:
     assert files == set(COMMANDS)
     with click.Context(relight.cli.cli) as context:
         for name in COMMANDS:
-            found = relight.cli.cli.get_command(context, name)
-            assert found is not None
-            assert found.name == name
+            result = relight.cli.cli.get_command(context, name)
+            assert result is not None
+            assert result.name == name
 
 
 @pytest.mark.parametrize("arguments", [["ls"], ["ls", "--nope", "runs"], ["nope"], ["prune", "runs/demo", "--keep-last", "x"], []], ids=str)

@@ -45,8 +45,8 @@ def test_shards_are_one_tensor() -> None:
 
 def test_large_numbers_do_not_overflow() -> None:
     """Neither the norm nor the mean of numbers near the end of their range."""
-    found = of("float64", struct.pack("<2d", 1e300, -1e300))
-    assert math.isclose(found["norm"], math.sqrt(2) * 1e300)
+    result = of("float64", struct.pack("<2d", 1e300, -1e300))
+    assert math.isclose(result["norm"], math.sqrt(2) * 1e300)
     assert of("uint64", struct.pack("<2Q", 2**64 - 1, 0))["max"] == 2**64 - 1
 
 
@@ -66,10 +66,10 @@ def test_every_kind_of_element_is_taken(dtype: str) -> None:
     """None of the format's kinds fails, whatever the bits; kinds below a byte have no numbers."""
     size = DTYPES[dtype].itemsize
     data = bytes(range(256)) * size
-    found = of(dtype, data, 128 * size)
-    assert set(found) <= {"min", "max", "mean", "norm", "nan", "inf"}
+    result = of(dtype, data, 128 * size)
+    assert set(result) <= {"min", "max", "mean", "norm", "nan", "inf"}
     below = [f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)]
-    assert bool(found) == (dtype not in (*below, "float4_e2m1fn_x2", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"))
+    assert bool(result) == (dtype not in (*below, "float4_e2m1fn_x2", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"))
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_small_floats_are_what_torch_says(dtype: str) -> None:
     data = bytes(range(256)) if dtype.startswith("float8") else b"".join(struct.pack("<H", code) for code in range(1 << 16))
     values = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).double()
     finite = values[values.isfinite()]
-    found = of(dtype, data)
-    assert (found["min"], found["max"]) == (finite.min().item(), finite.max().item())
-    assert (found["nan"], found["inf"]) == (int(values.isnan().sum()), int(values.isinf().sum()))
-    assert math.isclose(found["norm"], finite.norm().item(), rel_tol=1e-12)
-    assert math.isclose(found["mean"], finite.mean().item(), rel_tol=1e-9, abs_tol=1e-30)
+    result = of(dtype, data)
+    assert (result["min"], result["max"]) == (finite.min().item(), finite.max().item())
+    assert (result["nan"], result["inf"]) == (int(values.isnan().sum()), int(values.isinf().sum()))
+    assert math.isclose(result["norm"], finite.norm().item(), rel_tol=1e-12)
+    assert math.isclose(result["mean"], finite.mean().item(), rel_tol=1e-9, abs_tol=1e-30)

@@ -42,8 +42,12 @@ def test_drain_copies_what_is_lacking_and_says_so(tmp_path: Path) -> None:
     assert rows == {first: ["hot", "warm", "cold"], second: ["hot"]}
     table = relight("ls", hot, "--tiers")
     assert "warm" in table and table.splitlines()[-1] == "hot: 2, warm: 1, cold: 1"
-    told = json.loads(relight("drain", hot, "--json"))
-    assert [row["id"] for row in told["copied"]] == [second, second] and told["owed"] == {"warm": [], "cold": []} and told["errors"] == {}
+    result = json.loads(relight("drain", hot, "--json"))
+    assert (
+        [row["id"] for row in result["copied"]] == [second, second]
+        and result["owed"] == {"warm": [], "cold": []}
+        and result["errors"] == {}
+    )
 
 
 def test_a_tier_that_fails_is_a_no(tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ def test_list_recall_give_up(tmp_path: Path) -> None:
     assert "nothing can be recalled" in relight("undelete", run)
     assert "can be recalled for 12h" in relight("prune", run, "--keep-last", "1", "--undo-window", "12h", "--yes")
     assert [(row["id"], row["due"], row["undo_s"]) for row in json.loads(relight("undelete", run, "--json"))] == [
-        (one, False, 43200.0) for one in ids[:3]
+        (id_, False, 43200.0) for id_ in ids[:3]
     ]
     assert "for 12 h of the run" in relight("undelete", run)
     relight("undelete", run, "17", status=1)
     relight("undelete", run, "--give-up", status=2)
     assert "is back" in relight("undelete", run, "1", "--why", "wanted after all")
-    assert [one["id"] for one in json.loads(relight("ls", run, "--json"))] == [ids[1], ids[3]]
+    assert [checkpoint["id"] for checkpoint in json.loads(relight("ls", run, "--json"))] == [ids[1], ids[3]]
     log = relight("log", run)
     assert "RECALL" in log and "wanted after all" in log and "may be recalled for 12 h" in log
     assert len(json.loads(relight("undelete", run, "all", "--give-up", "--json"))["deleted"]) == 2

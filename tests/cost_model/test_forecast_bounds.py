@@ -46,9 +46,9 @@ def cluster(stall_s: float = BLOCKED_S) -> Scenario:
 
 def test_saves_of_half_an_hour_are_as_far_apart_as_is_best() -> None:
     """Without a bound of the user's, the schedule loses at most 3 % more than an oracle; a bound of an hour loses a fifth of all time."""
-    found = lost_by(cluster(), ("adaptive,last=3", "adaptive,last=4,at_most=1h", "oracle"), range(2))
-    assert found["adaptive,last=3"] <= found["oracle"] + 0.03, found
-    assert found["adaptive,last=4,at_most=1h"] >= found["oracle"] + 0.15, found
+    result = lost_by(cluster(), ("adaptive,last=3", "adaptive,last=4,at_most=1h", "oracle"), range(2))
+    assert result["adaptive,last=3"] <= result["oracle"] + 0.03, result
+    assert result["adaptive,last=4,at_most=1h"] >= result["oracle"] + 0.15, result
 
 
 def test_the_hour_holds_where_saves_are_cheap() -> None:
@@ -79,9 +79,11 @@ def test_the_hour_holds_where_saves_are_cheap() -> None:
 )
 def test_the_reason_states_which_bound_costs_how_much(bounds: IntervalBounds, name: str) -> None:
     """In words and as numbers; a bound that costs nothing, and one that only a guess would blame, is not mentioned."""
-    found = decide(DEAR, None, bounds)
-    assert found.bound == name and f"{name} costs {found.numbers['bound_cost']:.1%} of the time" in found.reason
-    assert found.numbers["bound_cost"] > 0.05 and found.numbers["free_s"] == pytest.approx(decide(DEAR, None, IntervalBounds()).interval_s)
+    result = decide(DEAR, None, bounds)
+    assert result.bound == name and f"{name} costs {result.numbers['bound_cost']:.1%} of the time" in result.reason
+    assert result.numbers["bound_cost"] > 0.05 and result.numbers["free_s"] == pytest.approx(
+        decide(DEAR, None, IntervalBounds()).interval_s
+    )
     assert not decide(DEAR, None, IntervalBounds(at_most_s=200 * HOUR)).bound
     assert not decide(ScheduleInput(devices=4096), None, bounds).bound
 
@@ -136,8 +138,10 @@ def test_a_new_process_knows_what_saves_cost(tmp_path: Path) -> None:
     log = Log(store, "demo")
     log.read()
     measured, guess = decide(DEAR, None, IntervalBounds()), decide(ScheduleInput(devices=4096), None, IntervalBounds())
-    for at, decision in enumerate((measured, guess, ScheduleDecision(60.0, 1, "of an older Relight", {"stall_s": 1.0, "durable_s": 2.0}))):
-        note = NoteBody(topic=TOPIC, data=encode(at, decision))
+    for number, decision in enumerate(
+        (measured, guess, ScheduleDecision(60.0, 1, "of an older Relight", {"stall_s": 1.0, "durable_s": 2.0}))
+    ):
+        note = NoteBody(topic=TOPIC, data=encode(number, decision))
         log.append(lambda view, note=note: (note, attempt.epoch))  # type: ignore[misc]
     history = fold(log.read())
     assert saves_cost(history) == (BLOCKED_S, BLOCKED_S)
@@ -149,8 +153,8 @@ def test_a_new_process_knows_what_saves_cost(tmp_path: Path) -> None:
 def test_plan_and_simulate_state_what_a_bound_costs() -> None:
     """A line for people, numbers for programs; nothing where none was given."""
     asked = ["plan", "70B", "--gpus", "4096", "--stall", "30m", "--durable", "30m", "--restart", "2h", "--levels", "store"]
-    said = CliRunner().invoke(cli, [*asked, "--at-most", "1h"]).output
-    assert "at_most=60 min costs " in said and " between saves would lose least" in said
+    output = CliRunner().invoke(cli, [*asked, "--at-most", "1h"]).output
+    assert "at_most=60 min costs " in output and " between saves would lose least" in output
     assert "costs" not in CliRunner().invoke(cli, asked).output
     wrong = CliRunner().invoke(cli, [*asked, "--at-least", "2h", "--at-most", "1h"])
     assert wrong.exit_code != 0

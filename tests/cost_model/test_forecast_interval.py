@@ -32,10 +32,10 @@ def test_the_optimum_is_where_the_waste_is_least() -> None:
         rate = 1 / math.exp(pick.uniform(math.log(600), math.log(1e7)))
         stall = math.exp(pick.uniform(math.log(1e-3), math.log(100)))
         costs = Costs(stall, stall * pick.uniform(1, 5), pick.uniform(0, 600))
-        found = best_interval(rate, costs)
-        assert found.bound == "optimum"
-        assert found.waste == waste(found.seconds, rate, costs)
-        assert all(waste(found.seconds * 1.02**k, rate, costs) >= found.waste - 1e-12 for k in range(-200, 200))
+        result = best_interval(rate, costs)
+        assert result.bound == "optimum"
+        assert result.waste == waste(result.seconds, rate, costs)
+        assert all(waste(result.seconds * 1.02**k, rate, costs) >= result.waste - 1e-12 for k in range(-200, 200))
 
 
 def test_the_waste_is_that_of_played_lives() -> None:
@@ -78,9 +78,9 @@ def test_neither_huge_nor_tiny_numbers_break_it() -> None:
     for rate in (0.0, 1e-15, 1e-6, 1.0, 1e6):
         for stall in (0.0, 1e-9, 1.0, 1e9):
             costs = Costs(stall, stall, 1e3)
-            found = best_interval(rate, costs, at_most_s=1e12)
-            assert 0 <= found.waste <= 1
-            assert 0 <= found.seconds <= 1e12
+            result = best_interval(rate, costs, at_most_s=1e12)
+            assert 0 <= result.waste <= 1
+            assert 0 <= result.seconds <= 1e12
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf], ids=str)
@@ -99,24 +99,24 @@ THREE = [Level("memory", Costs(0.05, 0.05, 20), 0.2), Level("peers", Costs(0.1, 
 
 def test_levels_are_multiples_of_each_other() -> None:
     """405B on 16k GPUs: each level's interval is a whole multiple of the one before, and together they lose what first order says."""
-    found = best_levels(1 / (185.6 * 60), THREE)
-    for one in found.levels:
-        assert one.interval_s == pytest.approx(found.levels[0].interval_s * one.multiple)
-    assert [one.multiple for one in found.levels] == sorted(one.multiple for one in found.levels)
-    assert found.waste == pytest.approx(0.0084 + 0.0060, abs=0.006)
+    result = best_levels(1 / (185.6 * 60), THREE)
+    for level in result.levels:
+        assert level.interval_s == pytest.approx(result.levels[0].interval_s * level.multiple)
+    assert [level.multiple for level in result.levels] == sorted(level.multiple for level in result.levels)
+    assert result.waste == pytest.approx(0.0084 + 0.0060, abs=0.006)
 
 
 def test_no_other_multiples_lose_less() -> None:
     """Brute force over base and multiples finds nothing better by more than a thousandth of the loss."""
     rate = 1 / (185.6 * 60)
-    found = best_levels(rate, THREE)
+    result = best_levels(rate, THREE)
     best = min(
         total_waste(rate, THREE, [base, base * peers, base * peers * store])
         for base in [10 * 1.05**k for k in range(80)]
         for peers in (1, 2, 3)
         for store in range(1, 40)
     )
-    assert found.waste <= best * 1.001
+    assert result.waste <= best * 1.001
 
 
 def test_one_level_is_the_plain_optimum_and_shares_must_be_whole() -> None:

@@ -23,10 +23,10 @@ def lives(shape: float, count: int, seed: int) -> tuple[float, ...]:
 def test_a_replay_loses_what_the_formula_says() -> None:
     """Of many lives without a pattern, at a constant interval."""
     many = lives(1.0, 20_000, 1)
-    found = replay(many, COSTS, lambda age: 400.0)
+    result = replay(many, COSTS, lambda age: 400.0)
     restarts = Costs(COSTS.stall_s, COSTS.durable_s, 0.0)
     useful = (1 - waste(400.0, 1 / 3000, restarts)) * 3000 / 3060  # a restart that does not fail
-    assert found == pytest.approx(1 - useful, abs=0.01)
+    assert result == pytest.approx(1 - useful, abs=0.01)
 
 
 def test_the_shape_is_found() -> None:

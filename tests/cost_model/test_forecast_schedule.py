@@ -1,4 +1,4 @@
-"""Rates that are learned, and the decision: what it goes by, how far it moves, what it says."""
+"""Learned failure rates, and the schedule's decision: its inputs, its limits and its reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ WIDE = IntervalBounds(0, 10 * DAY, 0.9)
 
 
 def test_the_published_prior_is_what_was_measured() -> None:
-    """16,384 devices fail every two to three hours, 1,024 in about 8 (RSC measured 7.9), 98K with hardware alone in well under one."""
+    """16,384 devices fail every two to three hours, 1,024 in about 8 (RSC measured 7.9), 98K with hardware alone in
+    well under one."""
     assert prior(16384).mtbf_s / HOUR == pytest.approx(2.3, abs=0.5)
     assert prior(1024).mtbf_s / HOUR == pytest.approx(7.9, rel=0.15)
     assert prior(8).mtbf_s / DAY == pytest.approx(47.7, rel=0.15)
@@ -33,7 +34,7 @@ def test_the_published_prior_is_what_was_measured() -> None:
 
 
 def test_every_source_says_what_its_rate_comes_from() -> None:
-    """The figures of the table follow from what is quoted beside them."""
+    """The figures of the table follow from the quoted sources."""
     quoted = {
         "llama3": 419 / (16384 * 54 * 24),
         "rsc-1": 6.5 / 8 / 24e3,
@@ -46,7 +47,7 @@ def test_every_source_says_what_its_rate_comes_from() -> None:
 
 
 def test_quantiles_are_the_gamma_s() -> None:
-    """Against the exponential's (shape 1) closed form, a median that is tabulated, and a large sample."""
+    """The values match the exponential's closed form (shape 1), a tabulated median, and a large sample."""
     assert quantile(1, 0.95) == pytest.approx(2.995732, rel=1e-6)
     assert quantile(5, 0.5) == pytest.approx(4.670909, rel=1e-6)
     pick = random.Random(3)
@@ -57,7 +58,7 @@ def test_quantiles_are_the_gamma_s() -> None:
 
 
 def test_a_belief_follows_what_is_seen() -> None:
-    """Conjugate where the prior fits; where a cluster is of another kind altogether, three failures are enough to be near."""
+    """The posterior is conjugate if the prior fits. If it does not, three failures suffice for a close estimate."""
     assert Belief(2, 100).after(3, 400).rate_per_s == pytest.approx(5 / 500)
     assert learn(prior(8), 3, 3 * 600).mtbf_s < 1500  # 1,261 hours were expected
     assert learn(prior(8), 100, 100 * 600).mtbf_s == pytest.approx(600, rel=0.05)
@@ -69,7 +70,7 @@ def test_a_belief_follows_what_is_seen() -> None:
 
 @pytest.mark.parametrize("devices", [0, -1, True, 1.5, 10**9], ids=str)
 def test_devices_are_a_number_that_can_be(devices: object) -> None:
-    """Nothing else makes a prior; nor does a name that is not in the table, or a belief in nothing."""
+    """Other values, unknown names and a weight of zero make no prior."""
     with pytest.raises(ConfigError):
         prior(devices)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no rates called"):
@@ -81,16 +82,17 @@ def test_devices_are_a_number_that_can_be(devices: object) -> None:
 
 
 def test_a_decision_says_its_numbers() -> None:
-    """Failures and hours, what is expected of them and how surely, save and restart are in the reason."""
-    found = decide(USUAL, None, WIDE)
+    """The reason has failures, hours, the estimated rate with its bounds, and the costs of save and restart."""
+    result = decide(USUAL, None, WIDE)
     for said in ("6 failures in 24 h", "a save takes 2 s", "a restart 2 min", "least is lost", " to "):
-        assert said in found.reason, found.reason
-    assert found.steps == round(found.interval_s / 0.5)
-    assert found.numbers["young_s"] == pytest.approx(found.interval_s, rel=0.02)
+        assert said in result.reason, result.reason
+    assert result.steps == round(result.interval_s / 0.5)
+    assert result.numbers["young_s"] == pytest.approx(result.interval_s, rel=0.02)
 
 
 def test_what_makes_saves_more_frequent_and_what_does_not() -> None:
-    """A restless loss, risk and failures shorten the interval; dearer saves, a store under pressure and quiet hours lengthen it."""
+    """A restless loss, risk and failures shorten the interval; dearer saves, a store under pressure and quiet hours
+    lengthen it."""
     base = decide(USUAL, None, WIDE).interval_s
     shorter = [{"unsteady": 2.0}, {"risk": 9.0}, {"failures": 40}, {"stalls_s": (0.2,)}]
     longer = [{"stalls_s": (9.0,)}, {"watched_s": 40 * DAY}, {"durables_s": (3000.0,)}, {"save_bytes": 10**12, "bytes_per_s_most": 1e8}]
@@ -103,7 +105,7 @@ def test_what_makes_saves_more_frequent_and_what_does_not() -> None:
 
 
 def test_it_moves_by_a_factor_of_two_at_most_and_then_arrives() -> None:
-    """From anywhere, up to the floor at once, and it stays where it is once it is there; small changes are none."""
+    """From any value the interval rises to the floor at once and converges. Small changes are ignored."""
     wanted = decide(USUAL, None, WIDE).interval_s
     before = ScheduleDecision(wanted / 100, 1, "")
     seen = [before.interval_s]
@@ -118,7 +120,10 @@ def test_it_moves_by_a_factor_of_two_at_most_and_then_arrives() -> None:
 
 
 def test_phases() -> None:
-    """Early the worse end of what is believed counts; late the rest is parted evenly, without a save just before the end."""
+    """Early the pessimistic estimate counts.
+
+    Near the end the rest is divided evenly, without a save just before the end.
+    """
     early = dataclasses.replace(USUAL, failures=0, watched_s=60.0)
     assert "early" in decide(early, None, WIDE).reason
     assert decide(early, None, WIDE).numbers["rate_per_h"] >= 3600 * prior(64).rate_per_s
@@ -129,7 +134,7 @@ def test_phases() -> None:
 
 
 def test_bounds_hold_whatever_is_seen() -> None:
-    """Neither below nor above, except where a save takes longer than that until durable; and the reason says which it was."""
+    """The interval keeps its bounds, unless a save takes longer until it is durable. The reason names the bound."""
     pick = random.Random(4)
     bounds = IntervalBounds(30, 900, 0.02)
     for _ in range(200):
@@ -138,9 +143,9 @@ def test_bounds_hold_whatever_is_seen() -> None:
             step_s=10 ** pick.uniform(-3, 1), stalls_s=(stall,), durables_s=(stall * 2,), devices=2 ** pick.randint(0, 17),
             failures=pick.randint(0, 50), watched_s=10 ** pick.uniform(0, 7), unsteady=10 ** pick.uniform(-1, 3), risk=10 ** pick.uniform(-3, 3),
         )  # fmt: skip
-        found = decide(seen, None, bounds)
-        assert 30 <= found.interval_s <= 900
-        assert found.steps >= 1
+        result = decide(seen, None, bounds)
+        assert 30 <= result.interval_s <= 900
+        assert result.steps >= 1
     slow = decide(dataclasses.replace(USUAL, durables_s=(2000.0,)), None, bounds)
     assert slow.interval_s == 2000
     assert "until it is durable" in slow.reason
@@ -151,20 +156,20 @@ def test_bounds_hold_whatever_is_seen() -> None:
 
 
 def test_nothing_known_is_a_decision_too() -> None:
-    """Before the first step priors stand in, and the reason calls them guesses."""
-    found = decide(ScheduleInput(), None, IntervalBounds())
-    assert 0 < found.interval_s <= 3600
-    assert found.reason.count("(a guess)") == 2
-    assert found.steps == 1
+    """Before the first step priors are used, and the reason calls them guesses."""
+    result = decide(ScheduleInput(), None, IntervalBounds())
+    assert 0 < result.interval_s <= 3600
+    assert result.reason.count("(a guess)") == 2
+    assert result.steps == 1
 
 
 def test_a_decision_survives_the_log_and_nonsense_does_not() -> None:
-    """What is encoded comes back; what makes no sense is nothing."""
-    found = decide(USUAL, None, WIDE)
-    told = decode(encode(7, found))
+    """An encoded decision is decoded unchanged. Invalid data gives no decision."""
+    result = decide(USUAL, None, WIDE)
+    told = decode(encode(7, result))
     assert told is not None
-    assert (told.step, told.reason) == (7, found.reason)
-    assert told.interval_s == pytest.approx(found.interval_s, rel=1e-5)
+    assert (told.step, told.reason) == (7, result.reason)
+    assert told.interval_s == pytest.approx(result.interval_s, rel=1e-5)
     assert told.numbers["failures"] == 6
     for wrong in (
         {},
@@ -177,7 +182,7 @@ def test_a_decision_survives_the_log_and_nonsense_does_not() -> None:
 
 
 def test_times_are_said_as_people_say_them() -> None:
-    """From microseconds to days."""
+    """Durations are formatted from microseconds to days."""
     assert [span(one) for one in (0, 2e-6, 0.02, 5, 600, 9000, 10 * DAY)] == ["0 s", "2 µs", "20 ms", "5 s", "10 min", "2.5 h", "10 d"]
 
 
@@ -185,11 +190,11 @@ def _losses(count: int, seed: int, lives: int) -> tuple[float, float, list[float
     bounds = IntervalBounds(0, 4 * DAY, 0.3)
     ours = best = worst = 0.0
     by_fixed = [0.0] * len(FIXED_S)
-    for one in clusters(count, seed):
-        uptimes = one.lives(lives)
-        mine, known = lost(one, uptimes, adaptive(one, bounds)), lost(one, uptimes, oracle(one))
+    for cluster in clusters(count, seed):
+        uptimes = cluster.lives(lives)
+        mine, known = lost(cluster, uptimes, adaptive(cluster, bounds)), lost(cluster, uptimes, oracle(cluster))
         ours, best, worst = ours + mine / count, best + known / count, max(worst, mine - known)
-        by_fixed = [was + lost(one, uptimes, fixed(one, seconds)) / count for was, seconds in zip(by_fixed, FIXED_S)]
+        by_fixed = [was + lost(cluster, uptimes, fixed(cluster, seconds)) / count for was, seconds in zip(by_fixed, FIXED_S)]
     return ours, best, by_fixed, worst
 
 

@@ -90,7 +90,7 @@ def test_claims_selectors_and_ports_meet() -> None:
     assert kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
     assert {port["port"] for rule in kinds["NetworkPolicy"]["spec"]["ingress"] for port in rule["ports"]} <= ports
     assert kinds["PodMonitor"]["spec"]["selector"]["matchLabels"] == labels
-    assert {one["port"] for one in kinds["PodMonitor"]["spec"]["podMetricsEndpoints"]} <= ports
+    assert {podMetricsEndpoint["port"] for podMetricsEndpoint in kinds["PodMonitor"]["spec"]["podMetricsEndpoints"]} <= ports
 
 
 def test_the_dashboard_cannot_write_the_store() -> None:

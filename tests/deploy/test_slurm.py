@@ -1,4 +1,7 @@
-"""The sbatch templates: real bash, real signals; Slurm's commands are stand-ins, and in ``make slurm`` the real ones."""
+"""The sbatch templates with real bash and real signals.
+
+Slurm's commands are stand-ins here, and the real ones in ``make slurm``.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ RELIGHT = """
 import os, signal, sys, time
 # As relight run: SIGTERM: the last step is stored, and 75.
 lab = os.environ["LAB"]
-open(lab + "/told", "a").write(" ".join(sys.argv[1:]) + " grace=" + os.environ["RELIGHT_GRACE_S"] + "\\n")
+open(lab + "/relight", "a").write(" ".join(sys.argv[1:]) + " grace=" + os.environ["RELIGHT_GRACE_S"] + "\\n")
 def end(*_):
     open(lab + "/terms", "a").write("TERM\\n")
     time.sleep(0.3)
@@ -60,7 +63,7 @@ else:
 
 
 class Job:
-    """A template that runs as Slurm would run it."""
+    """A template, run as Slurm runs it."""
 
     def __init__(self, lab: Path, template: str, **env: str) -> None:
         self.lab, programs = lab, lab / "bin"
@@ -89,85 +92,92 @@ class Job:
         return self
 
     def send(self, number: int) -> Job:
-        """A signal to the batch script alone, as ``--signal=B:`` does it."""
+        """Send a signal to the batch script alone, as ``--signal=B:`` does."""
         os.kill(self.process.pid, number)
         return self
 
     def end(self) -> tuple[int, str]:
-        """Its exit code and what it has said."""
-        said, _ = self.process.communicate(timeout=25)
-        return self.process.returncode, said
+        """Return the exit code and the output."""
+        output, _ = self.process.communicate(timeout=25)
+        return self.process.returncode, output
 
-    def told(self, name: str) -> str:
-        """What a stand-in has written down; empty if nothing."""
+    def recorded(self, name: str) -> str:
+        """Return what a stand-in has recorded; empty if nothing."""
         path = self.lab / name
         return path.read_text() if path.exists() else ""
 
 
 def test_before_the_time_is_up_the_ranks_save_and_the_job_queues_itself_again(tmp_path: Path) -> None:
-    """SIGUSR1 to the script: SIGTERM to the step, its code is waited for, then requeue."""
+    """After SIGUSR1 the script sends SIGTERM to the step, waits for its exit code, and requeues the job."""
     job = Job(tmp_path, "train.sbatch").up().send(signal.SIGUSR1)
-    code, said = job.end()
-    assert code == 0, said
-    assert job.told("scancel") == "--signal=TERM 41\n"
-    assert job.told("terms") == "TERM\n"
-    assert job.told("scontrol") == "requeue 41\n"
-    assert "the last step is stored" in said
-    told = job.told("told")
-    assert "--nnodes 2 --nproc-per-node 1" in told and "--rdzv-endpoint node1:29400 --rdzv-id 41.0 train.py --lr 1 grace=110" in told
+    code, output = job.end()
+    assert code == 0, output
+    assert job.recorded("scancel") == "--signal=TERM 41\n"
+    assert job.recorded("terms") == "TERM\n"
+    assert job.recorded("scontrol") == "requeue 41\n"
+    assert "the last step is stored" in output
+    command = job.recorded("relight")
+    assert "--nnodes 2 --nproc-per-node 1" in command
+    assert "--rdzv-endpoint node1:29400 --rdzv-id 41.0 train.py --lr 1 grace=110" in command
 
 
 def test_two_signals_ask_once(tmp_path: Path) -> None:
-    """SIGUSR1, then SIGTERM of Slurm's own while the ranks save: asked once, waited for, queued again."""
+    """If Slurm's SIGTERM follows SIGUSR1 while the ranks save, the step gets one SIGTERM and the job is requeued."""
     job = Job(tmp_path, "train.sbatch").up().send(signal.SIGUSR1)
     time.sleep(0.1)
-    code, said = job.send(signal.SIGTERM).end()
-    assert (code, job.told("terms"), job.told("scontrol")) == (0, "TERM\n", "requeue 41\n"), said
+    code, output = job.send(signal.SIGTERM).end()
+    assert (code, job.recorded("terms"), job.recorded("scontrol")) == (0, "TERM\n", "requeue 41\n"), output
 
 
 def test_who_is_cancelled_does_not_come_back(tmp_path: Path) -> None:
-    """SIGTERM (scancel, preemption): saved, but whether it is queued again is Slurm's to say; the code says what was stored."""
-    code, said = (job := Job(tmp_path, "train.sbatch", CODE="76").up().send(signal.SIGTERM)).end()
-    assert (code, job.told("terms"), job.told("scontrol")) == (76, "TERM\n", ""), said
-    assert "the checkpoint before it stands" in said
+    """After SIGTERM (scancel, preemption) the step saves.
+
+    Slurm decides about a requeue, and the exit code states what was stored.
+    """
+    code, output = (job := Job(tmp_path, "train.sbatch", CODE="76").up().send(signal.SIGTERM)).end()
+    assert (code, job.recorded("terms"), job.recorded("scontrol")) == (76, "TERM\n", ""), output
+    assert "the checkpoint before it stands" in output
 
 
 @pytest.mark.parametrize("last", ["0", "1", "77"])
 def test_a_job_that_ends_by_itself_keeps_its_code(tmp_path: Path, last: str) -> None:
-    """Finished or failed without a signal: its code, and no requeue, which would repeat the failure."""
-    code, said = (job := Job(tmp_path, "train.sbatch", LASTS="0.1", LAST=last)).end()
-    assert (code, job.told("scontrol"), job.told("scancel")) == (int(last), "", ""), said
+    """A job that finishes or fails without a signal keeps its exit code. A requeue would repeat the failure."""
+    code, output = (job := Job(tmp_path, "train.sbatch", LASTS="0.1", LAST=last)).end()
+    assert (code, job.recorded("scontrol"), job.recorded("scancel")) == (int(last), "", ""), output
 
 
 def test_one_that_finishes_while_it_is_asked_is_not_queued_again(tmp_path: Path) -> None:
     """Exit code 0 after SIGUSR1 is the end of the run."""
-    code, said = (job := Job(tmp_path, "train.sbatch", CODE="0").up().send(signal.SIGUSR1)).end()
-    assert (code, job.told("scontrol")) == (0, ""), said
+    code, output = (job := Job(tmp_path, "train.sbatch", CODE="0").up().send(signal.SIGUSR1)).end()
+    assert (code, job.recorded("scontrol")) == (0, ""), output
 
 
 def test_lives_are_counted(tmp_path: Path) -> None:
-    """After LIVES times it stays where it is, with the code."""
-    code, said = (job := Job(tmp_path, "train.sbatch", LIVES="3", SLURM_RESTART_COUNT="3").up().send(signal.SIGUSR1)).end()
-    assert (code, job.told("scontrol")) == (75, ""), said
-    assert "which is the most that LIVES allows" in said
+    """After LIVES restarts the job is not requeued and keeps the exit code."""
+    code, output = (job := Job(tmp_path, "train.sbatch", LIVES="3", SLURM_RESTART_COUNT="3").up().send(signal.SIGUSR1)).end()
+    assert (code, job.recorded("scontrol")) == (75, ""), output
+    assert "which is the most that LIVES allows" in output
 
 
 def test_a_piece_that_is_stored_makes_way_for_the_next(tmp_path: Path) -> None:
-    """SIGUSR1: saved, exit code 0, so that the array goes on."""
-    code, said = (job := Job(tmp_path, "pieces.sbatch").up().send(signal.SIGUSR1)).end()
-    assert (code, job.told("terms"), job.told("scancel")) == (0, "TERM\n", "--signal=TERM 41\n"), said
+    """After SIGUSR1 the piece saves and exits with 0, so that the array continues."""
+    code, output = (job := Job(tmp_path, "pieces.sbatch").up().send(signal.SIGUSR1)).end()
+    assert (code, job.recorded("terms"), job.recorded("scancel")) == (0, "TERM\n", "--signal=TERM 41\n"), output
 
 
 @pytest.mark.parametrize(("last", "takes_out"), [("0", True), ("1", True), ("77", False)])
 def test_a_piece_that_finishes_or_fails_takes_the_others_out(tmp_path: Path, last: str, takes_out: bool) -> None:
-    """The queue behind a finished run, or one that would fail again, is emptied; another machine may well do it."""
-    code, said = (job := Job(tmp_path, "pieces.sbatch", LASTS="0.1", LAST=last)).end()
-    assert (code, job.told("scancel")) == (int(last), "--state=PENDING 40\n" if takes_out else ""), said
+    """Pending pieces are cancelled if the run is finished or would fail again.
+
+    Exit code 77 keeps them: another machine may succeed.
+    """
+    code, output = (job := Job(tmp_path, "pieces.sbatch", LASTS="0.1", LAST=last)).end()
+    assert (code, job.recorded("scancel")) == (int(last), "--state=PENDING 40\n" if takes_out else ""), output
 
 
 @pytest.mark.parametrize("template", sorted(TEMPLATES.glob("*.sbatch")), ids=lambda path: path.name)
 def test_there_is_time_for_what_is_promised(template: Path) -> None:
-    """The grace that ranks are told is shorter than what ``--signal`` gives; only the batch script is signalled."""
+    """The ranks' grace period is shorter than the time of ``--signal``, which signals only the batch script."""
     text = template.read_text()
     given = re.search(r"^#SBATCH --signal=B:USR1@(\d+)$", text, re.MULTILINE)
     grace = re.search(r"GRACE_S:=(\d+)", text)
@@ -177,7 +187,7 @@ def test_there_is_time_for_what_is_promised(template: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_real_slurm_signals_and_queues_again(tmp_path: Path) -> None:
-    """Slurm itself sends the signal before the time limit; a real run saves, is queued again, and goes on where it was; then scancel."""
+    """Slurm sends the signal before its time limit. A real run saves, is requeued and resumes; scancel then ends it."""
     if why := missing():
         pytest.skip(why)
     script = tmp_path / "train.py"

@@ -1,9 +1,9 @@
-"""Everybody at once on one run of two tiers, killed at random, each with a clock of its own. ``make racing``; a slice is in the suite.
+"""Many processes on one run of two tiers, killed at random, with wrong clocks. ``make racing``; a short race is in the suite.
 
-Ten processes save (superseding each other), restore, tag, drain, prune, sweep and verify without a pause; each is killed with SIGKILL again and
-again and started anew, with a clock that is off by up to years. What must hold meanwhile and in the end: whatever the log lists restores
-to its bits, in both tiers; nothing that was acknowledged is gone unless retention said that it goes; each tier holds what its log lists and,
-once a last attempt has swept, nothing else.
+The processes save (superseding each other), restore, tag, drain, prune, sweep and verify without a pause. Each is killed
+and restarted again and again, with a clock that is wrong by up to years. These must hold at all times: every listed
+checkpoint restores bit-exactly, in both tiers. No acknowledged checkpoint is missing unless retention retired it. Each
+tier has what its log lists and, after a last sweep, nothing else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def tiers_at(near: str, far: str) -> Tiers:
 
 
 class Worker:
-    """One role, as long as it lives. What it tells goes to a file of its own, a JSON list a line, before and behind each act."""
+    """A process with one role. It writes facts to its own file, one JSON list a line, before and after each action."""
 
     def __init__(self, role: str, near: str, far: str, told: Path, seed: int) -> None:
         self._role, self._near, self._far = role, open_bytes(near), open_bytes(far)
@@ -56,7 +56,7 @@ class Worker:
         self._told.flush()
 
     def run(self) -> None:
-        """For ever."""
+        """Repeat the action for ever."""
         act = getattr(self, f"_{self._role.replace(' ', '_')}")
         while True:
             self._turn += 1
@@ -83,15 +83,15 @@ class Worker:
         live = fold(view).live
         if not live:
             return
-        one = self._rng.choice((live[-1], self._rng.choice(live)))
+        checkpoint = self._rng.choice((live[-1], self._rng.choice(live)))
         try:
-            key, state = read_state(store, view, one)
+            key, state = read_state(store, view, checkpoint)
         except (CheckpointNotFound, CorruptCheckpoint) as error:
-            if fold(log.read()).find(one.id) is not None:
-                self.tell("wrong", f"live checkpoint {one.id} does not restore: {error}")
+            if fold(log.read()).find(checkpoint.id) is not None:
+                self.tell("wrong", f"live checkpoint {checkpoint.id} does not restore: {error}")
             return
         if state != state_of(key):
-            self.tell("wrong", f"checkpoint {one.id} restores as something else")
+            self.tell("wrong", f"checkpoint {checkpoint.id} restores as something else")
 
     def _restore(self) -> None:
         self._look(self._near)
@@ -123,14 +123,14 @@ class Worker:
         view = Log(self._near, RUN).read()
         live = fold(view).live
         if live:
-            one = self._rng.choice(live)
-            findings = verify_checkpoint(self._near, view, one)
-            if findings and fold(Log(self._near, RUN).read()).find(one.id) is not None:
-                self.tell("wrong", f"live checkpoint {one.id} does not verify: {findings[0].detail}")
+            checkpoint = self._rng.choice(live)
+            findings = verify_checkpoint(self._near, view, checkpoint)
+            if findings and fold(Log(self._near, RUN).read()).find(checkpoint.id) is not None:
+                self.tell("wrong", f"live checkpoint {checkpoint.id} does not verify: {findings[0].detail}")
 
 
 def off_by(days: float) -> None:
-    """Have this process's clock, as records see it, off by so many days."""
+    """Shift the clock with which this process dates records by ``days``."""
 
     class Skewed(datetime.datetime):
         @classmethod
@@ -141,7 +141,7 @@ def off_by(days: float) -> None:
 
 
 def race(near: str, far: str, folder: Path, *, seconds: float, seed: int) -> dict[str, Any]:
-    """Let them race; what is wrong, and how much was done."""
+    """Run the race. Return violations and counts."""
     rng = random.Random(f"race {seed}")
     attempt = Attempt.begin(open_bytes(near), RUN)
     announce(attempt.place.log, tiers_at(near, far).tiers, attempt.epoch)
@@ -152,7 +152,7 @@ def race(near: str, far: str, folder: Path, *, seconds: float, seed: int) -> dic
             child = children.get(number)
             if child is None or child.poll() is not None:
                 lives += 1
-                told = folder / f"{number}-{lives}.jsonl"
+                facts_file = folder / f"{number}-{lives}.jsonl"
                 command = [
                     sys.executable,
                     str(Path(__file__).resolve()),
@@ -160,7 +160,7 @@ def race(near: str, far: str, folder: Path, *, seconds: float, seed: int) -> dic
                     role,
                     near,
                     far,
-                    str(told),
+                    str(facts_file),
                     str(rng.getrandbits(30)),
                     str(rng.uniform(-900, 900)),
                 ]
@@ -170,7 +170,7 @@ def race(near: str, far: str, folder: Path, *, seconds: float, seed: int) -> dic
         if victim.poll() is None and time.monotonic() - started > 3:
             victim.send_signal(rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)))
             kills += 1
-            for stopped in [one for one in children.values() if rng.random() < 0.3]:
+            for stopped in [child for child in children.values() if rng.random() < 0.3]:
                 stopped.send_signal(signal.SIGCONT)
     for child in children.values():
         child.kill()
@@ -188,9 +188,9 @@ def race(near: str, far: str, folder: Path, *, seconds: float, seed: int) -> dic
 
 
 def settle(near: str, far: str, facts: list[tuple[str, ...]]) -> list[str]:
-    """What is wrong once a last attempt has taken charge of both tiers, drained and swept."""
+    """Let a last attempt take over both tiers, drain and sweep. Return violations."""
     store, other = open_bytes(near), open_bytes(far)
-    wrong = [one for one in check_history(Log(store, RUN), facts) if "tag" not in one]
+    wrong = [problem for problem in check_history(Log(store, RUN), facts) if "tag" not in problem]
     attempt = Attempt.begin(store, RUN)
     execute_sweep(plan_sweep(store, RUN), store)
     report = drain(store, RUN)
@@ -199,17 +199,17 @@ def settle(near: str, far: str, facts: list[tuple[str, ...]]) -> list[str]:
     take_over(Log(other, RUN), name)
     execute_sweep(plan_sweep(other, RUN), other)
     saving = [("saving", key) for key in KnownFacts.from_facts(facts).saving]
-    for place, told in ((store, facts), (other, saving)):
+    for place, known in ((store, facts), (other, saving)):
         log = Log(place, RUN)
-        wrong += [one for one in examine(place, log, told) if "tag" not in one] + leftovers(place, log)
+        wrong += [problem for problem in examine(place, log, known) if "tag" not in problem] + leftovers(place, log)
     newest = fold(Log(store, RUN).read()).live[-1:]
-    if newest and newest[0].id not in {one.body.origin or one.id for one in fold(Log(other, RUN).read()).live}:
+    if newest and newest[0].id not in {checkpoint.body.origin or checkpoint.id for checkpoint in fold(Log(other, RUN).read()).live}:
         wrong.append("the newest checkpoint is not in the further tier")
     return wrong
 
 
 def main() -> None:
-    """A race, or one of its workers."""
+    """Run a race, or one of its workers."""
     if sys.argv[1:2] == ["worker"]:
         role, near, far, told, seed, days = sys.argv[2:]
         off_by(float(days))

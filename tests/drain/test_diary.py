@@ -1,4 +1,5 @@
-"""Incidents and accounts of a run are on every tier: they outlive the near disk (test_tiers_in_training: and come back)."""
+"""Incidents and accounts of a run are on every tier: they outlive the near disk (test_tiers_in_training: and come
+back)."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ from relight.supervise.incidents import IncidentLog, read_accounts
 
 
 def account(seconds: float) -> Account:
-    """Of a job that has trained for so long."""
+    """Return the account of a job that trained for some time."""
     return Account("train.py", "2026-01-01T10:00:00Z", seconds, {"training": seconds}, {}, {}, 7, 0)
 
 
 def names(store: LocalStore, run: str = "run") -> set[str]:
-    """Of the diary's files."""
+    """Return the names of the diary's files."""
     return {entry.name for entry in store.list(f"{run}/{DIRECTORY}")}
 
 
 def test_what_happened_outlives_the_near_disk(tmp_path: Path) -> None:
-    """Drained with the saves; of an account only the newest."""
+    """Incidents are drained with the saves, and of an account only the newest version."""
     attempt = begin(tmp_path)
     book = IncidentLog(tmp_path / "elsewhere")
     book.at(attempt.store, "run")
@@ -43,7 +44,7 @@ def test_what_happened_outlives_the_near_disk(tmp_path: Path) -> None:
 
 
 def test_a_diary_that_cannot_be_written_keeps_no_checkpoint_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy is made and told of; the diary comes with the next."""
+    """If the diary cannot be copied, the save is copied and reported. The diary follows with the next."""
     attempt = begin(tmp_path)
     attempt.store.put_once(f"run/{DIRECTORY}/0000000000001-abc.json", b"{}")
     save(attempt, 0)
@@ -63,7 +64,7 @@ def test_a_diary_that_cannot_be_written_keeps_no_checkpoint_back(tmp_path: Path,
 
 
 def test_who_is_to_stop_writes_nothing_more(tmp_path: Path) -> None:
-    """A drain that has outlived its job: the near disk may be another one by now, with other keys."""
+    """A drain that outlived its job may find another near disk with other keys."""
     stores = [LocalStore(tmp_path / name) for name in ("near", "far")]
     for number in range(5):
         stores[1].put_once(f"run/{DIRECTORY}/{number:013d}-abc.json", b"{}")
@@ -74,7 +75,7 @@ def test_who_is_to_stop_writes_nothing_more(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_both_have_the_union_and_only_the_newest_accounts(tmp_path: Path, seed: int) -> None:
-    """Whatever each had before; a second time nothing is written."""
+    """Both diaries are equal afterwards, whatever they had before. A second call writes nothing."""
     rng = random.Random(seed)
     stores = [LocalStore(tmp_path / name) for name in ("a", "b")]
     incidents, newest = set(), {}

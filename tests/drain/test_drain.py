@@ -1,4 +1,4 @@
-"""Copying outwards: what goes, in which order, who may, and what is known of it afterwards."""
+"""Draining: which checkpoints are copied, in which order, by which attempt, and what is recorded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from relight.transfer import copying
 
 
 def begin(folder: Path, *, far: dict[str, Keep | None] | None = None, near: str = "near") -> Attempt:
-    """An attempt whose run has further tiers."""
+    """Begin an attempt with further tiers."""
     tiers = Tiers(
         near=str(folder / near / "run"),
         **{name: tier(str(folder / name / "run"), keep=rules) for name, rules in (far or {"far": None}).items()},
@@ -37,11 +37,11 @@ def begin(folder: Path, *, far: dict[str, Keep | None] | None = None, near: str 
 
 
 def live(folder: Path, name: str) -> list[int]:
-    return [one.step for one in Run(LocalStore(folder / name), "run").history().live]
+    return [checkpoint.step for checkpoint in Run(LocalStore(folder / name), "run").history().live]
 
 
 def test_the_newest_goes_and_what_rules_name_for_good(tmp_path: Path) -> None:
-    """Of ten saves, a tier that keeps every third step and the last two gets the third ones and the newest, oldest first; tags too."""
+    """A tier that keeps every third step and the last two gets these of ten saves, oldest first, and tagged ones."""
     attempt = begin(tmp_path, far={"far": keep(every=3, last=2)})
     ids = [save(attempt, step) for step in range(10)]
     Run(attempt.store, "run").tag("gold", ids[3])
@@ -53,24 +53,24 @@ def test_the_newest_goes_and_what_rules_name_for_good(tmp_path: Path) -> None:
 
 
 def test_without_rules_the_newest_goes_and_all_of_it_is_the_same_to_the_byte(tmp_path: Path) -> None:
-    """The copy keeps its id, and reads as the original."""
+    """The copy keeps its id and has the same bytes."""
     attempt = begin(tmp_path)
     for step in range(3):
         newest = save(attempt, step)
         drain(attempt.store, "run")
     far = Run(LocalStore(tmp_path / "far"), "run")
     assert live(tmp_path, "far") == [0, 1, 2]
-    one = far.history().live[-1]
-    assert one.id == newest
+    checkpoint = far.history().live[-1]
+    assert checkpoint.id == newest
     view = far.view()
-    opened = open_checkpoint(far.store, "run", one, store_id=view.store_id, run_id=view.run_id)
+    opened = open_checkpoint(far.store, "run", checkpoint, store_id=view.store_id, run_id=view.run_id)
     room = bytearray(4)
     read_tensors(opened, opened.parts[0], {0: Bytes(room)})
     assert bytes(room) == bytes([2] * 4)
 
 
 def test_nothing_leaves_the_near_tier_that_a_further_one_still_lacks(tmp_path: Path) -> None:
-    """Retention near by its own rules holds what is owed, with the reason, and lets it go once it is there."""
+    """Near retention keeps a checkpoint that a further tier lacks, with the reason, until it is copied."""
     attempt = begin(tmp_path, far={"far": keep(every=2)})
     for step in range(6):
         save(attempt, step)
@@ -85,7 +85,8 @@ def test_nothing_leaves_the_near_tier_that_a_further_one_still_lacks(tmp_path: P
 
 @pytest.mark.parametrize("often", [True, False], ids=["drained after each save", "drained at the end"])
 def test_a_tier_gets_what_stands_for_a_milestone_once(tmp_path: Path, often: bool) -> None:
-    """Each multiple without a checkpoint of exactly that step is on the tier by the first one after it, however near retention pruned."""
+    """Each multiple without a checkpoint of exactly that step is represented on the tier by the first checkpoint after
+    it, whatever near retention pruned."""
     attempt = begin(tmp_path, far={"far": keep(every=4, last=1)})
     copied: list[int] = []
     for step in (1, 2, 4, 5, 6, 8, 9, 10, 15, 16):
@@ -102,7 +103,8 @@ def test_a_tier_gets_what_stands_for_a_milestone_once(tmp_path: Path, often: boo
 
 
 def test_a_pruned_milestone_makes_no_later_save_one(tmp_path: Path) -> None:
-    """Once the tier had the checkpoint of a period and near retention pruned it, later ones of the period are owed as the newest only."""
+    """Once the tier had the checkpoint of a period and near retention pruned it, later ones of the period are owed as
+    the newest only."""
     attempt = begin(tmp_path, far={"far": keep(every=100, last=1)})
     save(attempt, 100)
     drain(attempt.store, "run")
@@ -126,14 +128,14 @@ def test_what_is_older_than_what_is_there_is_not_copied_behind_it(tmp_path: Path
 
 
 def test_each_tier_by_itself(tmp_path: Path) -> None:
-    """One that cannot be reached keeps the others not waiting; what it lacks is held near."""
+    """An unreachable tier does not delay other tiers. The near tier keeps what it lacks."""
     attempt = begin(tmp_path, far={"warm": None, "cold": None})
     (tmp_path / "warm").write_text("no directory")
     checkpoint = save(attempt, 0)
-    told: list[tuple[str, str]] = []
-    report = drain(attempt.store, "run", tell=lambda name, say, fields: told.append((name, fields["tier"])))
+    events: list[tuple[str, str]] = []
+    report = drain(attempt.store, "run", tell=lambda name, say, fields: events.append((name, fields["tier"])))
     assert set(report.errors) == {"warm"} and [copy[:2] for copy in report.copied] == [("cold", checkpoint)]
-    assert told == [("drain.failed", "warm"), ("drain.done", "cold")]
+    assert events == [("drain.failed", "warm"), ("drain.done", "cold")]
     assert drained_to(attempt.history()) == {"cold": {checkpoint}}
     save(attempt, 1)
     assert all(verdict.keep for verdict in plan_prune(attempt.store, "run", keep(last=1)).verdicts if verdict.step == 1)
@@ -143,7 +145,7 @@ def test_each_tier_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_superseded_attempt_copies_nothing_more(tmp_path: Path) -> None:
-    """Another node's attempt has taken charge of the far tier: the old one's drains are refused, whenever they come."""
+    """After another node's attempt took over the far tier, the old attempt's drains are refused."""
     old = begin(tmp_path, near="old")
     save(old, 0)
     drain(old.store, "run")
@@ -160,7 +162,8 @@ def test_a_superseded_attempt_copies_nothing_more(tmp_path: Path) -> None:
 
 
 def test_an_attempt_that_is_late_in_coming_takes_over_only_from_those_it_knows(tmp_path: Path) -> None:
-    """It could not reach the tier when it began. From its own run's earlier attempts it takes over; from a stranger it does not."""
+    """An attempt that could not reach the tier at its start takes it over from earlier attempts of its run, but not
+    from another run."""
     first = begin(tmp_path, near="a")
     save(first, 0)
     drain(first.store, "run")
@@ -179,9 +182,9 @@ def test_charge_is_looked_at_when_a_copy_commits(tmp_path: Path, monkeypatch: py
     check = copying.check_written
 
     def then_fenced(*arguments: object) -> tuple[str, int]:
-        found = check(*arguments)  # type: ignore[arg-type]
+        result = check(*arguments)  # type: ignore[arg-type]
         take_over(Log(LocalStore(tmp_path / "far"), "run"), "another")
-        return found
+        return result
 
     monkeypatch.setattr(copying, "check_written", then_fenced)
     assert isinstance(drain(attempt.store, "run").errors["far"], Fenced)
@@ -190,17 +193,17 @@ def test_charge_is_looked_at_when_a_copy_commits(tmp_path: Path, monkeypatch: py
 
 
 def test_two_drains_at_once_make_one_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second to commit gives up its own: no checkpoint is there twice, and nothing has failed."""
+    """The second of two drains drops its copy: no checkpoint is stored twice, and none has failed."""
     attempt = begin(tmp_path)
     save(attempt, 0)
     check, inner = copying.check_written, []
 
     def another_first(*arguments: object) -> tuple[str, int]:
-        found = check(*arguments)  # type: ignore[arg-type]
+        result = check(*arguments)  # type: ignore[arg-type]
         if not inner:
             inner.append(True)
             assert not drain(attempt.store, "run").errors
-        return found
+        return result
 
     monkeypatch.setattr(copying, "check_written", another_first)
     report = drain(attempt.store, "run")
@@ -208,7 +211,10 @@ def test_two_drains_at_once_make_one_copy(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_interrupted_drain_is_gone_on_with(tmp_path: Path) -> None:
-    """Stopped in the middle of a copy: nothing shows; the next one copies it, under another directory if there is one left."""
+    """A drain that stops during a copy commits nothing.
+
+    The next one copies it, under another name if a directory is left.
+    """
     attempt = begin(tmp_path)
     checkpoint = save(attempt, 0)
     stops = iter([False, True, True, True])
@@ -218,9 +224,9 @@ def test_an_interrupted_drain_is_gone_on_with(tmp_path: Path) -> None:
     leftover.mkdir()
     (leftover / "part-00000.msgpack").write_bytes(b"half")
     assert not drain(attempt.store, "run").errors
-    (there,) = Run(LocalStore(tmp_path / "far"), "run").history().live
-    assert there.id != checkpoint and there.body.origin == checkpoint
-    assert drain(attempt.store, "run").copied == [], "it is known by where it came from"
+    (copied,) = Run(LocalStore(tmp_path / "far"), "run").history().live
+    assert copied.id != checkpoint and copied.body.origin == checkpoint
+    assert drain(attempt.store, "run").copied == [], "the copy is recognised by its origin"
     assert merge([attempt.history(), Run(LocalStore(tmp_path / "far"), "run").history()]).copies[checkpoint][1].place == 1
     begin(tmp_path)
     drain(attempt.store, "run")
@@ -228,7 +234,7 @@ def test_an_interrupted_drain_is_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_a_drain_that_died_before_it_could_say_so(tmp_path: Path) -> None:
-    """What is there is said by the next one, so that it is held no longer."""
+    """If a drain died before its note, the next drain writes it, so that near retention releases the checkpoint."""
     attempt = begin(tmp_path)
     checkpoint = save(attempt, 0)
     drain(attempt.store, "run")
@@ -242,21 +248,21 @@ def test_a_drain_that_died_before_it_could_say_so(tmp_path: Path) -> None:
 
 
 def test_a_damaged_one_is_told_and_the_next_goes(tmp_path: Path) -> None:
-    """What cannot be read near is not copied; a later one is."""
+    """A damaged checkpoint is reported and not copied; a later one is copied."""
     attempt = begin(tmp_path)
     bad = save(attempt, 0)
     (pack,) = (tmp_path / "near" / "run").glob(f"*{bad}*/pack*")
     pack.write_bytes(bytes(pack.stat().st_size))
-    told: list[str] = []
-    drain(attempt.store, "run", tell=lambda name, say, fields: told.append(f"{name} {fields.get('kind')}"))
-    assert told == [f"drain.failed {CorruptCheckpoint.kind}"]
+    events: list[str] = []
+    drain(attempt.store, "run", tell=lambda name, say, fields: events.append(f"{name} {fields.get('kind')}"))
+    assert events == [f"drain.failed {CorruptCheckpoint.kind}"]
     save(attempt, 1)
     drain(attempt.store, "run")
     assert live(tmp_path, "far") == [1]
 
 
 def test_residency_shows_where_everything_is(tmp_path: Path) -> None:
-    """One history of all tiers; a tier that cannot be read says so."""
+    """``residency`` merges the histories of all tiers, with an error for an unreadable tier."""
     attempt = begin(tmp_path, far={"warm": keep(last=1), "cold": None})
     for step in range(3):
         save(attempt, step)
@@ -264,35 +270,36 @@ def test_residency_shows_where_everything_is(tmp_path: Path) -> None:
     execute(plan_prune(attempt.store, "run", keep(last=1)), attempt.store)
     names, merged, errors = residency(attempt.store, "run")
     assert names == ["near", "warm", "cold"] and errors == [None, None, None]
-    places = {one.step: [copy.place for copy in merged.copies[one.id]] for one in merged.history.live}
+    places = {checkpoint.step: [copy.place for copy in merged.copies[checkpoint.id]] for checkpoint in merged.history.live}
     assert places == {0: [2], 1: [2], 2: [0, 1, 2]}
-    assert [one.step for one in merged.history.live] == [0, 1, 2]
+    assert [checkpoint.step for checkpoint in merged.history.live] == [0, 1, 2]
 
 
 def test_one_order_of_several_logs(tmp_path: Path) -> None:
-    """A stale near disk that comes back, a fresh one behind a lost one: newest is what was saved last, without a clock."""
+    """With a stale near disk that returns, or a fresh one after a lost one, the newest checkpoint is the last saved
+    one, without clocks."""
     old = begin(tmp_path, near="old")
     for step in (0, 1):
         save(old, step)
         drain(old.store, "run")
     new = begin(tmp_path, near="new")
     take_over(Log(LocalStore(tmp_path / "far"), "run"), fold(new.view()).fences[-1].body.attempt)  # type: ignore[union-attr]
-    for step in (1, 2):  # it was put back to step 0, and went on from there
+    for step in (1, 2):  # training restarted from step 0
         save(new, step)
         drain(new.store, "run")
     far = Run(LocalStore(tmp_path / "far"), "run").history()
-    steps = lambda *histories: [one.step for one in merge(histories).history.live]  # noqa: E731
+    steps = lambda *histories: [checkpoint.step for checkpoint in merge(histories).history.live]  # noqa: E731
     assert steps(old.history(), far) == [0, 1, 1, 2]
     assert steps(new.history(), far) == [0, 1, 1, 2]
     save(new, 3)
-    save(old, 9)  # nobody has told it, and the far tier refuses it
+    save(old, 9)  # it does not know that it is superseded; the far tier refuses its copies
     assert steps(new.history(), far) == [0, 1, 1, 2, 3]
-    assert steps(old.history(), far)[-1] == 2, "what a superseded attempt saved for itself is not the newest"
+    assert steps(old.history(), far)[-1] == 2, "a save of a superseded attempt is not the newest"
     assert refuses(Fenced, lambda: (_ for _ in ()).throw(drain(old.store, "run").errors["far"]))
 
 
 def test_bytes_a_second_are_bounded(tmp_path: Path) -> None:
-    """A copy takes as long as the bound says, or longer."""
+    """A copy takes at least bytes / rate."""
     attempt = Attempt.begin(LocalStore(tmp_path / "near"), "run")
     limited = Tiers(near=str(tmp_path / "near" / "run"), far=tier(str(tmp_path / "far" / "run"), bytes_per_second=2000))
     announce(attempt.place.log, limited.tiers, attempt.epoch)
@@ -302,7 +309,8 @@ def test_bytes_a_second_are_bounded(tmp_path: Path) -> None:
 
 
 def test_a_tier_that_holds_another_run_is_refused_before_anything_is_changed_there(tmp_path: Path) -> None:
-    """A tier with checkpoints of another history, trained there or copied there, is neither fenced, copied to, nor merged."""
+    """A tier with checkpoints of another history, trained there or copied there, is neither fenced, copied to, nor
+    merged."""
     other = Attempt.begin(LocalStore(tmp_path / "far"), "run")
     save(other, 50)
     near = Attempt.begin(LocalStore(tmp_path / "near"), "run")
@@ -317,7 +325,7 @@ def test_a_tier_that_holds_another_run_is_refused_before_anything_is_changed_the
     assert live(tmp_path, "far") == live(tmp_path, "copied") == [50]
     save(other, 51)  # not fenced
     _, merged, errors = residency(LocalStore(tmp_path / "near"), "run")
-    assert [one.step for one in merged.history.live] == [10] and isinstance(errors[1], ConfigError)
+    assert [checkpoint.step for checkpoint in merged.history.live] == [10] and isinstance(errors[1], ConfigError)
     with pytest.raises(ConfigError, match="holds another run"):
         read_further([("far", LocalStore(tmp_path / "far"), "run")], Run(LocalStore(tmp_path / "near"), "run").history())
 

@@ -76,12 +76,12 @@ def test_a_checkpoint_that_is_being_copied_stays_near(tmp_path: Path) -> None:
         ckpt.save(0)
         log = ckpt._attempt.place.log  # type: ignore[union-attr]
         ends = time.monotonic() + 20
-        while not any(getattr(one.body, "topic", "") == "copying outwards" for one in fold(log.read()).notes) and time.monotonic() < ends:
+        while not any(getattr(note.body, "topic", "") == "copying outwards" for note in fold(log.read()).notes) and time.monotonic() < ends:
             time.sleep(0.02)
         for step in range(1, 4):
             ckpt.save(step)
-        assert [one.step for one in fold(log.read()).live] == [0, 3]
-    assert [one.step for one in Run(LocalStore(tmp_path / "far"), "run").history().live] == [0, 3]
+        assert [checkpoint.step for checkpoint in fold(log.read()).live] == [0, 3]
+    assert [checkpoint.step for checkpoint in Run(LocalStore(tmp_path / "far"), "run").history().live] == [0, 3]
 
 
 def test_the_end_waits_for_a_tier_that_answers_late(tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ def test_the_end_waits_for_a_tier_that_answers_late(tmp_path: Path) -> None:
     threading.Timer(1.5, (tmp_path / "far").unlink).start()
     ended = ckpt.close()
     assert ended.missing == {} and ended.exit_code == 0
-    assert [one.step for one in Run(LocalStore(tmp_path / "far"), "run").history().live] == [0]
+    assert [checkpoint.step for checkpoint in Run(LocalStore(tmp_path / "far"), "run").history().live] == [0]
 
 
 def test_the_end_names_what_is_not_copied(tmp_path: Path) -> None:
     """If the deadline passes, the result, its exit code and one event name the checkpoint and the tier."""
-    found: list[Event] = []
-    undo = subscribe(found.append)
+    events: list[Event] = []
+    undo = subscribe(events.append)
     state = {"t": torch.zeros(10)}
     (tmp_path / "far").write_text("a file where a directory should be")
     tiers = relight.Tiers(near=tmp_path / "near" / "run", far=tmp_path / "far" / "run")
@@ -112,7 +112,7 @@ def test_the_end_names_what_is_not_copied(tmp_path: Path) -> None:
     undo()
     assert 1.8 < time.monotonic() - began < 6
     assert ended.missing == {"far": [save.id]} and ended.exit_code == 1 and ckpt.close() == ended
-    assert [one.fields["missing"] for one in found if one.name == "drain.unfinished"] == [{"far": [save.id]}]
+    assert [one.fields["missing"] for one in events if one.name == "drain.unfinished"] == [{"far": [save.id]}]
 
 
 @pytest.mark.parametrize("wakes", [True, False])

@@ -1,4 +1,4 @@
-"""Damage in some tiers, mended from others."""
+"""Damage in some tiers is repaired from other tiers."""
 
 from __future__ import annotations
 
@@ -37,14 +37,17 @@ def sound(folder: Path) -> bool:
     for name in TIERS:
         run = Run(LocalStore(folder / name), RUN)
         view = run.view()
-        if any(verify_checkpoint(run.store, view, one) for one in run.history().live):
+        if any(verify_checkpoint(run.store, view, checkpoint) for checkpoint in run.history().live):
             return False
     return True
 
 
 @pytest.mark.parametrize("seed", range(24))
 def test_two_of_three_damaged_at_random_are_repaired(tmp_path: Path, seed: int) -> None:
-    """Of every file of every checkpoint two of the three copies may be flipped, cut, emptied or gone: afterwards all is as it was, to the byte."""
+    """Two of three copies of every file may be flipped, cut, emptied or deleted.
+
+    Afterwards every file has its old bytes.
+    """
     rng = random.Random(f"scrub {seed}")
     attempt = begin(tmp_path)
     for step in range(2):
@@ -69,9 +72,9 @@ def test_two_of_three_damaged_at_random_are_repaired(tmp_path: Path, seed: int) 
                     data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
                 path.write_bytes(data[: rng.randrange(len(data))] if how == "cut" else b"" if how == "empty" else data)
             damaged.append(path)
-    for _ in range(3):  # a tier that is whole only now helps the next
+    for _ in range(3):  # a tier that was just repaired helps to repair the next
         report = scrub(attempt.store, RUN)
-        if not any(not one.repaired_from for one in report.damage):
+        if not any(not damage.repaired_from for damage in report.damage):
             break
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path in before}
     assert [path for path in damaged if after.get(path) != before[path]] == []
@@ -80,7 +83,7 @@ def test_two_of_three_damaged_at_random_are_repaired(tmp_path: Path, seed: int) 
 
 
 def test_what_no_tier_has_whole_is_told_and_left(tmp_path: Path) -> None:
-    """Nothing is deleted in the hope of something better."""
+    """Damage without a sound copy is reported, and no file is deleted."""
     attempt = begin(tmp_path)
     list(save_state(attempt, "scrub/0", 0))
     drain(attempt.store, RUN)
@@ -88,27 +91,27 @@ def test_what_no_tier_has_whole_is_told_and_left(tmp_path: Path) -> None:
     for pack in packs:
         pack.write_bytes(pack.read_bytes()[:-1])
     before = [pack.read_bytes() for pack in packs]
-    told: list[str] = []
-    report = scrub(attempt.store, RUN, tell=lambda name, say, fields: told.append(name))
-    assert report.damage and not any(one.repaired_from for one in report.damage)
-    assert set(told) == {"scrub.damaged"}
+    events: list[str] = []
+    report = scrub(attempt.store, RUN, tell=lambda name, say, fields: events.append(name))
+    assert report.damage and not any(damage.repaired_from for damage in report.damage)
+    assert set(events) == {"scrub.damaged"}
     assert [pack.read_bytes() for pack in packs] == before
 
 
 def test_looking_changes_nothing(tmp_path: Path) -> None:
-    """Without repair the damage is named, and stays."""
+    """With ``repair=False`` damage is reported and unchanged."""
     attempt = begin(tmp_path)
     list(save_state(attempt, "scrub/0", 0))
     drain(attempt.store, RUN)
     (pack, *_) = sorted((tmp_path / "warm").rglob("pack*"))
     pack.write_bytes(b"")
     report = scrub(attempt.store, RUN, repair=False)
-    assert {(one.tier, Path(one.file).name) for one in report.damage} == {("warm", pack.name)}
+    assert {(damage.tier, Path(damage.file).name) for damage in report.damage} == {("warm", pack.name)}
     assert pack.read_bytes() == b""
 
 
 def test_what_retention_takes_meanwhile_is_no_damage(tmp_path: Path) -> None:
-    """A checkpoint that is retired while it is read is not told to be damaged, and not brought back."""
+    """A checkpoint that is retired while it is read is neither reported as damaged nor restored."""
     attempt = begin(tmp_path)
     for step in range(2):
         list(save_state(attempt, f"scrub/{step}", step))
@@ -127,7 +130,7 @@ def test_what_retention_takes_meanwhile_is_no_damage(tmp_path: Path) -> None:
 
 
 def test_the_rate_is_bounded_and_a_silent_tier_is_said(tmp_path: Path) -> None:
-    """A bound in bytes a second; a tier that does not answer is left out."""
+    """Reads keep to the bytes per second. A tier that does not answer is skipped."""
     import time
 
     attempt = begin(tmp_path)
@@ -142,7 +145,7 @@ def test_the_rate_is_bounded_and_a_silent_tier_is_said(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """It names what it mended, exits with 0; and with 1 for what it could not."""
+    """The command lists repaired damage with exit code 0, and other damage with 1."""
     attempt = begin(tmp_path)
     list(save_state(attempt, "scrub/0", 0))
     drain(attempt.store, RUN)
@@ -158,29 +161,30 @@ def test_the_command(tmp_path: Path) -> None:
         return done.stdout
 
     assert "DAMAGED" in relight("--no-repair", status=1)
-    told = json.loads(relight("--json"))
-    assert told["ok"] and told["damage"][0]["repaired_from"] in ("warm", "cold")
+    result = json.loads(relight("--json"))
+    assert result["ok"] and result["damage"][0]["repaired_from"] in ("warm", "cold")
     assert "as committed" in relight("--rate", "10MB")
 
 
 def test_events_are_told(tmp_path: Path) -> None:
-    """Through ``tell``, as ``emit`` would."""
+    """Events are passed to ``tell``."""
     attempt = begin(tmp_path)
     list(save_state(attempt, "scrub/0", 0))
     drain(attempt.store, RUN)
     (pack, *_) = sorted((tmp_path / "hot").rglob("pack*"))
     pack.unlink()
-    told: list[tuple[str, str]] = []
+    events: list[tuple[str, str]] = []
     undo = subscribe(lambda event: None)
-    scrub(attempt.store, RUN, tell=lambda name, say, fields: told.append((name, str(fields["repaired_from"]))))
+    scrub(attempt.store, RUN, tell=lambda name, say, fields: events.append((name, str(fields["repaired_from"]))))
     undo()
-    assert told == [("scrub.repaired", "warm")]
+    assert events == [("scrub.repaired", "warm")]
     assert state_of("scrub/0")
 
 
 @pytest.mark.parametrize("which", ["pack-00000-000.safetensors", "part-00000.msgpack", "root.json"])
 def test_a_repair_that_is_cut_off_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
-    """One chunk of it is bad, and the others are still of use: the new file takes its place when it is whole, not before."""
+    """The repaired file replaces the damaged one only when it is complete: its sound chunks are still useful until
+    then."""
     attempt = begin(tmp_path)
     list(save_state(attempt, "scrub/0", 0))
     drain(attempt.store, RUN)
@@ -198,14 +202,14 @@ def test_a_repair_that_is_cut_off_leaves_what_was_there(tmp_path: Path, monkeypa
         scrub(attempt.store, RUN)
         assert path.read_bytes() == bad
     report = scrub(attempt.store, RUN)
-    assert path.read_bytes() == sound_bytes and all(one.repaired_from for one in report.damage)
+    assert path.read_bytes() == sound_bytes and all(damage.repaired_from for damage in report.damage)
     assert sorted(entry.name for entry in path.parent.iterdir() if entry.name.startswith(".")) == []
 
 
 def test_a_superseded_attempt_does_not_say_which_tiers_there_are(tmp_path: Path) -> None:
-    """It was stopped between taking charge and saying so; who came behind it knows of one more."""
+    """An attempt was stopped between its fence and its announcement. The next attempt knows one more tier."""
     attempt = begin(tmp_path)
     Attempt.begin(attempt.store, RUN)
     with pytest.raises(Fenced):
         announce(attempt.place.log, Tiers(hot=tmp_path / "hot" / RUN, warm=tmp_path / "warm" / RUN).tiers, attempt.epoch)
-    assert [one.name for one in tiers_of(attempt.history())] == ["warm", "cold"]
+    assert [tier.name for tier in tiers_of(attempt.history())] == ["warm", "cold"]

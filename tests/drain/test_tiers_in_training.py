@@ -39,7 +39,7 @@ def one_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.
 
 
 def train(tiers: relight.Tiers, until: int, **options: object) -> tuple[list[float], int]:
-    """Losses of the steps that were made, and where it began."""
+    """Train. Return the losses of the steps and the first step."""
     model, optimizer = parts()
     losses = []
     with relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.every(steps=2), **options) as ckpt:  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def train(tiers: relight.Tiers, until: int, **options: object) -> tuple[list[flo
 
 
 def steps(url: str, run: str = "run") -> list[int]:
-    return [one.step for one in Run(open_bytes(url), run).history().live]
+    return [checkpoint.step for checkpoint in Run(open_bytes(url), run).history().live]
 
 
 @pytest.fixture(params=["trainer", "agent"])
@@ -60,8 +60,10 @@ def background(request: pytest.FixtureRequest) -> bool:
 
 
 def test_a_lost_disk_is_nothing(s3: str, tmp_path: Path, background: bool) -> None:
-    """What was saved on a disk is in the bucket when the run ends; with the disk wiped it goes on from there, to the bit, and on the disk,
-    which has the run's diary again as well."""
+    """At the run's end the bucket has all saves. With a wiped disk the run resumes from it bit-exactly.
+
+    The disk then has the run's incidents and accounts again.
+    """
     tiers = relight.Tiers(hot=tmp_path / "hot" / "run", cold=f"{s3}/cold/run")
     whole, _ = train(relight.Tiers(hot=tmp_path / "whole" / "run"), 9, background=background)
     incident = f"run/{DIRECTORY}/0000000000001-abc.json"
@@ -81,7 +83,7 @@ def test_a_lost_disk_is_nothing(s3: str, tmp_path: Path, background: bool) -> No
 def test_a_tier_s_relative_path_is_meant_from_where_the_script_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
-    """Whoever drains is a process of its own, which works elsewhere: it copies to where the trainer would have."""
+    """The draining process has another working directory, but copies to the trainer's tiers."""
     monkeypatch.chdir(tmp_path)
     train(relight.Tiers(hot="hot/run", cold="cold/run"), 3, background=background)
     assert steps(str(tmp_path / "cold"))[-1] == 2
@@ -89,7 +91,7 @@ def test_a_tier_s_relative_path_is_meant_from_where_the_script_runs(
 
 
 def wait_for_agent(store: Path) -> None:
-    """Until it has ended, which it does when nothing is left to write and to drain."""
+    """Wait until the agent has ended, after its last write and drain."""
     ends = time.monotonic() + 30
     while (agent := reach(str(store), "run")) is not None:
         agent.close()
@@ -98,7 +100,7 @@ def wait_for_agent(store: Path) -> None:
 
 
 def test_a_handle_tells_when_it_is_drained(tmp_path: Path, background: bool) -> None:
-    """``wait(until="drained")`` returns when every tier has it; one that a newer overtook says so."""
+    """``wait(until="drained")`` returns when every tier has the save. A save that a newer one overtook reports this."""
     tiers = relight.Tiers(hot=tmp_path / "hot" / "run", warm=tmp_path / "warm" / "run", cold=tmp_path / "cold" / "run")
     model, optimizer = parts()
     with relight.Checkpointer(tiers, save=None, model=model, optimizer=optimizer, background=background) as ckpt:
@@ -111,8 +113,10 @@ def test_a_handle_tells_when_it_is_drained(tmp_path: Path, background: bool) -> 
 
 
 def test_the_near_tier_keeps_what_the_far_one_lacks(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The far tier does not answer: saves go on, nothing that it is to hold leaves the near one; once it answers, all is well. A run
-    that has nothing near does not begin from scratch while the far tier may have it."""
+    """While the far tier does not answer, saves continue and the near tier keeps what the far tier lacks, until it answers.
+
+    A run without near checkpoints does not begin from scratch while the far tier may have some.
+    """
     alive = os.environ["AWS_ENDPOINT_URL"]
     far = f"{s3}/far/run"
     tiers = relight.Tiers(
@@ -152,7 +156,7 @@ def test_the_near_tier_keeps_what_the_far_one_lacks(s3: str, tmp_path: Path, mon
 
 
 def test_a_damaged_near_copy_is_read_further_out(tmp_path: Path) -> None:
-    """The newest is restored, from the tier where it is whole."""
+    """The newest checkpoint is restored from a tier that has it undamaged."""
     tiers = relight.Tiers(hot=tmp_path / "hot" / "run", cold=tmp_path / "cold" / "run")
     losses, _ = train(tiers, 5, background=False)
     for pack in (tmp_path / "hot").rglob("pack*"):
@@ -165,7 +169,8 @@ def test_a_damaged_near_copy_is_read_further_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("near", ["damaged", "gone", "shorter"])
 def test_damage_in_every_tier_is_survived_chunk_by_chunk(tmp_path: Path, near: str) -> None:
-    """No tier has the checkpoint whole, and together they have it: it is restored, to the bit, and told which file to mend."""
+    """If only all tiers together have the checkpoint, it is restored bit-exactly, with a report of the files to
+    repair."""
     tiers = relight.Tiers(hot=tmp_path / "hot" / "run", warm=tmp_path / "warm" / "run", cold=tmp_path / "cold" / "run")
     state = {f"t{number}": torch.randn(1 << 20) for number in range(6)}
     ckpt = relight.Checkpointer(tiers, save=None, background=False, **state)
@@ -194,7 +199,8 @@ def test_damage_in_every_tier_is_survived_chunk_by_chunk(tmp_path: Path, near: s
 
 
 def test_copies_and_how_many_of_them_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of three places are enough: with one that cannot be written, a save is drained, and near is freed; with two, neither."""
+    """Two of three tiers are enough: with one unwritable tier a save counts as drained and is released, with two it
+    does not."""
     (tmp_path / "no").write_text("a file where a directory should be")
     cold = relight.tier(tmp_path / "a" / "run", tmp_path / "no" / "run", tmp_path / "c" / "run", quorum=2, keep=relight.keep(every=1))
     tiers = relight.Tiers(hot=relight.tier(tmp_path / "hot" / "run", keep=relight.keep(last=1)), cold=cold)
@@ -221,7 +227,7 @@ def test_copies_and_how_many_of_them_are_enough(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_near_tier_with_an_end_keeps_what_fits(tmp_path: Path) -> None:
-    """What has been drained goes when there is no room, though every rule would keep it; what has not stays."""
+    """Without room drained checkpoints are deleted, although the rules keep them. Others stay."""
     hot = relight.tier(tmp_path / "hot" / "run", capacity=9000)
     tiers = relight.Tiers(hot=hot, cold=tmp_path / "cold" / "run")
     model, optimizer = parts()
@@ -237,7 +243,7 @@ def test_a_near_tier_with_an_end_keeps_what_fits(tmp_path: Path) -> None:
 
 
 def full(tmp_path: Path, cold: relight.Tier, deadline_s: float) -> tuple[relight.Checkpointer, dict[str, torch.Tensor]]:
-    """A run through the agent, of a megabyte a save, with room for three near."""
+    """Run through the agent with a megabyte a save and near room for three."""
     state = {"t": torch.randn(1 << 18)}
     tiers = relight.Tiers(hot=relight.tier(tmp_path / "hot" / "run", capacity="3.5MB"), cold=cold)
     ckpt = relight.Checkpointer(
@@ -248,11 +254,11 @@ def full(tmp_path: Path, cold: relight.Tier, deadline_s: float) -> tuple[relight
 
 
 def near_bytes(tmp_path: Path) -> int:
-    return sum(one.body.stored_bytes for one in Run(LocalStore(tmp_path / "hot"), "run").history().live)
+    return sum(checkpoint.body.stored_bytes for checkpoint in Run(LocalStore(tmp_path / "hot"), "run").history().live)
 
 
 def test_a_save_waits_in_memory_while_the_near_tier_is_full(tmp_path: Path) -> None:
-    """All of it has to go further out, and that takes its time: never is more there than fits, nothing is lost, and it is told."""
+    """With a slow further tier the near tier never exceeds its limit, no save is lost, and waits are reported."""
     before = counters["save.backpressured"], counters["save.failed"]
     cold = relight.tier(tmp_path / "cold" / "run", keep=relight.keep(every=1), bytes_per_second=4e6)
     ckpt, state = full(tmp_path, cold, 60)
@@ -271,7 +277,7 @@ def test_a_save_waits_in_memory_while_the_near_tier_is_full(tmp_path: Path) -> N
 
 
 def test_a_save_waits_no_longer_than_half_its_deadline_for_room(tmp_path: Path) -> None:
-    """The further tier cannot be written: what does not fit is saved all the same, and held back no more once the run ends."""
+    """If the further tier cannot be written, a save waits at most half its deadline for room, and not at the run's end."""
     (tmp_path / "no").write_text("a file where a directory should be")
     before = counters["save.backpressured"]
     ckpt, state = full(tmp_path, relight.tier(tmp_path / "no" / "run", keep=relight.keep(every=1)), 10)
@@ -287,7 +293,7 @@ def test_a_save_waits_no_longer_than_half_its_deadline_for_room(tmp_path: Path) 
 
 @pytest.mark.parametrize("how", ["close", "blocks", "signal", "exception"])
 def test_what_somebody_waits_for_is_not_held_back(tmp_path: Path, how: str) -> None:
-    """The end of a run, a save that is to be durable now, a signal: what is held is written at once, and so is what comes behind it."""
+    """At the end of a run, a blocking save or a signal, held saves and later ones are written at once."""
     (tmp_path / "no").write_text("a file where a directory should be")
     before = counters["save.backpressured"]
     ckpt, state = full(tmp_path, relight.tier(tmp_path / "no" / "run", keep=relight.keep(every=1)), 200)
@@ -318,7 +324,7 @@ def test_what_somebody_waits_for_is_not_held_back(tmp_path: Path, how: str) -> N
 
 
 def test_room_is_made_for_the_first_save_of_a_life_too(tmp_path: Path) -> None:
-    """A run that ended with a full near tier begins again when the further one answers: what is held has a drain to wait for."""
+    """A run that ended with a full near tier drains it when the further tier answers again."""
     (tmp_path / "no").write_text("a file where a directory should be")
     cold = relight.tier(tmp_path / "no" / "run", keep=relight.keep(every=1))
     ckpt, state = full(tmp_path, cold, 4)
@@ -341,7 +347,7 @@ def test_room_is_made_for_the_first_save_of_a_life_too(tmp_path: Path) -> None:
 
 
 def test_two_places_one_run(tmp_path: Path) -> None:
-    """A second node takes the run over from the bucket: the first one's drains are refused from then on, and it is told."""
+    """After a second node took over the run from the bucket, the first node's drains are refused and reported."""
     cold = tmp_path / "cold" / "run"
     node = lambda name: relight.Tiers(hot=tmp_path / name / "run", cold=cold)  # noqa: E731
     model, optimizer = parts()
@@ -363,7 +369,7 @@ def test_two_places_one_run(tmp_path: Path) -> None:
 
 
 def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path) -> None:
-    """No tier, one place twice, names that are none, what is no store, and what does not go together."""
+    """No tier, duplicate places, invalid names, invalid stores and contradictory options are refused."""
     model, optimizer = parts()
     for make in (
         lambda: relight.Tiers(),
@@ -397,13 +403,16 @@ with relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.
 
 
 def for_good(url: str) -> set[int]:
-    """Steps that were ever saved there and that the far tier's rules name for good."""
+    """Return the saved steps that the far tier's rules keep for good."""
     records = Run(open_bytes(url), "run").view().records
     return {record.body.step for record in records if isinstance(record.body, CommitBody) and (record.body.step + 1) % 10 == 0}
 
 
 def test_the_agent_drains_what_a_killed_trainer_left(s3: str, tmp_path: Path) -> None:
-    """SIGKILL in the middle: the agent commits what was sealed, copies it outwards, and only then ends; the next life goes on."""
+    """After SIGKILL of the trainer the agent commits the sealed save, drains it, and then ends.
+
+    The next attempt resumes.
+    """
     environment = {**os.environ, "RELIGHT_BACKGROUND": "1"}
     command = [sys.executable, "-c", TRAIN, str(tmp_path / "hot" / "run"), f"{s3}/cold/run"]
     child = subprocess.Popen([*command, "1000"], env=environment, stdout=subprocess.PIPE, text=True)

@@ -62,7 +62,7 @@ def test_two_ranks_go_on_from_the_further_tier(tmp_path: Path, background: str, 
     """Losses of a run whose near tier was wiped between two lives are those of one left alone."""
     whole = train(tmp_path / "whole", 6, background, writer)
     first = train(tmp_path / "cut", 4, background, writer)
-    assert [one.step for one in Run(LocalStore(tmp_path / "cut" / "cold"), "run").history().live][-1] == 3
+    assert [checkpoint.step for checkpoint in Run(LocalStore(tmp_path / "cut" / "cold"), "run").history().live][-1] == 3
     agent = reach(str(tmp_path / "cut" / "hot"), "run")
     if agent is not None:
         agent.close()
@@ -70,4 +70,4 @@ def test_two_ranks_go_on_from_the_further_tier(tmp_path: Path, background: str, 
     second = train(tmp_path / "cut", 6, background, writer)
     assert min(step for _, step in second) == 4
     assert {**first, **second} == whole
-    assert [one.step for one in Run(LocalStore(tmp_path / "cut" / "hot"), "run").history().live][-1] == 5
+    assert [checkpoint.step for checkpoint in Run(LocalStore(tmp_path / "cut" / "hot"), "run").history().live][-1] == 5

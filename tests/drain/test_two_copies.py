@@ -1,4 +1,4 @@
-"""Two nodes that copy the same checkpoint to the same tier, their calls of the store interleaved in every order that a seed gives."""
+"""Two nodes that copy the same checkpoint to the same tier, with their store calls interleaved in random orders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from relight.transfer.copying import Claimed, copy_one
 
 
 class Turns:
-    """One of several threads runs at a time; who does next, at each call of a store, a seed says."""
+    """Lets one of several threads run at a time. A seed chooses the next one at each call of a store."""
 
     def __init__(self, seed: int, names: list[str]) -> None:
         self._rng, self._changed = random.Random(seed), threading.Condition()
@@ -36,21 +36,21 @@ class Turns:
         self._changed.notify_all()
 
     def wait(self, name: str) -> None:
-        """Until it is its turn."""
+        """Wait until it is the turn of thread ``name``."""
         with self._changed:
             if self._turn == name:
                 self._next()
             assert self._changed.wait_for(lambda: self._turn == name, 60)
 
     def over(self, name: str) -> None:
-        """It makes no more calls."""
+        """Remove a thread that makes no more calls."""
         with self._changed:
             self._left.remove(name)
             self._next()
 
 
 class Taking(StoreWrapper):
-    """A store as one thread sees it: before each call it waits for its turn."""
+    """A store wrapper that waits for its thread's turn before each call."""
 
     def __init__(self, inner: ByteStore, wait: Callable[[], None]) -> None:
         super().__init__(inner)
@@ -77,47 +77,50 @@ class Taking(StoreWrapper):
 
 
 def both(far: ByteStore, seed: int, source: Run, *, in_charge: bool, gives_way: bool) -> list[str | BaseException]:
-    """What became of each of two copies of the newest checkpoint."""
+    """Copy the newest checkpoint in two threads. Return the id or the error of each."""
     names = ["a", "b"]
-    turns, found = Turns(seed, names), dict[str, str | BaseException]()
+    turns, outcomes = Turns(seed, names), dict[str, str | BaseException]()
     Log(far, "run").start()
     charge = take_over(Log(far, "run"), source.history().attempts[-1], []) if in_charge else None
 
     def copy(name: str) -> None:
         store = Taking(far, lambda: turns.wait(name))
         try:
-            found[name] = copy_one(source.open(source.history().live[-1]), store, Log(store, "run"), None, charge, gives_way=gives_way)
+            outcomes[name] = copy_one(source.open(source.history().live[-1]), store, Log(store, "run"), None, charge, gives_way=gives_way)
         except BaseException as error:
-            found[name] = error
+            outcomes[name] = error
         finally:
             turns.over(name)
 
     threads = [threading.Thread(target=copy, args=(name,)) for name in names]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(120)
-    return [found[name] for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return [outcomes[name] for name in names]
 
 
 def check(far: ByteStore, became: list[str | BaseException], *, in_charge: bool) -> None:
-    """What was said to be there is there, to the byte; nothing else is."""
+    """Check that exactly the returned checkpoints exist, with the right bytes, and no other directory."""
     run = Run(far, "run")
-    there = run.history().live
-    assert {one.id for one in there} == {one for one in became if isinstance(one, str)}
-    assert len(there) == 1 if in_charge else len(there) >= 1
-    for one in there:
-        assert not verify_checkpoint(far, run.view(), one)
-    for failed in (one for one in became if not isinstance(one, str)):
+    checkpoints = run.history().live
+    assert {checkpoint.id for checkpoint in checkpoints} == {outcome for outcome in became if isinstance(outcome, str)}
+    assert len(checkpoints) == 1 if in_charge else len(checkpoints) >= 1
+    for checkpoint in checkpoints:
+        assert not verify_checkpoint(far, run.view(), checkpoint)
+    for failed in (outcome for outcome in became if not isinstance(outcome, str)):
         assert isinstance(failed, LeaseHeld), failed
     directories = {entry.name for entry in far.list("run") if entry.name not in ("log", "relight.json")}
-    assert directories == {one.lies_in("run").split("/")[1] for one in there}
+    assert directories == {checkpoint.lies_in("run").split("/")[1] for checkpoint in checkpoints}
 
 
 @pytest.mark.parametrize("gives_way", [False, True])
 @pytest.mark.parametrize("in_charge", [False, True])
 def test_neither_touches_what_the_other_writes(in_charge: bool, gives_way: bool) -> None:
-    """Fifty orders each: a directory is his who made its first part; the other takes a name of its own, or gives way."""
+    """In fifty orders, a directory belongs to the copy that wrote its first part.
+
+    The other copy uses another name, or gives way.
+    """
     near = Attempt.begin(MemoryStore(), "run")
     save(near, 3)
     gave = 0
@@ -125,12 +128,12 @@ def test_neither_touches_what_the_other_writes(in_charge: bool, gives_way: bool)
         far = MemoryStore()
         became = both(far, seed, Run(near.store, "run"), in_charge=in_charge, gives_way=gives_way)
         check(far, became, in_charge=in_charge)
-        gave += any(isinstance(one, Claimed) for one in became)
+        gave += any(isinstance(outcome, Claimed) for outcome in became)
     assert (gave > 0) == gives_way
 
 
 def test_neither_does_on_a_server(s3: str) -> None:
-    """The same with an object store, where a name does not keep a second writer out."""
+    """On an object store, where a name does not exclude a second writer, the results are the same."""
     near = Attempt.begin(MemoryStore(), "run")
     save(near, 3)
     for seed in range(6):
@@ -139,7 +142,10 @@ def test_neither_does_on_a_server(s3: str) -> None:
 
 
 def test_a_drain_waits_for_the_one_that_was_quicker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another node has begun is watched; when it is there, that is told; what does not go on is copied after all."""
+    """A drain waits for a copy that another node has begun.
+
+    It reports the finished copy, and copies a stalled one itself.
+    """
     attempt = begin(tmp_path)
     first = save(attempt, 0)
     assert drain(attempt.store, "run").copied
@@ -147,34 +153,34 @@ def test_a_drain_waits_for_the_one_that_was_quicker(tmp_path: Path, monkeypatch:
     far = LocalStore(tmp_path / "far")
     begun = f"run/0000000001-{second}-e1"
     assert far.put_once(f"{begun}/part-00000.msgpack", b"begun")
-    looks, told = [], []
+    waits, events = [], []
 
     def finished(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 2:
+        waits.append(seconds)
+        if len(waits) == 2:
             far.delete(f"{begun}/part-00000.msgpack")
             far.delete_dir(begun)
             copy_one(Run(attempt.store, "run").open(Run(attempt.store, "run").history().live[-1]), far, Log(far, "run"), None, 1)
 
     monkeypatch.setattr(outwards.time, "sleep", finished)
-    report = drain(attempt.store, "run", tell=lambda name, say, fields: told.append((name, fields["id"])))
-    assert not report.errors and not report.copied and len(looks) == 2
-    assert told == [("drain.found", first), ("drain.found", second)]
+    report = drain(attempt.store, "run", tell=lambda name, say, fields: events.append((name, fields["id"])))
+    assert not report.errors and not report.copied and len(waits) == 2
+    assert events == [("drain.found", first), ("drain.found", second)]
     third = save(attempt, 2)
     assert far.put_once(f"run/0000000002-{third}-e1/part-00000.msgpack", b"begun")
     monkeypatch.setattr(outwards, "STILL_S", 0.2)
     monkeypatch.undo()
     monkeypatch.setattr(outwards, "STILL_S", 0.2)
     report = drain(attempt.store, "run")
-    assert not report.errors and [one for _, one, _, _ in report.copied] == [third] and live(tmp_path, "far") == [0, 1, 2]
+    assert not report.errors and [id_ for _, id_, _, _ in report.copied] == [third] and live(tmp_path, "far") == [0, 1, 2]
 
 
 def test_one_that_was_only_quicker_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another's copy is committed while this one is under way: it gives up its own, and says nothing of a failure."""
+    """If another node commits its copy during ours, ours is dropped without a reported failure."""
     attempt = begin(tmp_path)
     save(attempt, 0)
     source = Run(attempt.store, "run")
-    inner, told = outwards.copy_one, []
+    inner, events = outwards.copy_one, []
 
     def slower(opened, store, log, *given, **named):  # type: ignore[no-untyped-def]
         far = LocalStore(tmp_path / "far")
@@ -182,12 +188,12 @@ def test_one_that_was_only_quicker_is_no_failure(tmp_path: Path, monkeypatch: py
         raise LeaseHeld("somebody else has copied it there meanwhile", where=log.run)
 
     monkeypatch.setattr(outwards, "copy_one", slower)
-    report = drain(attempt.store, "run", tell=lambda name, say, fields: told.append(name))
-    assert not report.errors and told == ["drain.found"] and live(tmp_path, "far") == [0]
+    report = drain(attempt.store, "run", tell=lambda name, say, fields: events.append(name))
+    assert not report.errors and events == ["drain.found"] and live(tmp_path, "far") == [0]
 
 
 def test_a_claim_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    """Not even an empty directory."""
+    """A failed claim leaves no directory."""
     near = Attempt.begin(MemoryStore(), "run")
     save(near, 3)
     far = LocalStore(tmp_path)
@@ -206,4 +212,4 @@ def test_a_claim_that_fails_leaves_nothing(tmp_path: Path) -> None:
     source = Run(near.store, "run")
     with pytest.raises(RelightError, match="no"):
         copy_one(source.open(source.history().live[-1]), Failing(far), Log(far, "run"), None)
-    assert [one.name for one in (tmp_path / "run").iterdir()] == ["log"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["log"]

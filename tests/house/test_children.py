@@ -33,10 +33,10 @@ def uses(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and (name := ast.unparse(node)) in _NAMES:
             yield node.lineno, name
-        if isinstance(node, ast.Assign) and any(ast.unparse(one).startswith("sys.path[0]") for one in node.targets):
+        if isinstance(node, ast.Assign) and any(ast.unparse(target).startswith("sys.path[0]") for target in node.targets):
             yield node.lineno, "sys.path[0] of a child is no script's directory: enter_script"
         if isinstance(node, ast.ImportFrom) and node.module == "sys":
-            yield from ((node.lineno, f"sys.{one.name}") for one in node.names if f"sys.{one.name}" in _NAMES)
+            yield from ((node.lineno, f"sys.{name.name}") for name in node.names if f"sys.{name.name}" in _NAMES)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _STARTS:
             told = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
             yield from ((node.lineno, one) for one in told if one.rpartition("/")[2] in _WORDS)
@@ -54,7 +54,7 @@ def _spawns(node: ast.FunctionDef | ast.Module, tree: ast.Module) -> bool:
 
 
 def _is_safe(block: ast.With) -> bool:
-    return any(isinstance(one.context_expr, ast.Call) and ast.unparse(one.context_expr.func) == "safe_spawn" for one in block.items)
+    return any(isinstance(item.context_expr, ast.Call) and ast.unparse(item.context_expr.func) == "safe_spawn" for item in block.items)
 
 
 def test_one_function_builds_every_command_of_a_python_process() -> None:

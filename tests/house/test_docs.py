@@ -1,4 +1,4 @@
-"""The pages tell what is so: all that users can meet is described, nothing is described that is not there, and what is shown works."""
+"""The pages match the code: they describe everything that users can meet, and nothing else, and their examples work."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ KINDS = {
 
 
 def section(text: str, heading: str) -> str:
-    """What stands below one heading, to the next of its level."""
-    found = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert found, f"no section {heading!r}"
-    return found[1]
+    """Return the text below a heading, up to the next heading of its level."""
+    match = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert match, f"no section {heading!r}"
+    return match[1]
 
 
 def first_cells(text: str) -> list[str]:
-    """The first column of the tables in ``text``, without their headings."""
+    """Return the first column of the tables in ``text``, without headings."""
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     return [re.split(r"(?<!\\)\|", row)[1].strip() for row in rows]
 
@@ -45,33 +45,40 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def test_every_error_kind_is_in_troubleshooting_beside_its_error() -> None:
-    """A kind has its row: the kind, the error it belongs to, what it means, what to do. A kind that is not there has none."""
+    """Each kind has a row: the kind, its error, its meaning, and what to do. No other kind has one."""
     rows = [[cell.strip() for cell in line.split(" | ")] for line in page("troubleshooting.md").splitlines() if line.startswith("| `")]
-    told = {row[0].strip("| `"): row for row in rows}
-    assert {kind: name for kind, name in KINDS.items() if kind not in told or f"`{name}`" not in told[kind][1]} == {}
+    described = {row[0].strip("| `"): row for row in rows}
+    assert {kind: name for kind, name in KINDS.items() if kind not in described or f"`{name}`" not in described[kind][1]} == {}
     assert all(len(row) == 4 and all(cell.strip("| ") for cell in row) for row in rows)
     spoken = {match for path in SOURCES for match in re.findall(r"""\bkind = "([a-z_]+)""", path.read_text(encoding="utf-8"))}
-    assert told.keys() <= KINDS.keys() | spoken
+    assert described.keys() <= KINDS.keys() | spoken
 
 
 def test_every_symptom_can_be_diagnosed() -> None:
-    """A heading or kind of the troubleshooting page is what ``relight doctor --error`` leads to; ``tests/doctor`` makes each of them happen."""
+    """``relight doctor --error`` leads to each heading and kind of the troubleshooting page.
+
+    ``tests/doctor`` causes each of them.
+    """
     from relight.doctor.complaints import PEOPLE_SAY, PROGRAMS_SAY
     from relight.doctor.explain import SYMPTOMS
 
     text = page("troubleshooting.md")
-    headings = {one.replace('"', "") for one in re.findall(r"^## (.*)$", text, re.MULTILINE)}
-    assert {one.section for one in (*SYMPTOMS, *PROGRAMS_SAY, *PEOPLE_SAY)} == headings | set(
+    headings = {heading.replace('"', "") for heading in re.findall(r"^## (.*)$", text, re.MULTILINE)}
+    assert {symptom.section for symptom in (*SYMPTOMS, *PROGRAMS_SAY, *PEOPLE_SAY)} == headings | set(
         re.findall(r"^\| `([a-z_]+)` \|", text, re.MULTILINE)
     )
 
 
 def test_every_command_and_option_is_in_the_reference() -> None:
-    """A command has its row with each of its options; an option that is not there has been forgotten by the page."""
+    """Each command has a row with all of its options."""
     commands: dict[str, click.Command] = {}
     for name in COMMANDS:
         command = cli.get_command(None, name)  # type: ignore[arg-type]
-        commands |= {f"{name} {key}": one for key, one in command.commands.items()} if isinstance(command, click.Group) else {name: command}
+        commands |= (
+            {f"{name} {key}": subcommand for key, subcommand in command.commands.items()}
+            if isinstance(command, click.Group)
+            else {name: command}
+        )
     pattern = re.compile(r"`relight (" + "|".join(sorted(commands, key=len, reverse=True)) + r")\b")
     rows = {match[1]: cell for cell in first_cells(section(page("reference.md"), "Command line")) if (match := pattern.match(cell))}
     assert rows.keys() == commands.keys()
@@ -82,60 +89,62 @@ def test_every_command_and_option_is_in_the_reference() -> None:
 
 
 def test_every_setting_is_in_the_reference() -> None:
-    """A ``RELIGHT_…`` variable that the source reads is in the table of settings, and the other way round."""
+    """A ``RELIGHT_…`` variable that the source reads is in the table of settings, and vice versa."""
     read = {name for path in SOURCES for name in re.findall(r"(?<![A-Z_])RELIGHT_[A-Z_]+", path.read_text(encoding="utf-8"))}
     assert {cell.strip("`") for cell in first_cells(section(page("reference.md"), "Settings"))} == read
 
 
 def test_every_event_is_in_the_reference_with_its_level_and_words() -> None:
-    """The page's table of events is the source's."""
+    """The page's table of events equals the source's."""
     rows = dict(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` (\(.*)\|$", section(page("reference.md"), "Events"), re.MULTILINE))
     assert {name: f"({logging.getLevelName(level).lower()}) | {says} " for name, (level, says) in EVENTS.items()} == rows
 
 
 def test_events_that_are_emitted_are_those_of_the_table() -> None:
-    """No event without a row in ``EVENTS``, and no row that nothing emits."""
+    """Each emitted event has a row in ``EVENTS``, and each row is emitted."""
     emitted = set()
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             called = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
-            tells = called == "emit" or (called in ("tell", "_tell") and path.parent.name in ("drain", "peers"))  # others hear and emit it
+            # the callbacks of drain and peers emit what they get
+            tells = called == "emit" or (called in ("tell", "_tell") and path.parent.name in ("drain", "peers"))
             if tells and node.args:
                 emitted |= {leaf.value for leaf in ast.walk(node.args[0]) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)}
     assert emitted == EVENTS.keys()
 
 
 def slug(heading: str) -> str:
-    """The anchor that a heading gets."""
+    """Return the anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
 def test_links_lead_somewhere() -> None:
-    """Every relative link names a file that is there, and a heading in it if it says so."""
+    """Every relative link leads to an existing file, and to an existing heading in it."""
     broken = []
     for here in PAGES:
         for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", here.read_text(encoding="utf-8"), flags=re.DOTALL)):
             if re.match(r"[a-z]+:", target):
                 continue
             name, _, anchor = target.partition("#")
-            there = here.parent / name if name else here
-            if not there.exists() or (
-                anchor and anchor not in {slug(line) for line in re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)}
+            file = here.parent / name if name else here
+            if not file.exists() or (
+                anchor and anchor not in {slug(line) for line in re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)}
             ):
                 broken.append(f"{here.name}: {target}")
     assert broken == []
 
 
 def test_files_and_targets_that_pages_name_are_there() -> None:
-    """A proof that is named can be run: ``tests/…`` or ``examples/…`` holds something, ``make …`` is a target, ``relight.…`` imports."""
+    """A proof that is named can be run: ``tests/…`` or ``examples/…`` holds something, ``make …`` is a target,
+    ``relight.…`` imports."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     known_files = files()
     missing = []
     for here in PAGES:
         text = here.read_text(encoding="utf-8")
         for name in re.findall(r"`((?:tests|examples|benchmarks|docs|requirements|src|changelog\.d)/[\w./-]*)`", text):
-            there = ROOT / name
-            if not any(file.is_relative_to(there) for file in known_files):
+            named = ROOT / name
+            if not any(file.is_relative_to(named) for file in known_files):
                 missing.append(f"{here.name}: {name}")
         for name in re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE):
             if name not in targets:

@@ -65,7 +65,7 @@ def test_snippets_are_run_or_say_why_not(name: str) -> None:
 
 def test_each_guide_of_a_framework_is_followed() -> None:
     """A new page on moving over is in one of the lists above."""
-    assert {f"guides/{one.name}" for one in (DOCS / "guides").glob("from-*.md")} == {one for one in [*QUICK, *SLOW] if "/from-" in one}
+    assert {f"guides/{path.name}" for path in (DOCS / "guides").glob("from-*.md")} == {one for one in [*QUICK, *SLOW] if "/from-" in one}
 
 
 def test_what_is_looked_at_can_be_found_wrong(tmp_path: Path) -> None:

@@ -45,7 +45,10 @@ BROAD_MAY_STAND = {
 
 @pytest.mark.parametrize("command", [["-c", "import relight"], ["-m", "relight", "--help"], ["-m", "relight", "ls", "--help"]], ids=str)
 def test_start_without_torch_and_with_few_modules(command: list[str]) -> None:
-    """``import relight`` and commands start without torch, numpy and rich; the bound is a count, not seconds."""
+    """``import relight`` and commands start without torch, numpy and rich.
+
+    The limit is a count of modules, not seconds.
+    """
     script = "import sys, atexit; atexit.register(lambda: print('MODULES', len(sys.modules), sorted({'torch', 'numpy', 'rich'} & set(sys.modules))))\n"
     if command[0] == "-c":
         script += command[1]
@@ -75,7 +78,7 @@ FORBIDDEN = ("pickle", "marshal", "shelve", "yaml", "dill", "cloudpickle", "jobl
 EXECUTES: dict[tuple[str, str], str] = {
     ("integrations/dcp_read.py", "torch.save"): "DCP's planner takes values as torch.save'd bytes alone: made in memory, from plain values",
 }
-"""(file, what) that is allowed all the same: why."""
+"""Permitted uses: (file, name) and the reason."""
 
 
 def test_every_test_states_its_rule() -> None:
@@ -98,7 +101,7 @@ def test_every_source_file_says_what_it_is_for_and_stays_small() -> None:
 
 
 def calls_of_danger(tree: ast.AST) -> list[str]:
-    """What could run data as code, or a command line as a shell's: imports, calls, arguments."""
+    """Return imports, calls and arguments that could run data as code, or a command line in a shell."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -122,7 +125,8 @@ def calls_of_danger(tree: ast.AST) -> list[str]:
 
 
 def test_nothing_in_the_source_can_execute_data() -> None:
-    """No pickle, marshal, eval, exec, yaml, shell or torch.load anywhere in the product, but where a list says why."""
+    """No pickle, marshal, eval, exec, yaml, shell or torch.load anywhere in the product, except for listed uses with
+    reasons."""
     found = {(rel(path), what) for path in SOURCES for what in calls_of_danger(ast.parse(path.read_text()))}
     assert found - EXECUTES.keys() == set()
     assert EXECUTES.keys() - found == set(), "the list names what is no longer there"
@@ -134,13 +138,13 @@ def test_nothing_in_the_source_can_execute_data() -> None:
      "import_module('dill')", "os.system(x)", "import yaml.nodes"],
 )  # fmt: skip
 def test_the_search_for_execution_finds_it(line: str) -> None:
-    """Each way in is seen."""
+    """Each kind of unsafe use is detected."""
     assert calls_of_danger(ast.parse(line))
 
 
 def test_broad_excepts_stand_only_at_the_edge() -> None:
-    """Each place where anything may be caught is on a short list with its reason."""
-    found = set()
+    """Each place that catches any exception is on a short list with its reason."""
+    result = set()
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ExceptHandler):
@@ -148,5 +152,5 @@ def test_broad_excepts_stand_only_at_the_edge() -> None:
                 named = [getattr(kind, "id", "") for kind in kinds if kind is not None]
                 raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
                 if node.type is None or "Exception" in named or ("BaseException" in named and not raises):
-                    found.add(rel(path))
-    assert {one for one in found if not one.startswith(("testing/", "demo/"))} == BROAD_MAY_STAND.keys()
+                    result.add(rel(path))
+    assert {one for one in result if not one.startswith(("testing/", "demo/"))} == BROAD_MAY_STAND.keys()

@@ -34,7 +34,7 @@ AUDIT_WORDS = {
 
 def routes() -> list[APIRoute]:
     """All that the schema lists."""
-    return [one for one in api.router().routes if isinstance(one, APIRoute) and one.include_in_schema]
+    return [route for route in api.router().routes if isinstance(route, APIRoute) and route.include_in_schema]
 
 
 def answer_of(route: APIRoute) -> Any:
@@ -86,7 +86,9 @@ def fields_of(kind: Any) -> dict[str, Any]:
         names = tasks.ServerTask("id", "verb", "store", "run", "who", 0.0).shown(0.0)
         return {**dict.fromkeys(names, str), "began": float, "seconds": float, "lines": list[str]}
     hints = typing.get_type_hints(kind)
-    return {name: hints[name] for name in (kind._fields if hasattr(kind, "_fields") else [one.name for one in dataclasses.fields(kind)])}
+    return {
+        name: hints[name] for name in (kind._fields if hasattr(kind, "_fields") else [field.name for field in dataclasses.fields(kind)])
+    }
 
 
 def words_of(kind: Any) -> tuple[str, dict[str, str]]:
@@ -110,8 +112,8 @@ def written() -> str:
     """The page as it should be."""
     rows = []
     for route in routes():
-        asked = [f"`{one.name}`" for one in route.dependant.query_params]
-        role = next(one.dependency.role for one in route.dependencies)  # type: ignore[union-attr]
+        asked = [f"`{param.name}`" for param in route.dependant.query_params]
+        role = next(dependency.dependency.role for dependency in route.dependencies)  # type: ignore[union-attr]
         method = next(iter(route.methods))
         rows.append(f"| {method} | `{route.path}` | {role} | {' '.join(asked)} | {shown(answer_of(route))} | {route.summary} |")
     kinds = list(dict.fromkeys(one for route in routes() for one in mentioned(answer_of(route))))
@@ -120,9 +122,9 @@ def written() -> str:
         doc, words = words_of(kind)
         lines = [f"| `{name}` | {shown(inner)} | {words.get(name, '')} |" for name, inner in fields_of(kind).items()]
         blocks.append("\n".join([f"### {kind.__name__}", doc, "", "| field | type | |", "|---|---|---|", *lines]))
-    verbs = [f"| `{verb}` | {ACTIONS[verb]} | {' '.join(f'`{one}`' for one in names)} |" for verb, names in FIELDS.items()]
+    verbs = [f"| `{verb}` | {ACTIONS[verb]} | {' '.join(f'`{name}`' for name in names)} |" for verb, names in FIELDS.items()]
     audited = [f"| `{name}` | {AUDIT_WORDS[name]} |" for name in AUDIT_FIELDS]
-    params = {one.name: one.field_info.description for route in routes() for one in route.dependant.query_params}
+    params = {param.name: param.field_info.description for route in routes() for param in route.dependant.query_params}
     asks = [f"| `{name}` | {text} |" for name, text in params.items()]
     return "\n".join([
         "# The HTTP API", "",

@@ -55,7 +55,7 @@ def test_every_removal_is_listed_with_what_it_removes() -> None:
 
 def test_no_removal_follows_a_glob() -> None:
     """``for path in folder.glob(…): path.unlink()`` removes whatever matches; only the supervisor's private directory is listed that way."""
-    found = set()
+    result = set()
     for path in sorted(SOURCE.rglob("*.py")):
         name = str(path.relative_to(SOURCE))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -64,7 +64,7 @@ def test_no_removal_follows_a_glob() -> None:
             ):
                 calls = {one.func.attr for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)}
                 if calls & CALLS:
-                    found.add(name)
-    assert {one for one in found if not one.startswith(("testing/", "bench/"))} == {"supervise/supervisor.py"}, (
+                    result.add(name)
+    assert {one for one in result if not one.startswith(("testing/", "bench/"))} == {"supervise/supervisor.py"}, (
         "a glob in a generator is found by its name: see own_memory"
     )

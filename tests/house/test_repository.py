@@ -27,7 +27,7 @@ def pins(name: str) -> dict[str, str]:
     return {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in found}
 
 
-@pytest.mark.parametrize("name", sorted(one.stem for one in (ROOT / "requirements").glob("*.in")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "requirements").glob("*.in")))
 def test_a_lock_has_what_is_asked_for_with_hashes_and_without_torch(name: str) -> None:
     """``NAME.txt`` is made from ``NAME.in``; each pin has its hashes; nothing in it is torch."""
     locked = pins(f"{name}.txt")

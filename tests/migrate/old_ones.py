@@ -44,14 +44,16 @@ def check_arrived(new: Path, made: dict[str, tuple[str, int]]) -> None:
         run = Run(store, name)
         view, history = run.view(), run.history()
         assert history.retired == {}, "something came twice, or was taken back"
-        assert [one.step for one in history.live] == sorted(step for where, step in made.values() if where == name)
-        for one in history.live:
-            assert verify_checkpoint(store, view, one) == []
-            opened = run.open(one)
+        assert [checkpoint.step for checkpoint in history.live] == sorted(step for where, step in made.values() if where == name)
+        for checkpoint in history.live:
+            assert verify_checkpoint(store, view, checkpoint) == []
+            opened = run.open(checkpoint)
             arrived.append(opened.root.user[MIGRATED]["source"])
-            found = relight.load(new / name, one.id)
-            wanted = state(one.step)
-            assert all(torch.equal(found["model"][key], value) for key, value in wanted["model"].items())
-        left = {entry.name for entry in store.list(name) if entry.is_dir and parse_dir(entry.name)} - {one.body.dir for one in history.live}
+            result = relight.load(new / name, checkpoint.id)
+            wanted = state(checkpoint.step)
+            assert all(torch.equal(result["model"][key], value) for key, value in wanted["model"].items())
+        left = {entry.name for entry in store.list(name) if entry.is_dir and parse_dir(entry.name)} - {
+            checkpoint.body.dir for checkpoint in history.live
+        }
         assert left == set(), "what was interrupted was not swept"
     assert sorted(arrived) == sorted(made), "not each once"

@@ -1,4 +1,4 @@
-"""Old checkpoints in a bucket: read where they lie, as a directory's are, and the same comes of them."""
+"""Old checkpoints in a bucket are read in place, with the same results as from a directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from relight.store.object_client import RetryTimes
 
 
 def upload(folder: Path, url: str) -> None:
-    """All of a directory, to a place in a bucket."""
+    """Copy a directory into a bucket."""
     store = open_bytes(url)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -37,15 +37,17 @@ def upload(folder: Path, url: str) -> None:
 
 
 def bring(url: str, run: Path) -> dict[str, Any]:
-    """By itself, in this process, and read again."""
+    """Import one checkpoint in this process and load it."""
     import_checkpoint(detect(url), open_bytes(run.parent), run.name)
-    found: dict[str, Any] = relight.load(run)
-    return found
+    result: dict[str, Any] = relight.load(run)
+    return result
 
 
 def test_the_same_comes_of_a_bucket_as_of_a_directory(tmp_path: Path, s3: str) -> None:
-    """Found alike, by name, run, step, format and size; brought, and compared with what lies in the bucket; a second time nothing is done;
-    and taken back."""
+    """The plan equals that of a directory.
+
+    The checkpoints are brought and compared with the bucket, once, and can be rolled back.
+    """
     old = tmp_path / "old"
     made = make(old, 4)
     upload(old, f"{s3}/some/old")
@@ -53,9 +55,9 @@ def test_the_same_comes_of_a_bucket_as_of_a_directory(tmp_path: Path, s3: str) -
     near = plan_migration(str(old), str(tmp_path / "near"))
     new = tmp_path / "new"
     plan = plan_migration(f"{s3}/some/old/", str(new), check=1.0)
-    assert [one.path for one in plan.todo] == [f"{s3}/some/old/{one.name}" for one in near.todo]
-    assert [(one.name, one.run, one.step, one.format, one.bytes, one.tensors) for one in plan.todo] == [
-        (one.name, one.run, one.step, one.format, one.bytes, one.tensors) for one in near.todo
+    assert [item.path for item in plan.todo] == [f"{s3}/some/old/{item.name}" for item in near.todo]
+    assert [(item.name, item.run, item.step, item.format, item.bytes, item.tensors) for item in plan.todo] == [
+        (item.name, item.run, item.step, item.format, item.bytes, item.tensors) for item in near.todo
     ]
     report = execute_migration(plan, jobs=2)
     assert (report.ok, len(report.brought), report.checked, report.wrong, report.failed) == (True, 4, 4, [], [])
@@ -67,7 +69,7 @@ def test_the_same_comes_of_a_bucket_as_of_a_directory(tmp_path: Path, s3: str) -
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_folders_of_frameworks_are_read_in_place(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DCP, a Hugging Face folder and a file: nothing of them is laid down here, and no byte is asked for that is not needed."""
+    """A DCP folder, a Hugging Face folder and a file are read without a local copy and without unneeded bytes."""
     old = tmp_path / "old"
     tensors = {"big.weight": torch.arange(900_000.0).reshape(900, 1000), "bias": torch.ones(7)}
     old.mkdir()
@@ -89,21 +91,24 @@ def test_folders_of_frameworks_are_read_in_place(tmp_path: Path, s3: str, monkey
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda *given, **named: pytest.fail("laid down here"))
     for name in ("dcp", "hf", "one.pt"):
         asked.clear()
-        found = bring(f"{s3}/old/{name}", tmp_path / "new" / name.replace(".", "-"))
-        assert all(torch.equal(found["model"][key], one) for key, one in tensors.items()), name
-        size = sum(one.numel() * one.element_size() for one in tensors.values())
+        result = bring(f"{s3}/old/{name}", tmp_path / "new" / name.replace(".", "-"))
+        assert all(torch.equal(result["model"][key], tensor) for key, tensor in tensors.items()), name
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         assert size <= sum(asked) <= size + 12 * BLOCK_BYTES, name
 
 
 def test_a_tensor_that_does_not_lie_in_order_is_laid_down_and_nothing_else(
     tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A transposed one is gathered from a file without a name; without room for that it is said, and nothing is committed."""
+    """A transposed tensor is gathered through an unnamed file.
+
+    Without room for it the import fails and commits nothing.
+    """
     wide = torch.arange(60_000.0).reshape(200, 300)
     torch.save({"model": {"turned": wide.T, "plain": torch.ones(5)}}, tmp_path / "one.pt")
     upload(tmp_path, f"{s3}/old")
-    found = bring(f"{s3}/old/one.pt", tmp_path / "new" / "run")
-    assert torch.equal(found["model"]["turned"], wide.T)
+    result = bring(f"{s3}/old/one.pt", tmp_path / "new" / "run")
+    assert torch.equal(result["model"]["turned"], wide.T)
 
     def full(*given: object, **named: object) -> object:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -116,13 +121,13 @@ def test_a_tensor_that_does_not_lie_in_order_is_laid_down_and_nothing_else(
 
 @pytest.mark.parametrize("how", ["replaced", "deleted", "replaced at its end"])
 def test_what_changes_while_it_is_read_does_not_come_in(how: str, tmp_path: Path, s3: str) -> None:
-    """Another object of the same size under the name, or none any more: told, and nothing is committed."""
+    """If the object is replaced or deleted during the import, the import fails and commits nothing."""
     data = [torch.full((50_000,), float(number)) for number in range(2)]
-    for number, one in enumerate(data):
-        torch.save({"w": one}, tmp_path / f"{number}.pt")
+    for number, value in enumerate(data):
+        torch.save({"w": value}, tmp_path / f"{number}.pt")
     store = open_bytes(f"{s3}/old")
     put(store, "one.pt", (tmp_path / "0.pt").read_bytes())
-    found = detect(f"{s3}/old/one.pt")
+    result = detect(f"{s3}/old/one.pt")
 
     def change() -> None:
         store.delete("one.pt")
@@ -130,17 +135,18 @@ def test_what_changes_while_it_is_read_does_not_come_in(how: str, tmp_path: Path
             put(store, "one.pt", (tmp_path / "1.pt").read_bytes())
 
     if how == "replaced at its end":
-        unchanged = found.files.check_unchanged
-        found.files.check_unchanged = lambda: (change(), unchanged())  # type: ignore[method-assign, assignment, return-value]
+        unchanged = result.files.check_unchanged
+        result.files.check_unchanged = lambda: (change(), unchanged())  # type: ignore[method-assign, assignment, return-value]
     else:
         change()
     with pytest.raises(CorruptCheckpoint, match="while it was read"):
-        import_checkpoint(found, open_bytes(tmp_path / "new"), "run")
+        import_checkpoint(result, open_bytes(tmp_path / "new"), "run")
     assert not list((tmp_path / "new").glob("run/*-e*"))
 
 
 def test_a_bucket_is_walked_as_a_directory(tmp_path: Path, s3: str) -> None:
-    """A store of Relight in it is left alone, as NEW is; consoles' empty objects are folders; what is broken is named."""
+    """A Relight store in the bucket and NEW are skipped, empty folder objects are ignored, and broken files are
+    named."""
     make(tmp_path / "old", 1)
     upload(tmp_path / "old", f"{s3}/old")
     relight.save(f"{s3}/old/mine/run", {"x": 1}, step=1)
@@ -151,19 +157,19 @@ def test_a_bucket_is_walked_as_a_directory(tmp_path: Path, s3: str) -> None:
     for key in ("old/first/", "old/empty/"):
         console.put_object(Bucket=s3.removeprefix("s3://"), Key=key, Body=b"")
     plan = plan_migration(f"{s3}/old", f"{s3}/old/new")
-    assert [one.name for one in plan.todo] == ["first/ckpt_0.pt"]
+    assert [item.name for item in plan.todo] == ["first/ckpt_0.pt"]
     assert [name for name, _ in plan.unreadable] == ["bad/ckpt_3.pt"]
     assert execute_migration(plan, jobs=1).brought[0]["run"] == "first"
-    assert [one.name for one in plan_migration(f"{s3}/old", f"{s3}/old/new").there] == ["first/ckpt_0.pt"]
-    found = relight.load(f"{s3}/old/new/first")
-    assert torch.equal(found["model"]["w"], state(0)["model"]["w"])
+    assert [item.name for item in plan_migration(f"{s3}/old", f"{s3}/old/new").there] == ["first/ckpt_0.pt"]
+    result = relight.load(f"{s3}/old/new/first")
+    assert torch.equal(result["model"]["w"], state(0)["model"]["w"])
     console.put_object(Bucket=s3.removeprefix("s3://"), Key="old//odd.pt", Body=b"")
     with pytest.raises(StoreUnavailable, match="old//odd.pt"):  # a name that no path can have
         plan_migration(f"{s3}/old", f"{s3}/old/new")
 
 
 def test_the_commands_take_urls(s3: str, tmp_path: Path) -> None:
-    """``relight import`` of an object, and ``relight migrate`` of a place without anything: what is said, and the exit code."""
+    """``relight import`` of an object and ``relight migrate`` of an empty place: output and exit codes."""
     torch.save({"model": {"w": torch.ones(3)}, "step": 4}, tmp_path / "one.pt")
     upload(tmp_path, f"{s3}/old")
 
@@ -172,14 +178,14 @@ def test_the_commands_take_urls(s3: str, tmp_path: Path) -> None:
 
     done = relight_("import", f"{s3}/old/one.pt", str(tmp_path / "new" / "run"), "--json")
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert (said["path"], said["step"], said["tensors"], said["there"]) == (f"{s3}/old/one.pt", 4, 1, False)
+    result = json.loads(done.stdout)
+    assert (result["path"], result["step"], result["tensors"], result["there"]) == (f"{s3}/old/one.pt", 4, 1, False)
     done = relight_("migrate", f"{s3}/none", str(tmp_path / "other"), "--dry-run")
     assert done.returncode and f"there is nothing here [{s3}/none]" in done.stderr
 
 
 def test_what_only_another_library_could_read_is_refused(s3: str) -> None:
-    """An OCDBT: tensorstore would want a file system."""
+    """An OCDBT checkpoint in a bucket is refused: tensorstore would need a file system."""
     store = open_bytes(f"{s3}/orbax")
     entry = {"key_metadata": [{"key": "w", "key_type": 2}], "value_metadata": {"value_type": "jax.Array"}}
     put(store, "_METADATA", json.dumps({"tree_metadata": {"('w',)": entry}}).encode())
@@ -189,7 +195,7 @@ def test_what_only_another_library_could_read_is_refused(s3: str) -> None:
 
 
 def test_where_nothing_is(s3: str, tmp_path: Path) -> None:
-    """An empty place, an absent one, another scheme; and which paths are buckets'."""
+    """Empty and missing places and unknown schemes are refused. Bucket paths are recognised by their scheme."""
     for url in (s3, f"{s3}/none", f"{s3}/none/deeper.pt"):
         with pytest.raises(CheckpointNotFound, match="nothing here"):
             plan_migration(url, str(tmp_path / "new"))
@@ -197,7 +203,7 @@ def test_where_nothing_is(s3: str, tmp_path: Path) -> None:
         plan_migration("ftp://somewhere/old", str(tmp_path / "new"))
     with pytest.raises(ConfigError):
         detect("s3://")
-    assert [is_bucket(one) for one in ("s3://a", "GS://a/b", "az://a", "https://a/b", "s3:/a", "/s3://a", "s3")] == [
+    assert [is_bucket(url) for url in ("s3://a", "GS://a/b", "az://a", "https://a/b", "s3:/a", "/s3://a", "s3")] == [
         True,
         True,
         True,
@@ -206,7 +212,7 @@ def test_where_nothing_is(s3: str, tmp_path: Path) -> None:
 
 
 def test_a_listing_without_an_end_ends(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that gives the same page for ever, or more names than anybody has, is left."""
+    """A listing that repeats a page for ever, or is longer than the limit, is aborted."""
     page = [{"path": "a/one", "size": 1, "e_tag": "x"}]
     call = ObjectStore._call
 
@@ -226,12 +232,13 @@ def test_a_listing_without_an_end_ends(s3: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_names_in_a_listing() -> None:
-    """What is directly in a folder, and below it, of names that begin alike; those that no path can have are not there."""
+    """A listing separates direct and nested entries of names with equal beginnings, and omits names that are invalid
+    paths."""
     from relight.store import Version
 
-    one = Version(3, None)
+    version = Version(3, None)
     names = ["a/x", "a/b/y", "a-b/z", "a0", "a", "e//f", "../g", "h/", "k/l"]
-    listing = Listing("s3://b", {**dict.fromkeys(names, one), "k": Version(0, None)})
+    listing = Listing("s3://b", {**dict.fromkeys(names, version), "k": Version(0, None)})
     assert listing.below("a") == ["a/b/y", "a/x"]
     assert listing.inside("") == [("a", False), ("a", True), ("a-b", True), ("a0", False), ("k", True)]
     assert listing.inside("a") == [("b", True), ("x", False)]
@@ -239,7 +246,7 @@ def test_names_in_a_listing() -> None:
 
 
 def test_short_reads_are_made_of_blocks(s3: str) -> None:
-    """Anywhere, over their ends too, at the object's end; behind it is damage."""
+    """Reads are right at any offset, across pieces and at the object's end. A read beyond the end is damage."""
     from relight.importers.bucket import BucketFiles
     from relight.importers.files import pread
 

@@ -1,4 +1,5 @@
-"""``relight.migrate``: all of it arrives, once, in order; what cannot is said; what was brought can be taken back."""
+"""``relight.migrate``: each old checkpoint arrives once and in order, failures are reported, and a migration can be
+rolled back."""
 
 from __future__ import annotations
 
@@ -29,21 +30,24 @@ from relight.store import open_bytes
 
 
 def migrate(tmp_path: Path, *, check: float = 0.1, **more: Any) -> MigrateReport:
-    """From ``old`` to ``new``."""
+    """Migrate from ``old`` to ``new``."""
     return execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=check, **more), jobs=2)
 
 
 def live(tmp_path: Path, run: str) -> list[int]:
-    """Steps of a run at the destination."""
-    return [one.step for one in Run(open_bytes(tmp_path / "new"), run).history().live]
+    """Return the steps of a run at the destination."""
+    return [checkpoint.step for checkpoint in Run(open_bytes(tmp_path / "new"), run).history().live]
 
 
 def test_all_arrive_once_in_order_and_a_second_time_nothing_is_done(tmp_path: Path) -> None:
-    """From folders, nested ones too; all of it compared with what it was made of; saying it again, also with more, brings what is new."""
+    """Checkpoints in nested folders arrive and are compared with their sources.
+
+    A repeated migration brings only new ones.
+    """
     made = make(tmp_path / "old", 7)
     (tmp_path / "old" / "notes.txt").write_text("no checkpoint")
     plan = plan_migration(str(tmp_path / "old"), str(tmp_path / "new"))
-    assert [(one.run, one.step) for one in plan.todo] == sorted((run, step) for run, step in made.values())
+    assert [(item.run, item.step) for item in plan.todo] == sorted((run, step) for run, step in made.values())
     assert not (tmp_path / "new").exists()
     report = migrate(tmp_path, check=1.0)
     assert (report.ok, len(report.brought), report.checked, report.wrong) == (True, 7, 7, [])
@@ -58,7 +62,7 @@ def test_all_arrive_once_in_order_and_a_second_time_nothing_is_done(tmp_path: Pa
 
 
 def test_what_cannot_be_read_is_said_and_the_rest_arrives(tmp_path: Path) -> None:
-    """Cut files, pickles that would run something: named; one that fails only while it is converted does not hold up those behind it."""
+    """Truncated files and unsafe pickles are named. A failed conversion does not delay later ones."""
     made = make(tmp_path / "old", 6)
     cut = tmp_path / "old" / "first" / "ckpt_5.pt"
     torch.save(state(5), cut)
@@ -69,12 +73,12 @@ def test_what_cannot_be_read_is_said_and_the_rest_arrives(tmp_path: Path) -> Non
     name, (run, _) = next(iter(made.items()))
     shutil.move(tmp_path / "old" / name, tmp_path / "away.pt")
     report = execute_migration(plan, jobs=2)
-    assert not report.ok and [one[0] for one in report.failed] == [name] and len(report.brought) == 5
+    assert not report.ok and [failure[0] for failure in report.failed] == [name] and len(report.brought) == 5
     assert live(tmp_path, run) == sorted(step for where, step in made.values() if where == run)[1:]
 
 
 def test_what_was_brought_is_taken_back_and_nothing_else(tmp_path: Path) -> None:
-    """What somebody else saved to the same run stays, and what a tag keeps; said again it is brought again."""
+    """A rollback leaves other saves and tagged checkpoints. A repeated migration brings the others again."""
     made = make(tmp_path / "old", 6)
     with pytest.raises(CheckpointNotFound):
         roll_back(str(tmp_path / "old"), str(tmp_path / "new"))
@@ -93,11 +97,11 @@ def test_what_was_brought_is_taken_back_and_nothing_else(tmp_path: Path) -> None
     assert live(tmp_path, "second") == []
     assert sorted(path.name for path in (tmp_path / "new" / "second").iterdir()) == ["log"]
     (tmp_path / "new" / "first").rename(tmp_path / "first")
-    assert {one.name for one in plan_migration(str(tmp_path / "old"), str(tmp_path / "new")).todo} == set(made)
+    assert {item.name for item in plan_migration(str(tmp_path / "old"), str(tmp_path / "new")).todo} == set(made)
 
 
 def test_what_was_committed_and_not_written_down_is_taken_back_too(tmp_path: Path) -> None:
-    """Whoever was killed between the two left a checkpoint that says itself whose it is."""
+    """A checkpoint that was left by a kill between its commit and the journal's entry is recognised by its metadata."""
     make(tmp_path / "old", 3)
     migrate(tmp_path, check=0.0)
     journal = MigrationJournal(open_bytes(tmp_path / "new"), place_of(str(tmp_path / "old")))
@@ -108,7 +112,7 @@ def test_what_was_committed_and_not_written_down_is_taken_back_too(tmp_path: Pat
 
 
 def test_a_run_that_is_somebody_elses_is_refused(tmp_path: Path) -> None:
-    """Before anything is done; another name helps."""
+    """A migration into a run with other checkpoints is refused before any work. Another name helps."""
     make(tmp_path / "old", 1)
     relight.save(tmp_path / "new" / "first", {"model": {"w": torch.ones(3)}}, step=1)
     with pytest.raises(ConfigError, match="not made by this migration"):
@@ -120,26 +124,26 @@ def test_a_run_that_is_somebody_elses_is_refused(tmp_path: Path) -> None:
 
 
 def test_who_was_superseded_commits_nothing_more(tmp_path: Path) -> None:
-    """A session that another has followed stops, wherever it is; the other brings all of it, once."""
+    """A superseded session stops at any point. Its successor brings each checkpoint once."""
     made = make(tmp_path / "old", 3)
     plan = plan_migration(str(tmp_path / "old"), str(tmp_path / "new"))
     store = open_bytes(tmp_path / "new")
     journal = MigrationJournal(store, plan.old)
     first = journal.begin({"runs": plan.runs})
     assert journal.begin({"runs": plan.runs}) == first + 1
-    one = plan.todo[0]
-    late = MigrationTask("bring", plan.url, plan.old, first, 0, one.name, one.path, one.run, one.step, one.bytes)
+    item = plan.todo[0]
+    late = MigrationTask("bring", plan.url, plan.old, first, 0, item.name, item.path, item.run, item.step, item.bytes)
     assert work(late)["error"] == "lease"
     with pytest.raises(LeaseHeld):
         list(_run("local", 1, [late]))
     assert journal.read(first, 0) is None
     migrate(tmp_path)
-    assert work(late)["ok"]  # it finds that it is there
+    assert work(late)["ok"]  # the checkpoint exists already
     check_arrived(tmp_path / "new", made)
 
 
 def test_a_source_that_changed_is_found_by_the_comparison(tmp_path: Path) -> None:
-    """Bytes that are sound, and are not those of the source any more, are wrong; the source that is gone too."""
+    """A comparison fails for bytes that differ from the source, and for a missing source."""
     made = make(tmp_path / "old", 3)
     plan = plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=0.0)
     execute_migration(plan, jobs=1)
@@ -149,13 +153,13 @@ def test_a_source_that_changed_is_found_by_the_comparison(tmp_path: Path) -> Non
     torch.save(changed, tmp_path / "old" / first)
     (tmp_path / "old" / second).write_bytes(b"x")
     report = execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=1.0), jobs=2)
-    assert [one[0] for one in report.wrong] == [first] and "model/w" in report.wrong[0][2]
+    assert [entry[0] for entry in report.wrong] == [first] and "model/w" in report.wrong[0][2]
     assert [name for name, _ in report.unreadable] == [second] and report.checked == 2  # what is called a checkpoint is named
-    assert third not in {one[0] for one in report.wrong}
+    assert third not in {entry[0] for entry in report.wrong}
 
 
 def test_an_encrypted_destination_gets_it_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that convert have the key from the settings; nothing of a source's bytes is to be seen."""
+    """Worker processes read the key from the settings, and no plain bytes of a source are stored."""
     made = make(tmp_path / "old", 3)
     write_key_file(str(tmp_path / "key"))
     monkeypatch.setenv("RELIGHT_KEY", f"file:{tmp_path / 'key'}")
@@ -166,24 +170,27 @@ def test_an_encrypted_destination_gets_it_encrypted(tmp_path: Path, monkeypatch:
 
 
 def test_it_is_stored_coded_if_that_is_wanted(tmp_path: Path) -> None:
-    """Smaller, and the same to the bit; each checkpoint stands by itself."""
+    """With compression the result is smaller and bit-exact, and no checkpoint needs another one."""
     (tmp_path / "old").mkdir()
     torch.save({"model": {"w": torch.arange(300_000).float()}}, tmp_path / "old" / "a_1.pt")
     assert migrate(tmp_path, check=1.0, compress=True).ok
-    (one,) = Run(open_bytes(tmp_path / "new"), "old").history().live
-    assert one.body.stored_bytes < one.body.logical_bytes / 2 and one.requires == []
+    (checkpoint,) = Run(open_bytes(tmp_path / "new"), "old").history().live
+    assert checkpoint.body.stored_bytes < checkpoint.body.logical_bytes / 2 and checkpoint.requires == []
     assert torch.equal(relight.load(tmp_path / "new" / "old")["model"]["w"], torch.arange(300_000).float())
 
 
 def test_where_from_and_where_to(tmp_path: Path) -> None:
-    """Nothing there, a place of an unknown kind, a part that is none; a store that lies below is not taken for old checkpoints."""
+    """A missing source, an unknown kind of place and an invalid share are refused.
+
+    A store below the source is not migrated.
+    """
     for old in (str(tmp_path / "nothing"), "ftp://host/old"):
         with pytest.raises(CheckpointNotFound):
             plan_migration(old, str(tmp_path / "new"))
     made = make(tmp_path / "old", 2)
     inside = tmp_path / "old" / "new"
     execute_migration(plan_migration(str(tmp_path / "old"), str(inside)), jobs=1)
-    assert {one.name for one in plan_migration(str(tmp_path / "old"), str(inside)).there} == set(made)
+    assert {item.name for item in plan_migration(str(tmp_path / "old"), str(inside)).there} == set(made)
     assert len(plan_migration(str(tmp_path / "old"), str(tmp_path / "other")).todo) == 2
     with pytest.raises(ConfigError):
         plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=2)
@@ -191,14 +198,17 @@ def test_where_from_and_where_to(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is here: make migrations uses it")
 def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
-    """Before anything is brought."""
+    """The problem is reported before any checkpoint is brought."""
     make(tmp_path / "old", 1)
     with pytest.raises(ConfigError, match="needs Ray"):
         execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new")), engine="ray")
 
 
 def test_the_command_says_what_it_does(tmp_path: Path) -> None:
-    """A plan, then the doing, then that all is there; JSON; 1 if something could not be read."""
+    """The command shows a plan, migrates, then reports that all are there.
+
+    It has JSON, and exit code 1 for unreadable sources.
+    """
     make(tmp_path / "old", 4)
 
     def call(*more: str) -> subprocess.CompletedProcess[str]:
@@ -223,7 +233,7 @@ def test_the_command_says_what_it_does(tmp_path: Path) -> None:
 
 @pytest.mark.crash
 def test_killed_again_and_again_all_arrive_once(tmp_path: Path) -> None:
-    """SIGKILL at moments that a seed says; ``make migrations`` does more of it."""
+    """SIGKILL at random moments loses and repeats no checkpoint. ``make migrations`` runs more seeds."""
     left = kill_often(tmp_path, count=24, kills=4, seed=3, engine="local", begin_s=2.0, work_s=0.3)
     assert len(left) == 5
 
@@ -243,21 +253,23 @@ NOT_READABLE = {
 
 @pytest.mark.parametrize("name", NOT_READABLE)
 def test_what_is_called_a_checkpoint_and_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
-    """A file that looks like a checkpoint by its name and cannot be read is named with the reason, and the answer is not ok."""
+    """A file that looks like a checkpoint by its name and cannot be read is named with the reason, and the answer is
+    not ok."""
     make(tmp_path / "old", 1)
     data, why = NOT_READABLE[name]
     (tmp_path / "old" / name).parent.mkdir(exist_ok=True)
     (tmp_path / "old" / name).write_bytes(data)
     for other in ("notes.txt", "README", "train.bin", "events.out.tfevents.1", "config.json", "vocab.model.json"):
         (tmp_path / "old" / other).write_bytes(b"x" * 99)
-    ((found, reason),) = plan_migration(str(tmp_path / "old"), str(tmp_path / "new")).unreadable
-    assert found == name and why in reason
+    ((path, reason),) = plan_migration(str(tmp_path / "old"), str(tmp_path / "new")).unreadable
+    assert path == name and why in reason
     plan = plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), exclude=[name.rpartition("/")[2]])
     assert plan.unreadable == [] and len(plan.todo) == 1
 
 
 def test_folders_and_links_that_are_called_checkpoints_are_named(tmp_path: Path) -> None:
-    """An empty checkpoint folder, a link that leads elsewhere and a broken checkpoint's folder are named; a link to a neighbour is not."""
+    """An empty checkpoint folder, a link that leads elsewhere and a broken checkpoint's folder are named; a link to a
+    neighbour is not."""
     make(tmp_path / "old", 1)
     (tmp_path / "old" / "checkpoint-500").mkdir()
     (tmp_path / "old" / "logs").mkdir()
@@ -271,11 +283,11 @@ def test_folders_and_links_that_are_called_checkpoints_are_named(tmp_path: Path)
     (broken / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     plan = plan_migration(str(tmp_path / "old"), str(tmp_path / "new"))
     assert {name for name, _ in plan.unreadable} == {"checkpoint-500", "away.pt", "hub"}
-    assert [one.name for one in plan.todo] == ["first/ckpt_0.pt"]
+    assert [item.name for item in plan.todo] == ["first/ckpt_0.pt"]
 
 
 def test_a_place_without_checkpoints_is_no_success(tmp_path: Path) -> None:
-    """If nothing was found at all, that is an error, not a migration of nothing."""
+    """A source without checkpoints is an error."""
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "notes.txt").write_text("nothing")
     with pytest.raises(CheckpointNotFound, match="no checkpoint was found"):

@@ -1,4 +1,4 @@
-"""The default lines on stderr: which, when, and that nothing breaks by them."""
+"""The default lines on stderr: which, when, and that they break nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOGGER = logging.getLogger("relight")
 
 @pytest.fixture(autouse=True)
 def _no_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As in a script that configures nothing: another root stands for the one that has pytest's handlers."""
+    """Replace the root logger, which has pytest's handlers, as in a script that configures no logging."""
     monkeypatch.setattr(LOGGER, "parent", logging.RootLogger(logging.WARNING))
     monkeypatch.setattr(console, "_postponed_s", -1e9)
     monkeypatch.setattr(console, "_postponed", 0)
@@ -31,7 +31,7 @@ def _no_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _unconfigured() -> None:
-    """An earlier test of this process may have left something."""
+    """Remove what an earlier test of this process may have left."""
     LOGGER.handlers[:] = []
     LOGGER.propagate = True
     LOGGER.disabled = False
@@ -40,14 +40,14 @@ def _unconfigured() -> None:
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines on stderr; standard output must be empty."""
+    """Return the lines on stderr. Standard output must be empty."""
     out, err = capsys.readouterr()
     assert out == ""
     return err.splitlines()
 
 
 def some_events() -> None:
-    """Three of them: shown, not shown by default, a warning of several lines."""
+    """Emit three events: one shown by default, one not, and a warning of several lines."""
     emit("restore.fresh", "run 'demo' starts from scratch", run="demo", store="runs")
     emit("prune.done", "one checkpoint was deleted", retired=["a"])
     emit("save.failed", "the save at step 3 failed: no room\n  → make room\n  training goes on", step=3, kind="store")
@@ -127,7 +127,7 @@ def test_what_switches_the_logger_off_switches_the_lines_off(
 
 
 class Broken:
-    """A stream whose other end is gone."""
+    """A stream with a closed other end."""
 
     def write(self, text: str) -> int:
         """Fail as a closed pipe does."""
@@ -155,7 +155,7 @@ def test_the_first_save_of_each_start_is_shown_with_its_place(capsys: pytest.Cap
 
 
 def test_the_place_is_left_out_where_it_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
-    """With two runs started in one process, the line does not guess where the save went."""
+    """With two runs in one process the line has no place, because it would be a guess."""
     emit("attempt.started", "attempt 1", run="a", store="/data/runs", epoch=1)
     emit("attempt.started", "attempt 1", run="b", store="/data/runs", epoch=1)
     emit("save.durable", "saved", step=2, id="x", reason="asked", bytes=18_200, seconds=0.05, blocked_s=0.0)
@@ -173,13 +173,13 @@ def test_postponed_saves_have_a_line_a_minute(capsys: pytest.CaptureFixture[str]
 
 
 def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a stored name holds cannot move the cursor or begin a line of its own."""
+    """A stored name cannot move the cursor or begin a line."""
     emit("restore.fresh", "run '\x1b[31mred\r' starts", run="x", store="runs")
     assert told(capsys) == ["relight: run '\\x1b[31mred ' starts"]
 
 
 def test_commands_show_warnings_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """A command has output of its own: events that are no warnings add nothing to it."""
+    """In a command only warnings add lines to its own output."""
     console.be_command()
     some_events()
     assert told(capsys) == SHOWN[1:]

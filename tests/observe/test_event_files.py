@@ -1,4 +1,4 @@
-"""Events kept in files: what a step pays, what a disk may do, what is bounded."""
+"""Event files: their cost for a step, their limits, and disk errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from relight.observe.file import EventWriter, events_directory, make_private, ti
 
 @pytest.fixture
 def kept(tmp_path: Path):
-    """A writer, and where it writes."""
+    """Make a writer. Return it and its directory."""
     writer = EventWriter(tmp_path / "events")
     writer.names({"store": "runs", "run": "demo", "rank": 3, "role": "trainer"})
     yield writer, tmp_path / "events"
@@ -29,13 +29,13 @@ def kept(tmp_path: Path):
 
 
 def test_events_arrive_with_whose_they_are(kept: tuple[EventWriter, Path]) -> None:
-    """A line an event, behind a head; a reader gets them, and at its second look only what is new."""
+    """Each event is one line after a header line. A reader's second read returns only new events."""
     writer, directory = kept
     emit("save.durable", "hello", step=7, id="abc", reason="asked", bytes=1, seconds=0.5, blocked_s=0.1)
     writer.flush(10)
     files = EventFiles(directory)
-    (heard,) = files.new()
-    assert (heard.name, heard.fields["step"], heard.fields["say"], heard.head.run, heard.head.rank) == (
+    (event,) = files.new()
+    assert (event.name, event.fields["step"], event.fields["say"], event.head.run, event.head.rank) == (
         "save.durable",
         7,
         "hello",
@@ -45,12 +45,15 @@ def test_events_arrive_with_whose_they_are(kept: tuple[EventWriter, Path]) -> No
     assert list(files.new()) == []
     emit("save.coalesced", step=8)
     writer.flush(10)
-    assert [one.name for one in files.new()] == ["save.coalesced"]
+    assert [event.name for event in files.new()] == ["save.coalesced"]
     assert files.unreadable == 0
 
 
 def test_only_this_user_may_read_them(kept: tuple[EventWriter, Path]) -> None:
-    """The directory is 0700, files are 0600; a directory that others may write to is neither written to nor read."""
+    """The directory is 0700 and files are 0600.
+
+    A directory in which other users may write is neither written nor read.
+    """
     writer, directory = kept
     writer.flush(10)
     assert directory.stat().st_mode & 0o777 == 0o700
@@ -64,7 +67,7 @@ def test_only_this_user_may_read_them(kept: tuple[EventWriter, Path]) -> None:
 
 
 def test_a_symbolic_link_in_its_place_is_refused(tmp_path: Path) -> None:
-    """Nobody leads the files elsewhere."""
+    """A link in place of the directory is not followed."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "events").symlink_to(tmp_path / "elsewhere")
     writer = EventWriter(tmp_path / "events")
@@ -75,7 +78,7 @@ def test_a_symbolic_link_in_its_place_is_refused(tmp_path: Path) -> None:
 
 
 def test_files_are_bounded_and_each_begins_with_its_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past so many bytes a new file begins; of one process two stay."""
+    """After ``FILE_BYTES_MAX`` a new file begins. Two files of one process are kept."""
     monkeypatch.setattr(file, "FILE_BYTES_MAX", 2000)
     writer = EventWriter(tmp_path / "events")
     writer.names({"store": "s", "run": "r", "rank": 0, "role": "trainer"})
@@ -87,18 +90,21 @@ def test_files_are_bounded_and_each_begins_with_its_head(tmp_path: Path, monkeyp
     assert len(left) == 2
     assert all(path.stat().st_size <= 2500 for path in left)
     assert all(json.loads(path.read_text().splitlines()[0])["run"] == "r" for path in left)
-    assert [one.fields["step"] for one in EventFiles(tmp_path / "events").new()][-1] == 99
+    assert [event.fields["step"] for event in EventFiles(tmp_path / "events").new()][-1] == 99
 
 
 def test_a_flood_is_counted_and_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a disk that hangs the queue fills up, and what comes beyond is counted and told once the disk is back."""
+    """While the disk hangs the queue fills up.
+
+    Further events are counted, and the count is written once the disk is back.
+    """
     go = threading.Event()
     monkeypatch.setattr(file, "QUEUED_MAX", 50)
     append = EventWriter._append
     monkeypatch.setattr(EventWriter, "_append", lambda self, lines: (go.wait(20), append(self, lines))[1])
     writer = EventWriter(tmp_path / "events")
     writer.names({"store": "s", "run": "r", "rank": 0, "role": "trainer"})
-    writer._undo()  # else what other tests left behind in this process is counted as well
+    writer._undo()  # otherwise events of other tests' threads in this process count too
     started = time.monotonic()
     for number in range(1000):
         writer.on_event(Event("save.coalesced", {"step": number}))
@@ -107,14 +113,14 @@ def test_a_flood_is_counted_and_blocks_nobody(tmp_path: Path, monkeypatch: pytes
     writer.flush(10)
     writer.flush(10)
     writer.close()
-    heard = list(EventFiles(tmp_path / "events").new())
-    lost = sum(one.fields["count"] for one in heard if one.name == "events.lost")
+    events = list(EventFiles(tmp_path / "events").new())
+    lost = sum(event.fields["count"] for event in events if event.name == "events.lost")
     assert lost > 0
-    assert lost + sum(one.name == "save.coalesced" for one in heard) == 1000
+    assert lost + sum(event.name == "save.coalesced" for event in events) == 1000
 
 
 def test_a_full_disk_costs_events_and_nothing_else(kept: tuple[EventWriter, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that fails is dropped; the next one is tried."""
+    """Events of a failed write are dropped; the next write is tried."""
     writer, directory = kept
     writer.flush(10)
     real = os.write
@@ -128,24 +134,30 @@ def test_a_full_disk_costs_events_and_nothing_else(kept: tuple[EventWriter, Path
     monkeypatch.setattr(os, "write", real)
     emit("save.coalesced", step=2)
     writer.flush(10)
-    assert [one.fields["step"] for one in EventFiles(directory).new()] == [2]
+    assert [event.fields["step"] for event in EventFiles(directory).new()] == [2]
 
 
 def test_fields_of_any_kind_and_length_make_a_line(kept: tuple[EventWriter, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no JSON is written as text; what is longer than a line may be loses its texts, not its numbers."""
+    """Values that JSON cannot express are written as text.
+
+    An event that is too long for a line loses its texts, not its numbers.
+    """
     writer, directory = kept
-    monkeypatch.setattr(logging.getLogger("relight"), "disabled", True)  # what is half a character cannot be sent on in a test's report
+    monkeypatch.setattr(logging.getLogger("relight"), "disabled", True)  # pytest-xdist cannot send a lone surrogate in a test's report
     emit("signal.received", signal={1, 2})
     emit("save.durable", "y" * 100_000, step=1, seconds=2.5)
     emit("save.failed", "\ud800", step=2)
     writer.flush(10)
-    heard = list(EventFiles(directory).new())
-    assert [one.name for one in heard] == ["signal.received", "save.durable", "save.failed"]
-    assert heard[1].fields == {"cut": True, "step": 1, "seconds": 2.5}
+    events = list(EventFiles(directory).new())
+    assert [event.name for event in events] == ["signal.received", "save.durable", "save.failed"]
+    assert events[1].fields == {"cut": True, "step": 1, "seconds": 2.5}
 
 
 def test_a_fork_keeps_nothing_unless_it_asks(tmp_path: Path) -> None:
-    """The child of a fork does not write to its parent's file; once it asks, it has one of its own, and the parent's goes on."""
+    """A forked child does not write to its parent's file.
+
+    After ``write_events`` it has its own file, and the parent's continues.
+    """
     script = """
 import os, sys
 from relight.observe import emit, write_events, flush_events
@@ -166,20 +178,20 @@ flush_events(5)
     for asks, steps in (([], [1, 4]), (["ask"], [1, 3, 4])):
         where = tmp_path / f"events{len(asks)}"
         subprocess.run([sys.executable, "-W", "ignore", "-c", script, *asks], check=True, env={**os.environ, "RELIGHT_EVENTS": str(where)})
-        heard = list(EventFiles(where).new())
-        assert sorted(one.fields["step"] for one in heard) == steps
-        assert len({one.head.pid for one in heard}) == 1 + len(asks)
+        events = list(EventFiles(where).new())
+        assert sorted(event.fields["step"] for event in events) == steps
+        assert len({event.head.pid for event in events}) == 1 + len(asks)
 
 
 def test_what_was_emitted_last_is_there_when_the_process_has_ended(tmp_path: Path) -> None:
-    """A process that ends at once has written what it told."""
+    """A process that ends at once has written its events."""
     script = "from relight.observe import emit, write_events; write_events('s', 'r'); emit('save.coalesced', step=5)"
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "RELIGHT_EVENTS": str(tmp_path / "events")})
-    assert [one.fields["step"] for one in EventFiles(tmp_path / "events").new()] == [5]
+    assert [event.fields["step"] for event in EventFiles(tmp_path / "events").new()] == [5]
 
 
 def test_no_call_of_the_system_is_made_for_an_event(tmp_path: Path) -> None:
-    """The thread that emits makes no system call but a futex's, if the writer sleeps: counted by strace."""
+    """The emitting thread makes no system call except a futex call if the writer sleeps. strace counts them."""
     script = """
 import os, sys, time
 from relight.observe import emit, write_events
@@ -200,11 +212,11 @@ os.access("/end", 0)
     except FileNotFoundError:
         pytest.skip("there is no strace")
     if "ptrace" in done.stderr.lower():
-        pytest.skip(f"strace may not look here: {done.stderr.splitlines()[0]}")
+        pytest.skip(f"strace is not permitted here: {done.stderr.splitlines()[0]}")
     assert done.returncode == 0, done.stderr
     lines = trace.read_text().splitlines()
-    begin = next(at for at, line in enumerate(lines) if '"/begin"' in line)
-    end = next(at for at, line in enumerate(lines) if '"/end"' in line)
+    begin = next(number for number, line in enumerate(lines) if '"/begin"' in line)
+    end = next(number for number, line in enumerate(lines) if '"/end"' in line)
     pid = lines[begin].split()[0]
     calls = [re.match(r"\d+ +(?:<\.\.\. )?(\w+)", line)[1] for line in lines[begin + 1 : end] if line.split()[0] == pid]
     assert set(calls) <= {"futex", "sched_yield"}, calls
@@ -212,7 +224,10 @@ os.access("/end", 0)
 
 
 def test_old_files_and_too_many_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory is bounded by age, number and bytes; the newest stay; other names are left alone."""
+    """A directory is bounded by age, number and bytes.
+
+    The newest files stay, and files with other names are not touched.
+    """
     monkeypatch.setattr(file, "DIRECTORY_FILES_MAX", 3)
     now = 1e9
     names = [f"{number:013d}-77-000001.jsonl" for number in range(6)]
@@ -227,7 +242,7 @@ def test_old_files_and_too_many_go(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_setting_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A path, nowhere for 0, a private directory of the machine if nothing is said."""
+    """The setting is a path, or 0 for no files. The default is a private directory of the machine."""
     monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path))
     assert events_directory() == tmp_path
     monkeypatch.setenv("RELIGHT_EVENTS", "0")

@@ -60,10 +60,10 @@ def test_a_text_is_masked() -> None:
 )
 def test_a_long_argument_takes_no_time(long: str) -> None:
     """The time for a text grows with its length at most, and what is cut off is not stored."""
-    started = time.process_time()
+    started = time.thread_time()
     assert len(mask_arguments(["--config", long])[1]) < 20_000
     assert len(mask_text(long)) < 20_000
-    assert time.process_time() - started < 1
+    assert time.thread_time() - started < 1
 
 
 def test_a_secret_at_the_end_of_a_long_text_is_not_stored() -> None:

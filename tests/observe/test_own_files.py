@@ -34,7 +34,7 @@ def fill(directory: Path) -> None:
 
 
 def names(directory: Path) -> set[str]:
-    return {one.name for one in directory.iterdir()}
+    return {path.name for path in directory.iterdir()}
 
 
 def test_only_names_of_the_exact_form_are_removed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Agents of the test's own process, for what needs no kill."""
+"""Agents in the test's own process, for tests that kill no process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Told = list[tuple[str, dict[str, object]]]
 
 
 def part_of(id: str, seq: int, rank: int, size: int, is_there: Callable[[], bool] = lambda: True) -> tuple[HeldPartFile, bytes]:
-    """A part of two packs, and its memory's bytes."""
+    """Return a part of two packs, and the bytes of its memory."""
     pages = -(-size // 4096)
     memory = SharedMapping(allocate((pages + 1) * 4096), (pages + 1) * 4096, writable=True)
     memory.view[:] = numpy.random.default_rng([rank, *id.encode()]).bytes(memory.size)
@@ -26,30 +26,30 @@ def part_of(id: str, seq: int, rank: int, size: int, is_there: Callable[[], bool
 
 @contextlib.contextmanager
 def several(count: int, told: Told | None = None) -> Iterator[list[PeerService]]:
-    """Agents in this process."""
-    found = [
+    """Start ``count`` agents in this process."""
+    peers = [
         PeerService(
             "127.0.0.1", token=TOKEN, memory=None, tell=lambda name, say, fields: None if told is None else told.append((name, fields))
         )
         for _ in range(count)
     ]
     try:
-        yield found
+        yield peers
     finally:
-        for one in found:
-            one.close()
+        for peer in peers:
+            peer.close()
 
 
 def join(peers: Sequence[PeerService], data: int, parity: int, addresses: Sequence[str] = ()) -> None:
-    """All of them, each with its number as rank."""
-    addresses = addresses or [one.address for one in peers]
-    roster = [Peer(f"a{at}", f"h{at}", "", address, (at,)) for at, address in enumerate(addresses)]
-    for at, one in enumerate(peers):
-        one.join(roster, f"a{at}", data, parity)
+    """Let all agents join one roster, each with its number as rank."""
+    addresses = addresses or [peer.address for peer in peers]
+    roster = [Peer(f"a{rank}", f"h{rank}", "", address, (rank,)) for rank, address in enumerate(addresses)]
+    for rank, peer in enumerate(peers):
+        peer.join(roster, f"a{rank}", data, parity)
 
 
 def read_back(remote: Remote, part: HeldPartFile, data: bytes) -> None:
-    """All of it, and right."""
+    """Read the whole part and check its bytes."""
     for pack, (start, size) in enumerate(zip(part.starts, part.sizes)):
         reader = remote.reader(part.id, part.rank, pack)
         assert reader is not None and reader.size == size

@@ -1,7 +1,7 @@
-"""Agents for tests, each in a process of its own that really holds slots and is really killed.
+"""Agents for tests, each in a process of its own with real slots, which tests can kill.
 
-``python neighbours.py SOCKET`` is a nursery: all is imported once, and every connection to its socket gets a fork of it, which then does what it
-is told there, one line of JSON after the other. A fork ends with its connection, the nursery with its standard input.
+``python neighbours.py SOCKET`` is a nursery: it imports all modules once, and forks an agent for every connection to its socket. The agent
+executes commands, one line of JSON each. An agent ends with its connection, the nursery with its standard input.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ PACK_SHARES = (0.6, 0.3, 0.1)
 
 
 def content(id: str, rank: int, size: int) -> bytes:
-    """What that rank's part of that checkpoint is, header page of the slot and padding included."""
+    """Return the bytes of that rank's slot for that checkpoint, with header page and padding."""
     return numpy.random.default_rng([rank, size, *id.encode()]).bytes(size)
 
 
 class Held:
-    """A slot with one rank's part in it, as a trainer fills it."""
+    """A slot with one rank's part, filled as by a trainer."""
 
     def __init__(self, id: str, rank: int, size: int, seq: int) -> None:
         self.sizes = tuple(max(1, int(size * share)) - 7 * (size > 100) for share in PACK_SHARES) if size else ()
@@ -47,20 +47,20 @@ class Held:
         self.fill(id, seq)
 
     def fill(self, id: str, seq: int) -> None:
-        """As a trainer does for its next save."""
+        """Fill the slot as a trainer does for its next save."""
         self.id, self.seq = id, seq
         self.slot.begin(seq)
         self.slot.view[4096:] = content(id, self.rank, len(self.slot.view))[4096:]
         self.slot.seal(seq, 4096, 0)
 
     def part(self, lane: int) -> HeldPartFile:
-        """To be offered."""
+        """Return the part, to be offered to peers."""
         slot, seq = self.slot, self.seq
         return HeldPartFile(self.id, seq, self.rank, lane, slot.memory, self.starts, self.sizes, lambda: slot.state() == (SEALED, seq))
 
 
 def expected(id: str, rank: int, size: int) -> list[bytes]:
-    """The packs of such a part."""
+    """Return the packs of such a part."""
     sizes = tuple(max(1, int(size * share)) - 7 * (size > 100) for share in PACK_SHARES) if size else ()
     layout = lay_out(sizes, 0)
     data = content(id, rank, max(layout.size, 2 * 4096))
@@ -68,17 +68,17 @@ def expected(id: str, rank: int, size: int) -> list[bytes]:
 
 
 def live(control: socket.socket) -> None:
-    """One agent, told what to do."""
+    """Run one agent that executes the commands from ``control``."""
     peers: PeerService | None = None
     slots: dict[int, Held] = {}
-    told: list[tuple[str, str]] = []
+    events: list[tuple[str, str]] = []
     for line in control.makefile("rb"):
         word, *given = json.loads(line)
         answer: Any = None
         if word == "start":
             token, memory, rate = given
             peers = PeerService(
-                "127.0.0.1", token=bytes.fromhex(token), memory=memory, tell=lambda *one: told.append(one[:2]), bytes_per_second=rate
+                "127.0.0.1", token=bytes.fromhex(token), memory=memory, tell=lambda *event: events.append(event[:2]), bytes_per_second=rate
             )
             answer = [peers.address, os.getpid()]
         elif word == "fill":
@@ -100,7 +100,7 @@ def live(control: socket.socket) -> None:
             assert peers is not None
             answer = peers.wait(given[0])
         elif word == "told":
-            answer = told
+            answer = events
         elif word == "memory":
             assert peers is not None
             status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
@@ -114,7 +114,7 @@ def live(control: socket.socket) -> None:
 
 
 class Neighbour:
-    """The test's end of one."""
+    """The test's end of an agent process."""
 
     def __init__(self, control: socket.socket, name: str, token: bytes, memory: int | None, rate: float | None) -> None:
         self._control, self._lines, self.name = control, control.makefile("rb"), name
@@ -122,17 +122,17 @@ class Neighbour:
         self.address, self.pid = self.tell("start", token.hex(), memory, rate)
 
     def say(self, *words: Any) -> None:
-        """Begin something."""
+        """Send a command."""
         self._control.sendall(json.dumps(words).encode() + b"\n")
 
     def hear(self) -> Any:
-        """Its end."""
+        """Return the answer to a command."""
         line = self._lines.readline()
         assert line, f"{self.name} is gone"
         return json.loads(line)
 
     def tell(self, *words: Any) -> Any:
-        """Both."""
+        """Send a command and return its answer."""
         self.say(*words)
         return self.hear()
 
@@ -143,7 +143,7 @@ class Neighbour:
             self._control.recv(1)
 
     def close(self) -> None:
-        """It ends by itself."""
+        """Close the connection, which ends the agent."""
         self._lines.close()
         self._control.close()
 
@@ -155,15 +155,16 @@ class Town:
         self.token, self.agents, self.data, self.parity = token, list(agents), data, parity
 
     def all(self, *words: Any) -> list[Any]:
-        """Tell it everybody, at once."""
+        """Send a command to all agents at once and return their answers."""
         for agent in self.agents:
             agent.say(*words)
         return [agent.hear() for agent in self.agents]
 
     def join(self) -> None:
-        """All join the roster of all, whose racks are three."""
+        """Let all agents join one roster with three racks."""
         roster = [
-            (one.name, one.name, f"rack{at % 3}", one.address, sorted(rank for rank, _ in one.sizes)) for at, one in enumerate(self.agents)
+            (agent.name, agent.name, f"rack{number % 3}", agent.address, sorted(rank for rank, _ in agent.sizes))
+            for number, agent in enumerate(self.agents)
         ]
         for agent in self.agents:
             agent.say("join", roster, agent.name, self.data, self.parity)
@@ -171,7 +172,7 @@ class Town:
             agent.hear()
 
     def protect(self, id: str, seq: int, seconds: float = 60.0) -> None:
-        """Everybody's parts of a new checkpoint, protected."""
+        """Fill and protect all agents' parts of a new checkpoint."""
         for agent in self.agents:
             agent.say("fill", id, seq, agent.sizes)
         for agent in self.agents:
@@ -180,17 +181,17 @@ class Town:
         assert all(self.all("wait", seconds))
 
     def remote(self) -> Remote:
-        """Whoever restores."""
+        """Return a reader of all agents, as a restoring rank has."""
         return Remote([agent.address for agent in self.agents], self.token, 20.0)
 
     def close(self) -> None:
-        """All of them."""
+        """Close all agents."""
         for agent in self.agents:
             agent.close()
 
 
 class Nursery:
-    """Forks agents on demand."""
+    """A process that forks agents on demand."""
 
     def __enter__(self) -> Nursery:
         self._folder = tempfile.TemporaryDirectory()
@@ -210,7 +211,7 @@ class Nursery:
         self._folder.cleanup()
 
     def agent(self, token: bytes, memory: int | None = None, rate: float | None = None) -> Neighbour:
-        """A new process."""
+        """Fork an agent."""
         control = socket.socket(socket.AF_UNIX)
         ends = time.monotonic() + 30
         while True:
@@ -225,11 +226,11 @@ class Nursery:
         return Neighbour(control, f"agent{self._made}", token, memory, rate)
 
     def town(self, sizes: Sequence[Sequence[int]], data: int, parity: int, *, memory: int | None = None, token: bytes = b"t" * 32) -> Town:
-        """As many agents as there are lists of sizes, one size for each rank, which are numbered through; joined."""
+        """Fork one agent for each list of sizes, and let them join. A list has a size for each rank of the agent."""
         agents, rank = [], 0
         for mine in sizes:
             agent = self.agent(token, memory)
-            agent.sizes = [(rank + at, size) for at, size in enumerate(mine)]
+            agent.sizes = [(rank + number, size) for number, size in enumerate(mine)]
             rank += len(mine)
             agents.append(agent)
         town = Town(token, agents, data, parity)
@@ -238,18 +239,18 @@ class Nursery:
 
 
 def lost_is_read_back(town: Town, id: str, victims: Sequence[int], step: int = 4 << 20) -> None:
-    """Kill those and read everybody's parts, the victims' and the others', whole and from odd places; every byte is right."""
+    """Kill the victims and check the parts of all agents: whole reads and reads at odd offsets."""
     for victim in victims:
         town.agents[victim].kill()
     with contextlib.closing(town.remote()) as remote:
         assert len(remote.answered) == len(town.agents) - len(victims)
-        for at, agent in enumerate(town.agents):
+        for number, agent in enumerate(town.agents):
             for rank, size in agent.sizes:
-                said = remote.has(id, rank)
-                if at in victims:
-                    assert said is not None and said.startswith("rebuilt from "), said
+                where = remote.has(id, rank)
+                if number in victims:
+                    assert where is not None and where.startswith("rebuilt from "), where
                 else:
-                    assert said == f"agent at {agent.address}"
+                    assert where == f"agent at {agent.address}"
                 for pack, right in enumerate(expected(id, rank, size)):
                     reader = remote.reader(id, rank, pack)
                     assert reader is not None and reader.size == len(right)
@@ -264,7 +265,7 @@ def lost_is_read_back(town: Town, id: str, victims: Sequence[int], step: int = 4
 
 
 def main() -> None:
-    """The nursery."""
+    """Run the nursery."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(sys.argv[1])

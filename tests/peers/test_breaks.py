@@ -1,4 +1,5 @@
-"""Connections that break, senders that die, slots that are filled again: nothing twice, nothing half, nothing mixed."""
+"""Broken connections, killed senders and refilled slots: no byte is stored twice, partly, or mixed with another
+save's."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from in_process import MB, TOKEN, Told, join, part_of, read_back, several
 from neighbours import Nursery, Town, expected, lost_is_read_back
+from tests.descriptors import new_descriptors, new_threads, open_descriptors
 
 from relight.arena import SharedMapping
 from relight.errors import CorruptCheckpoint, StoreUnavailable
@@ -23,7 +24,7 @@ from relight.peers.wire import split_address
 
 
 class Cutter:
-    """Passes a connection on, and cuts it after so many bytes: each connection's number is drawn when it comes; None lets it live."""
+    """A proxy that cuts each connection after a number of bytes, which ``draw`` returns. None: never."""
 
     def __init__(self, to: str, draw: Callable[[], int | None]) -> None:
         self._to, self._draw = split_address(to), draw
@@ -47,30 +48,33 @@ class Cutter:
                     caller.close()
                     continue
                 budget = [self._draw()]
-                for one, other in ((caller, called), (called, caller)):
-                    threading.Thread(target=self._pass_on, args=(one, other, budget), daemon=True).start()
+                for source, target in ((caller, called), (called, caller)):
+                    threading.Thread(target=self._pass_on, args=(source, target, budget), daemon=True).start()
 
-    def _pass_on(self, one: socket.socket, other: socket.socket, budget: list[int | None]) -> None:
+    def _pass_on(self, source: socket.socket, target: socket.socket, budget: list[int | None]) -> None:
         with contextlib.suppress(OSError):
-            while data := one.recv(50_000):
+            while data := source.recv(50_000):
                 if budget[0] is not None:
                     data, left = data[: budget[0]], budget[0] - len(data)
                     budget[0] = left
-                    other.sendall(data)
+                    target.sendall(data)
                     if left <= 0:
                         self.cuts += 1
                         break
                 else:
-                    other.sendall(data)
-        for end in (one, other):
+                    target.sendall(data)
+        for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-        one.close()
+        source.close()
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))])
 def test_connections_cut_anywhere_are_gone_on_with(seed: int) -> None:
-    """Between all agents, connections end after random numbers of bytes, often: all is protected in the end, and read back to the bit."""
+    """Connections between agents end after random numbers of bytes.
+
+    All parts are protected in the end, and read back bit-exactly.
+    """
     rng = random.Random(seed)
     kinds = [lambda: rng.randrange(1, 400), lambda: rng.randrange(1, 300_000), lambda: rng.randrange(200_000, 6_000_000), lambda: None]
 
@@ -78,54 +82,57 @@ def test_connections_cut_anywhere_are_gone_on_with(seed: int) -> None:
         return rng.choices(kinds, [2, 3, 4, 3])[0]()
 
     with several(4) as peers:
-        cutters = [Cutter(one.address, draw) for one in peers]
-        join(peers, 2, 2, [one.address for one in cutters])
+        cutters = [Cutter(peer.address, draw) for peer in peers]
+        join(peers, 2, 2, [cutter.address for cutter in cutters])
         parts = [part_of("c1", 1, rank, 9 * MB + 1000 * rank) for rank in range(4)]
-        for one, (part, _) in zip(peers, parts):
-            one.offer(part)
-        assert all(one.wait(60) for one in peers)
-        assert sum(one.cuts for one in cutters) > 3
+        for peer, (part, _) in zip(peers, parts):
+            peer.offer(part)
+        assert all(peer.wait(60) for peer in peers)
+        assert sum(cutter.cuts for cutter in cutters) > 3
         lost = rng.sample(range(4), 2)
-        with contextlib.closing(Remote([one.address for at, one in enumerate(peers) if at not in lost], TOKEN, 20.0)) as remote:
+        with contextlib.closing(Remote([peer.address for rank, peer in enumerate(peers) if rank not in lost], TOKEN, 20.0)) as remote:
             for part, data in parts:
                 read_back(remote, part, data)
-        for one in cutters:
-            one.close()
+        for cutter in cutters:
+            cutter.close()
 
 
 def test_readers_change_to_another_way_when_one_breaks() -> None:
-    """Agents that break off in the middle are passed over, and told; bytes stay right as long as any way is left, then there is an error."""
+    """A reader skips and reports agents whose connections break.
+
+    It gets the right bytes from other agents while enough are left, then an error.
+    """
     silent: list[str] = []
     undo = subscribe(lambda event: silent.append(str(event.fields["address"])) if event.name == "peers.unreachable" else None)
     with several(6) as peers:
         join(peers, 4, 2)
         parts = [part_of("c1", 1, rank, 20 * MB) for rank in range(6)]
-        for one, (part, _) in zip(peers, parts):
-            one.offer(part)
-        assert all(one.wait(60) for one in peers)
+        for peer, (part, _) in zip(peers, parts):
+            peer.offer(part)
+        assert all(peer.wait(60) for peer in peers)
         part, data = parts[0]
-        cutters = [Cutter(one.address, lambda: None) for one in peers]
-        cutters[0] = Cutter(peers[0].address, lambda: 3 * MB)  # the owner itself breaks first, then one of those it is rebuilt from
+        cutters = [Cutter(peer.address, lambda: None) for peer in peers]
+        cutters[0] = Cutter(peers[0].address, lambda: 3 * MB)  # the owner breaks first, then an agent from which its part is rebuilt
         cutters[3] = Cutter(peers[3].address, lambda: 2 * MB)
-        with contextlib.closing(Remote([one.address for one in cutters], TOKEN, 20.0)) as remote:
+        with contextlib.closing(Remote([cutter.address for cutter in cutters], TOKEN, 20.0)) as remote:
             assert remote.has("c1", 0) == f"agent at {cutters[0].address}"
             read_back(remote, part, data)
             assert {cutters[0].address, cutters[3].address} == set(silent)
             assert remote.has("c1", 0) == "rebuilt from 4 of 6"
-            for one in peers[1:3]:
-                one.close()
+            for peer in peers[1:3]:
+                peer.close()
             reader = remote.reader("c1", 0, 0)
             if reader is not None:
                 with pytest.raises(StoreUnavailable):
                     reader.read_into(0, memoryview(bytearray(reader.size)))
             assert remote.has("c1", 0) is None or reader is None
-        for one in cutters:
-            one.close()
+        for cutter in cutters:
+            cutter.close()
     undo()
 
 
 def test_a_sender_killed_in_the_middle_completes_nothing(nursery: Nursery) -> None:
-    """SIGKILL while it sends: no piece that it is a member of is ever shown, the others' are."""
+    """After SIGKILL during sending no stripe of that sender is complete; the other stripes are."""
     with contextlib.closing(nursery.town([[8 * MB]] * 4, 2, 1)) as town:
         slow = nursery.agent(town.token, rate=1e6)
         slow.sizes = town.agents[3].sizes
@@ -137,19 +144,22 @@ def test_a_sender_killed_in_the_middle_completes_nothing(nursery: Nursery) -> No
             agent.hear()
             agent.tell("offer")
         assert all(agent.tell("wait", 60) for agent in town.agents[:3])
-        while not (held := sum(agent.tell("memory")["held"] for agent in town.agents[:3])):
+        while not (held_bytes := sum(agent.tell("memory")["held"] for agent in town.agents[:3])):
             time.sleep(0.01)
-        assert not slow.tell("wait", 0.0), "it is to be killed in the middle"
+        assert not slow.tell("wait", 0.0), "it must be killed during sending"
         slow.kill()
         with contextlib.closing(town.remote()) as remote:
-            assert remote.has("c1", 3) is None and held
+            assert remote.has("c1", 3) is None and held_bytes
             assert all(remote.has("c1", rank) == f"agent at {town.agents[rank].address}" for rank in range(3))
-        told = [fields for agent in town.agents[:3] for fields in agent.tell("told")]
-        assert sum(name == "peers.complete" for name, _ in told) == 4 - 2 - 1  # of four pieces it is in two, and holds one
+        events = [fields for agent in town.agents[:3] for fields in agent.tell("told")]
+        assert (
+            sum(name == "peers.complete" for name, _ in events) == 4 - 2 - 1
+        )  # of the four pieces the killed agent is a member of two, and holds one
 
 
 def test_a_slot_filled_again_while_it_is_sent_is_never_complete(nursery: Nursery) -> None:
-    """The next save begins before this one is protected: that is told, it is not to be had, and the next one is protected."""
+    """If the next save begins before this one is protected, ``peers.failed`` is emitted, this one is not available, and
+    the next one is protected."""
     with contextlib.closing(nursery.town([[4 * MB]] * 4, 2, 1)) as town:
         slow = nursery.agent(town.token, rate=1e6)
         slow.sizes = town.agents[3].sizes
@@ -163,8 +173,8 @@ def test_a_slot_filled_again_while_it_is_sent_is_never_complete(nursery: Nursery
         assert not slow.tell("wait", 0.0)
         slow.tell("fill", "c2", 2, slow.sizes)
         assert slow.tell("wait", 60)
-        assert any(name == "peers.failed" and "next save" in say for name, say in slow.tell("told"))
-        shown = [say for agent in town.agents for name, say in agent.tell("told") if name == "peers.complete"]
+        assert any(name == "peers.failed" and "next save" in message for name, message in slow.tell("told"))
+        shown = [message for agent in town.agents for name, message in agent.tell("told") if name == "peers.complete"]
         assert len(shown) < 4  # its first segment may have been whole, its second was not
         with contextlib.closing(town.remote()) as remote:
             assert remote.has("c1", 3) is None
@@ -173,7 +183,7 @@ def test_a_slot_filled_again_while_it_is_sent_is_never_complete(nursery: Nursery
 
 
 def test_a_slot_filled_again_while_it_is_read_is_never_believed(nursery: Nursery) -> None:
-    """Reads run while the slot is filled with the next save: each gives the right bytes or an error, at last always the error."""
+    """Reads during the next save's filling return the right bytes or raise; in the end they always raise."""
     agent = nursery.agent(TOKEN)
     agent.sizes = [(0, 12 * MB)]
     agent.tell("fill", "c1", 1, agent.sizes)
@@ -200,7 +210,7 @@ def test_a_slot_filled_again_while_it_is_read_is_never_believed(nursery: Nursery
 
 
 class Changing:
-    """Memory that is filled anew at the moment it is looked into for the n-th time: behind every look that came before the bytes."""
+    """Memory that is refilled at its n-th use, after every check that preceded the bytes."""
 
     def __init__(self, memory: SharedMapping, last: int) -> None:
         self._memory, self._left = memory, last
@@ -217,21 +227,25 @@ class Changing:
 
 @pytest.mark.parametrize("last", [1, 2, 3])
 def test_a_change_behind_the_last_look_is_seen(last: int) -> None:
-    """The slot changes while a piece of it is sent, the last one too: nothing is shown, nothing is held, and it is told."""
-    told: Told = []
-    with several(2, told) as peers:
+    """If the slot changes while a piece of it is sent, also the last one, the holder stores nothing and
+    ``peers.failed`` is emitted."""
+    events: Told = []
+    with several(2, events) as peers:
         part, _ = part_of("c1", 1, 0, 9 * MB)  # three pieces
         memory = Changing(part.memory, last)
         join(peers, 1, 1)
         peers[0].offer(part._replace(memory=memory, is_there=memory.is_there))  # type: ignore[arg-type]
         assert peers[0].wait(30)
         assert peers[1]._holder.inventory() == [] and peers[1].held_bytes == 0
-        assert [name for name, _ in told] == ["peers.failed"]
+        assert [name for name, _ in events] == ["peers.failed"]
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 4])
 def test_a_change_behind_a_read_is_seen(last: int) -> None:
-    """The slot changes while bytes of it are on their way to a reader: he gets none of them, and right ones where it did not change."""
+    """If the slot changes while its bytes are sent to a reader, the read fails.
+
+    Reads that end before the change return the right bytes.
+    """
     with several(1) as peers:
         part, data = part_of("c1", 1, 0, 18 * MB)  # the second pack is three reads
         memory = Changing(part.memory, last)
@@ -249,7 +263,7 @@ def test_a_change_behind_a_read_is_seen(last: int) -> None:
 
 
 def test_the_end_of_a_pack_is_the_end() -> None:
-    """Beyond a pack's end there is nothing to read, not the next pack's bytes; a pack that is not there has no reader."""
+    """A read beyond a pack's end raises instead of returning the next pack's bytes. A missing pack has no reader."""
     with several(1) as peers:
         part, data = part_of("c1", 1, 0, MB)
         peers[0].offer(part)
@@ -260,27 +274,28 @@ def test_the_end_of_a_pack_is_the_end() -> None:
             with pytest.raises(CorruptCheckpoint):
                 reader.read_into(reader.size - 10, memoryview(bytearray(11)))
             room = memoryview(bytearray(100))
-            found = reader.fetch(5, 50, room)
-            assert found == data[4096 + 5 :][:50]
+            data_read = reader.fetch(5, 50, room)
+            assert data_read == data[4096 + 5 :][:50]
             peers[0].withdraw("c1", 0)
             with pytest.raises(StoreUnavailable):
                 reader.read_into(0, room)
 
 
 def test_no_room_at_a_holder_is_told_and_the_rest_goes_on(nursery: Nursery) -> None:
-    """Holders with too little memory refuse, the sender says so, and everybody's own part is still served."""
+    """Holders with too little memory refuse, the sender emits ``peers.failed``, and each agent still serves its own
+    part."""
     with contextlib.closing(nursery.town([[4 * MB]] * 3, 1, 1, memory=MB)) as town:
         town.protect("c1", 1)
         for agent in town.agents:
-            ((name, say),) = agent.tell("told")
-            assert name == "peers.failed" and "MiB" in say
+            ((name, message),) = agent.tell("told")
+            assert name == "peers.failed" and "MiB" in message
             assert agent.tell("memory")["held"] == 0
         with contextlib.closing(town.remote()) as remote:
             assert all(remote.has("c1", rank) == f"agent at {agent.address}" for rank, agent in enumerate(town.agents))
 
 
 def test_sending_keeps_to_its_rate(nursery: Nursery) -> None:
-    """With a rate given, so many bytes take the time that they must."""
+    """With a rate, sending takes at least bytes / rate."""
     agents = [nursery.agent(TOKEN, rate=16e6), nursery.agent(TOKEN)]
     for rank, agent in enumerate(agents):
         agent.sizes = [(rank, 24 * MB)]
@@ -292,23 +307,19 @@ def test_sending_keeps_to_its_rate(nursery: Nursery) -> None:
 
 
 def test_nothing_is_left_when_it_is_closed() -> None:
-    """After ``close``: no thread, no descriptor, no memory of ours."""
+    """After ``close`` no thread of Relight and no new descriptor is left."""
     gc.collect()
-    before = (set(threading.enumerate()), len(list(Path("/proc/self/fd").iterdir())))
+    threads, descriptors = threading.enumerate(), open_descriptors()
     with several(3) as peers:
         join(peers, 1, 1)
-        for rank, one in enumerate(peers):
+        for rank, peer in enumerate(peers):
             part, _ = part_of("c1", 1, rank, MB)
-            one.offer(part)
-        assert all(one.wait(30) for one in peers)
-        with contextlib.closing(Remote([one.address for one in peers], TOKEN, 20.0)) as remote:
+            peer.offer(part)
+        assert all(peer.wait(30) for peer in peers)
+        with contextlib.closing(Remote([peer.address for peer in peers], TOKEN, 20.0)) as remote:
             assert len(remote.answered) == 3
-        del part, one
-    ends = time.monotonic() + 10
-    while time.monotonic() < ends:
-        gc.collect()
-        after = (set(threading.enumerate()), len(list(Path("/proc/self/fd").iterdir())))
-        if after[0] <= before[0] and after[1] <= before[1]:
-            return
-        time.sleep(0.05)
-    assert after == before
+        del part, peer
+    gc.collect()
+    assert not new_threads(threads, "relight-", wait_s=10)
+    gc.collect()
+    assert not new_descriptors(descriptors, wait_s=10)

@@ -86,14 +86,14 @@ def test_plain_xor_takes_any_length(length: int) -> None:
     """The factor 1 needs no whole blocks, any other refuses to go without; lengths that differ are refused."""
     rng = random.Random(length)
     data, into = rng.randbytes(length), rng.randbytes(length)
-    found = bytearray(into)
-    accumulate(memoryview(found), memoryview(data), 1)
-    assert found == bytes(a ^ b for a, b in zip(data, into))
+    result = bytearray(into)
+    accumulate(memoryview(result), memoryview(data), 1)
+    assert result == bytes(a ^ b for a, b in zip(data, into))
     if length % BLOCK:
         with pytest.raises(ValueError, match="whole blocks"):
-            accumulate(memoryview(found), memoryview(data), 2)
+            accumulate(memoryview(result), memoryview(data), 2)
     with pytest.raises(ValueError, match="cannot be added"):
-        accumulate(memoryview(found), memoryview(data + b"x"), 1)
+        accumulate(memoryview(result), memoryview(data + b"x"), 1)
 
 
 @given(st.data())

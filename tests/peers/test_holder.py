@@ -1,4 +1,4 @@
-"""What is held for others: nothing twice, nothing shown too early, nothing for ever."""
+"""Pieces that an agent holds for peers: no byte is added twice, no piece is shown early, and none is kept for ever."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def blob(id: str, rank: int) -> bytes:
 
 
 def contribution(id: str, seq: int, row: int, member: int, *, life: bytes = b"l" * 8, ring: PeerRing = RING, lane: int = 0) -> Contribute:
-    """What the agent says that is that member of the stripe whose row is held by ``ME``."""
+    """Return the contribution of a member of the stripe that ``ME`` holds a row of."""
     stripe = (ME - row) % len(ring.peers)
     rank = ring.member(stripe, member).ranks[lane]
     starts, sizes = ((4096,), (SIZES[rank],)) if SIZES[rank] else ((), ())
@@ -40,7 +40,7 @@ def data_of(asked: Contribute) -> bytes:
 
 
 def send(holder: Holder, asked: Contribute) -> bool:
-    """All of one contribution, at once."""
+    """Add a whole contribution at once."""
     turn, got = holder.begin(asked)
     if got < asked.segment.length:
         holder.add(turn, got, memoryview(data_of(asked)[got:]))
@@ -48,7 +48,7 @@ def send(holder: Holder, asked: Contribute) -> bool:
 
 
 def right(id: str, row: int) -> bytes:
-    """The piece as it has to be."""
+    """Return the right bytes of the piece."""
     asked = [contribution(id, 0, row, member) for member in range(K)]
     total = bytearray(-(-max(one.segment.length for one in asked) // BLOCK) * BLOCK)
     for member, one in enumerate(asked):
@@ -63,20 +63,23 @@ def read(holder: Holder, piece: Parity) -> bytes:
 
 @pytest.fixture
 def holder() -> Holder:
-    """Joined as agent 1."""
-    found = Holder(None)
-    found.join(RING, "a1")
-    return found
+    """Make a holder that has joined as agent 1."""
+    holder_ = Holder(None)
+    holder_.join(RING, "a1")
+    return holder_
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_added_twice_whoever_goes_on(holder: Holder, seed: int) -> None:
-    """Contributions interleaved at random, their connections replaced at random: what a former one still adds is refused, the piece is right."""
+    """Contributions are interleaved and their connections replaced at random.
+
+    Bytes from a former connection are refused, and the piece is right.
+    """
     rng = random.Random(seed)
     told: list[Parity] = []
     holder._completed = told.append
     asked = [contribution("c1", 1, row, member) for row in range(M) for member in range(K)]
-    turns: dict[int, tuple[Turn, int]] = {at: holder.begin(one) for at, one in enumerate(asked)}
+    turns: dict[int, tuple[Turn, int]] = {number: holder.begin(one) for number, one in enumerate(asked)}
     stale: list[tuple[Turn, int, bytes]] = []
     while turns:
         at = rng.choice(list(turns))
@@ -103,7 +106,7 @@ def test_nothing_is_added_twice_whoever_goes_on(holder: Holder, seed: int) -> No
 
 
 def test_a_piece_is_shown_when_all_members_are_whole_and_not_before(holder: Holder) -> None:
-    """With all bytes there and one word missing, nothing is told; to say it twice does no harm."""
+    """A piece with all bytes is not complete before every member has sent its end. A repeated end changes nothing."""
     last = contribution("c1", 1, 0, 2)
     turn, _ = holder.begin(last)
     assert not send(holder, contribution("c1", 1, 0, 0)) and not send(holder, contribution("c1", 1, 0, 1))
@@ -114,11 +117,11 @@ def test_a_piece_is_shown_when_all_members_are_whole_and_not_before(holder: Hold
     assert send(holder, last)
     (piece,) = holder.inventory()
     assert read(holder, piece) == right("c1", 0)
-    assert [one.rank for one in piece.members] == [3, 4, 0]
+    assert [member.rank for member in piece.members] == [3, 4, 0]
 
 
 def test_whole_with_bytes_missing_is_no_word(holder: Holder) -> None:
-    """Who says whole too early is not believed, nor bytes out of turn, too many, or of no whole block in the middle."""
+    """An early end, bytes out of order, too many bytes and incomplete blocks in the middle are refused."""
     asked = contribution("c1", 1, 0, 2)
     assert asked.segment.length > BLOCK
     for offset, length in ((BLOCK, BLOCK), (0, asked.segment.length + 1), (0, 100)):
@@ -132,7 +135,10 @@ def test_whole_with_bytes_missing_is_no_word(holder: Holder) -> None:
 
 
 def test_void_ends_the_piece_for_everybody(holder: Holder) -> None:
-    """A member whose memory changed: its memory is free, no other member is let in, the next checkpoint is."""
+    """If a member's memory changed, the piece is freed and other members are refused.
+
+    The next checkpoint is accepted.
+    """
     send(holder, contribution("c1", 1, 0, 0))
     turn, _ = holder.begin(contribution("c1", 1, 0, 2))
     holder.void(turn)
@@ -145,7 +151,8 @@ def test_void_ends_the_piece_for_everybody(holder: Holder) -> None:
 
 
 def test_void_after_whole_takes_nothing_back(holder: Holder) -> None:
-    """The answer to *whole* was lost, and the slot filled anew before the sender asked again: what was whole stays so."""
+    """A complete piece stays complete if the answer was lost and the slot was refilled before the sender asked
+    again."""
     send(holder, contribution("c1", 1, 0, 2))
     turn, got = holder.begin(contribution("c1", 1, 0, 2))
     assert got == turn.member.segment.length
@@ -155,7 +162,7 @@ def test_void_after_whole_takes_nothing_back(holder: Holder) -> None:
 
 
 def test_another_process_does_not_go_on_with_what_one_began(holder: Holder) -> None:
-    """An agent that was started again may have other bytes: the piece is given up, not mixed."""
+    """A restarted agent may have other bytes, so the piece is dropped instead of mixed."""
     asked = contribution("c1", 1, 0, 2)
     turn, _ = holder.begin(asked)
     holder.add(turn, 0, memoryview(data_of(asked)[:BLOCK]))
@@ -165,7 +172,7 @@ def test_another_process_does_not_go_on_with_what_one_began(holder: Holder) -> N
 
 
 def test_the_newest_complete_and_few_newer_are_kept(holder: Holder) -> None:
-    """What completes drops what is older; older ones are refused then; more on their way than a few drop the oldest."""
+    """A complete piece drops older ones, which are refused from then on. Too many incomplete pieces drop the oldest."""
     for seq in (1, 2):
         for member in range(K):
             send(holder, contribution(f"c{seq}", seq, 0, member))
@@ -182,14 +189,14 @@ def test_the_newest_complete_and_few_newer_are_kept(holder: Holder) -> None:
 
 
 def test_a_new_roster_keeps_what_is_complete_and_drops_the_rest(holder: Holder) -> None:
-    """What is on its way from former neighbours goes; what is complete stays until something newer is."""
+    """A new roster drops incomplete pieces of former members. Complete pieces stay until a newer one is complete."""
     for member in range(K):
         send(holder, contribution("c1", 1, 0, member))
         send(holder, contribution("c1", 1, 1, member))
     used = holder.used
     (stale, _), first = holder.begin(contribution("c2", 2, 0, 2)), holder.inventory()
     other = PeerRing((RING.peers[1], RING.peers[0], *RING.peers[2:]), K, M)
-    moved = PeerRing(tuple(peer._replace(address=f"y:{at + 1}") for at, peer in enumerate(RING.peers)), K, M)
+    moved = PeerRing(tuple(peer._replace(address=f"y:{number + 1}") for number, peer in enumerate(RING.peers)), K, M)
     for ring in (other, moved):
         holder.join(ring, "a1")
         assert holder.used == used
@@ -205,7 +212,10 @@ def test_a_new_roster_keeps_what_is_complete_and_drops_the_rest(holder: Holder) 
 
 
 def test_memory_is_bounded_and_no_room_is_said() -> None:
-    """Within the limit older ones on their way make way; beyond it the piece is refused for all members, and nothing is kept of it."""
+    """Within the limit older incomplete pieces are dropped.
+
+    A piece beyond it is refused for all members and not kept.
+    """
     need = len(right("c1", 0))
     holder = Holder(need)
     holder.join(RING, "a1")
@@ -223,7 +233,7 @@ def test_memory_is_bounded_and_no_room_is_said() -> None:
 
 
 def test_what_makes_no_sense_is_refused(holder: Holder) -> None:
-    """A stranger's segment, a wrong cut, a wrong rank, stripe, lane, row: the connection is of no use."""
+    """A wrong sender, cut, rank, stripe, lane or row ends the connection."""
     good = contribution("c1", 1, 0, 0)
     for bad in (
         {"stripe": 0}, {"stripe": 99}, {"row": 2}, {"row": -1}, {"lane": 1},
@@ -243,7 +253,7 @@ def test_what_makes_no_sense_is_refused(holder: Holder) -> None:
 
 
 def test_a_view_that_is_being_sent_outlives_its_piece(holder: Holder) -> None:
-    """What a reader holds stays what it was when the piece is dropped."""
+    """A reader's bytes do not change when the piece is dropped."""
     for member in range(K):
         send(holder, contribution("c1", 1, 0, member))
     (piece,) = holder.inventory()

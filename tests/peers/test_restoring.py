@@ -42,7 +42,9 @@ def saved(tmp_path: Path) -> tuple[Opened, dict[str, bytes], HeldPartFile]:
     attempt, rng = Attempt.begin(LocalStore(tmp_path), "run"), random.Random(3)
     held = {f"t{number}": rng.randbytes(rng.randrange(1, 900_000)) for number in range(20)}
     items = [Item(name, "uint8", (len(data),), "param", Bytes(data), None, True) for name, data in held.items()]
-    attempt.save(SaveRequest(step=0, tree=encode_tree({item.name: Leaf("tensor", (at,)) for at, item in enumerate(items)}), items=items))
+    attempt.save(
+        SaveRequest(step=0, tree=encode_tree({item.name: Leaf("tensor", (number,)) for number, item in enumerate(items)}), items=items)
+    )
     run = Run(attempt.store, "run")
     view, one = run.view(), run.history().live[-1]
     opened = open_checkpoint(run.store, "run", one, store_id=view.store_id, run_id=view.run_id)
@@ -63,18 +65,18 @@ def protected(part: HeldPartFile) -> Iterator[tuple[list[PeerService], Remote]]:
     with several(3) as peers:
         join(peers, 2, 1)
         others = [part_of(part.id, 1, rank, 3 * MB)[0] for rank in (1, 2)]
-        for one, offered in zip(peers, [part, *others]):
-            one.offer(offered)
-        assert all(one.wait(30) for one in peers)
+        for peer, offered in zip(peers, [part, *others]):
+            peer.offer(offered)
+        assert all(peer.wait(30) for peer in peers)
         peers[0].close()
-        with contextlib.closing(Remote([one.address for one in peers[1:]], TOKEN, 20.0)) as remote:
+        with contextlib.closing(Remote([peer.address for peer in peers[1:]], TOKEN, 20.0)) as remote:
             yield peers, remote
 
 
 def restore(opened: Opened, part: HeldPartFile, remote: Remote) -> dict[str, bytes]:
     """All tensors, read and verified as a restore does."""
     table = opened.parts[0]
-    readers = {f"{opened.prefix}/{pack.file}": remote.reader(part.id, 0, at) for at, pack in enumerate(table.packs)}
+    readers = {f"{opened.prefix}/{pack.file}": remote.reader(part.id, 0, number) for number, pack in enumerate(table.packs)}
     rooms = [bytearray(tensor.length) for tensor in table.tensors]
     nearer = replace(opened, store=FromPeers(opened.store, readers))
     read_tensors(nearer, table, {index: Bytes(room) for index, room in enumerate(rooms)})
@@ -92,8 +94,8 @@ def test_wrong_bytes_of_a_peer_are_found_out(saved: tuple[Opened, dict[str, byte
     """A bit of parity that fell over in some peer's memory makes an error of that read, never a wrong tensor."""
     opened, _, part = saved
     with protected(part) as (peers, remote):
-        for one in peers[1:]:
-            for place in one._holder._places.values():
+        for peer in peers[1:]:
+            for place in peer._holder._places.values():
                 if place.complete is not None and place.complete.memory is not None:
                     for at in range(0, place.complete.size, 50_000):
                         place.complete.memory.view[at] ^= 1

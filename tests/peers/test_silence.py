@@ -1,4 +1,4 @@
-"""Agents that do not answer: nobody waits for them longer than said, and nobody else has to."""
+"""Agents that do not answer: callers wait for them no longer than their limit, and other agents are not delayed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from relight.peers import Remote, sender
 
 
 def test_a_stopped_agent_is_left_out_in_time(nursery: Nursery) -> None:
-    """SIGSTOP before all are asked, and between the asking and the reading: its parts are rebuilt without it, in bounded time."""
+    """If an agent is stopped before a reader asks all agents, or between asking and reading, its parts are rebuilt in
+    bounded time."""
     with contextlib.closing(nursery.town([[MB]] * 4, 2, 1)) as town:
         town.protect("c1", 1)
         addresses = [agent.address for agent in town.agents]
@@ -42,26 +43,28 @@ def test_a_stopped_agent_is_left_out_in_time(nursery: Nursery) -> None:
 
 
 def test_a_holder_that_hangs_is_given_up_and_the_others_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of two holders takes connections and says nothing: the other has its copy, the failure names the one, within the patience."""
+    """If one of two holders accepts connections but sends nothing, the other gets its copy, and the failure names the
+    first, in time."""
     monkeypatch.setattr(sender, "CALL_S", 0.5)
     monkeypatch.setattr(sender, "PATIENCE_S", 1.0)
-    told: Told = []
-    with several(2, told) as peers, socket.create_server(("127.0.0.1", 0)) as silent:
-        join(peers, 1, 2, [*(one.address for one in peers), f"127.0.0.1:{silent.getsockname()[1]}"])
+    events: Told = []
+    with several(2, events) as peers, socket.create_server(("127.0.0.1", 0)) as silent:
+        join(peers, 1, 2, [*(peer.address for peer in peers), f"127.0.0.1:{silent.getsockname()[1]}"])
         part, data = part_of("c1", 1, 0, 5 * MB)
         peers[0].offer(part)
         assert peers[0].wait(30)
-        failed = [fields for name, fields in told if name == "peers.failed"]
-        assert [(one["peer"], one["checkpoint"]) for one in failed] == [("a2", "c1")]
+        failed = [fields for name, fields in events if name == "peers.failed"]
+        assert [(item["peer"], item["checkpoint"]) for item in failed] == [("a2", "c1")]
         peers[0].close()
         with contextlib.closing(Remote([peers[1].address], TOKEN, 20.0)) as remote:
             read_back(remote, part, data)
 
 
 def test_something_newer_does_not_wait_for_an_agent_that_is_gone() -> None:
-    """With nobody at a holder's address, the next checkpoint ends the trying for this one at once; a new roster ends it too."""
-    told: Told = []
-    with several(2, told) as peers:
+    """Without an agent at a holder's address, the next checkpoint or a new roster ends the retries for this one at
+    once."""
+    events: Told = []
+    with several(2, events) as peers:
         join(peers, 1, 1, [peers[0].address, "127.0.0.1:1"])
         part, data = part_of("c1", 1, 0, MB)
         newer, newer_data = part_of("c2", 2, 0, MB)
@@ -69,13 +72,13 @@ def test_something_newer_does_not_wait_for_an_agent_that_is_gone() -> None:
         assert not peers[0].wait(0.3)
         began = time.monotonic()
         peers[0].offer(newer)
-        while not any(fields["checkpoint"] == "c1" for name, fields in told if name == "peers.failed"):
+        while not any(fields["checkpoint"] == "c1" for name, fields in events if name == "peers.failed"):
             assert time.monotonic() - began < 15
             time.sleep(0.01)
         assert not peers[0].wait(0.1)
         join(peers, 1, 1)
         assert peers[0].wait(15)
-        assert [fields["checkpoint"] for name, fields in told if name == "peers.sent"] == ["c2"]
+        assert [fields["checkpoint"] for name, fields in events if name == "peers.sent"] == ["c2"]
         peers[0].close()
         with contextlib.closing(Remote([peers[1].address], TOKEN, 20.0)) as remote:
             assert remote.has("c1", 0) is None
@@ -83,44 +86,45 @@ def test_something_newer_does_not_wait_for_an_agent_that_is_gone() -> None:
 
 
 def test_agents_that_join_late_are_waited_for() -> None:
-    """A holder that has not joined yet, or joined another ring, is tried again until it has: the order of joining does not matter."""
+    """A holder that has not joined yet, or joined another ring, is tried again until it has: the order of joining does
+    not matter."""
     with several(2) as peers:
         parts = [part_of("c1", 1, rank, MB) for rank in range(2)]
-        for one, (part, _) in zip(peers, parts):
-            one.offer(part)
-        join(peers[:1], 1, 1, [one.address for one in peers])
+        for peer, (part, _) in zip(peers, parts):
+            peer.offer(part)
+        join(peers[:1], 1, 1, [peer.address for peer in peers])
         assert not peers[0].wait(0.3)
         join(peers, 1, 1)
-        assert all(one.wait(30) for one in peers)
+        assert all(peer.wait(30) for peer in peers)
         peers[0].close()
         with contextlib.closing(Remote([peers[1].address], TOKEN, 20.0)) as remote:
             read_back(remote, *parts[0])
 
 
 def test_a_part_that_the_roster_does_not_have_is_told_at_once() -> None:
-    """A rank in another lane than the roster says is not sent, and keeps nobody else waiting."""
-    told: Told = []
-    with several(2, told) as peers:
+    """A part that the roster does not have is not sent and delays no other part."""
+    events: Told = []
+    with several(2, events) as peers:
         join(peers, 1, 1)
         part, _ = part_of("c1", 1, 7, MB)
         peers[0].offer(part)
         assert peers[0].wait(10)
-        assert [(name, fields["rank"]) for name, fields in told] == [("peers.failed", 7)]
+        assert [(name, fields["rank"]) for name, fields in events] == [("peers.failed", 7)]
 
 
 @pytest.mark.parametrize("address", ["", "x", "host:", ":0", "host:70000", "[::1", "host:-1", "host:１"])
 def test_an_address_that_is_none_is_left_out(address: str) -> None:
-    """Addresses come from others: what makes no sense is as silent as nobody."""
+    """An invalid address from another agent counts as an agent that does not answer."""
     with contextlib.closing(Remote([address], TOKEN, 1.0)) as remote:
         assert remote.answered == ()
 
 
 def test_ipv6_addresses_work() -> None:
-    """Brackets and all, where the machine has IPv6."""
+    """Addresses with brackets work if the machine has IPv6."""
     from relight.peers import PeerService
 
     try:
-        peers = PeerService("::1", token=TOKEN, memory=None, tell=lambda *told: None)
+        peers = PeerService("::1", token=TOKEN, memory=None, tell=lambda *_: None)
     except Exception as error:
         pytest.skip(f"no IPv6 here: {error}")
     assert peers.address.startswith("[::1]:")

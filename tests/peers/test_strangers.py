@@ -1,4 +1,7 @@
-"""Who does not know the token learns nothing and costs little; who does and makes no sense is hung up on."""
+"""A caller without the token learns nothing and costs little.
+
+A caller with it that sends invalid messages is disconnected.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ MB = 1_000_000
 
 @pytest.fixture
 def agent(nursery: Nursery) -> Iterator[Neighbour]:
-    """One with a part of 1 MB, which nobody protects."""
-    found = nursery.agent(TOKEN)
-    found.tell("fill", "c1", 1, [(0, MB)])
-    found.tell("offer")
-    yield found
-    found.close()
+    """Start an agent with an unprotected part of 1 MB."""
+    agent = nursery.agent(TOKEN)
+    agent.tell("fill", "c1", 1, [(0, MB)])
+    agent.tell("offer")
+    yield agent
+    agent.close()
 
 
 def connect(agent: Neighbour) -> socket.socket:
@@ -38,7 +41,7 @@ def connect(agent: Neighbour) -> socket.socket:
 
 
 def serves(agent: Neighbour) -> None:
-    """A friend is served, at once."""
+    """Check that a caller with the token is served at once."""
     began = time.monotonic()
     with contextlib.closing(Remote([agent.address], TOKEN, 10.0)) as remote:
         reader = remote.reader("c1", 0, 1)
@@ -50,44 +53,46 @@ def serves(agent: Neighbour) -> None:
 
 
 def until_closed(connection: socket.socket, seconds: float) -> bytes:
-    """All that comes until the other end hangs up, which is within so many seconds."""
-    ends, found = time.monotonic() + seconds, b""
+    """Return the bytes that arrive until the other end disconnects, at most ``seconds`` later."""
+    ends, received = time.monotonic() + seconds, b""
     with contextlib.suppress(ConnectionResetError):
         while True:
             connection.settimeout(max(0.01, ends - time.monotonic()))
             data = connection.recv(65536)
             if not data:
                 break
-            found += data
-    return found
+            received += data
+    return received
 
 
 def test_strangers_learn_nothing_and_are_gone_in_time(agent: Neighbour) -> None:
-    """Whatever is said without the token: a greeting and 32 random bytes come back, then the end, within the handshake's deadline. A byte
-    now and then does not stretch it."""
-    said = [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(64), os.urandom(1 << 20), b"\xff" * 64, b"\0" * 63]
+    """A caller without the token receives a greeting and 32 random bytes, and is disconnected within the handshake's deadline.
+
+    Single bytes now and then do not extend the deadline.
+    """
+    messages = [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(64), os.urandom(1 << 20), b"\xff" * 64, b"\0" * 63]
     began = time.monotonic()
-    ones = [connect(agent) for _ in said]
-    for one, words in zip(ones, said):
+    strangers = [connect(agent) for _ in messages]
+    for stranger, message in zip(strangers, messages):
         with contextlib.suppress(ConnectionError):
-            one.sendall(words)
+            stranger.sendall(message)
     with connect(agent) as slow, contextlib.suppress(ConnectionError):
         while time.monotonic() - began < HANDSHAKE_S + 10:
             slow.sendall(b"x")
             time.sleep(0.2)
     assert time.monotonic() - began < HANDSHAKE_S + 8
-    for one in ones:
-        heard = until_closed(one, 5)
-        assert len(heard) in (0, 48) and heard[:14] == b"relight-peers-"[: len(heard)]
-        one.close()
+    for stranger in strangers:
+        received = until_closed(stranger, 5)
+        assert len(received) in (0, 48) and received[:14] == b"relight-peers-"[: len(received)]
+        stranger.close()
     serves(agent)
 
 
 def test_the_wrong_token_is_found_out_by_either_side(agent: Neighbour) -> None:
-    """A caller without the token is not answered; one who answers without it is not believed; a proof cannot be used again."""
+    """A caller without the token gets no answer, a listener without it is refused, and a proof cannot be replayed."""
     with pytest.raises(PeerLost):
         call(agent.address, b"u" * 32, 10.0)
-    told: list[object] = []
+    proofs: list[object] = []
     with contextlib.closing(Remote([agent.address], b"u" * 32, 10.0)) as remote:
         assert remote.answered == () and remote.has("c1", 0) is None
     with socket.create_server(("127.0.0.1", 0)) as fake:
@@ -97,12 +102,12 @@ def test_the_wrong_token_is_found_out_by_either_side(agent: Neighbour) -> None:
         import threading
 
         def answer() -> None:
-            one, _ = fake.accept()
-            with one:
-                one.sendall(b"relight-peers-1\n" + bytes(32))
-                told.append(one.recv(64, socket.MSG_WAITALL))
+            connection, _ = fake.accept()
+            with connection:
+                connection.sendall(b"relight-peers-1\n" + bytes(32))
+                proofs.append(connection.recv(64, socket.MSG_WAITALL))
                 with contextlib.suppress(ConnectionError):
-                    one.sendall(bytes(32))
+                    connection.sendall(bytes(32))
 
         thread = threading.Thread(target=answer)
         thread.start()
@@ -110,25 +115,28 @@ def test_the_wrong_token_is_found_out_by_either_side(agent: Neighbour) -> None:
             call(f"127.0.0.1:{fake.getsockname()[1]}", TOKEN, 10.0)
         thread.join()
     with connect(agent) as again:
-        again.sendall(told[0])  # type: ignore[arg-type]
+        again.sendall(proofs[0])  # type: ignore[arg-type]
         assert len(until_closed(again, HANDSHAKE_S + 10)) == 48
     serves(agent)
 
 
 def test_many_strangers_keep_no_friend_out_and_cost_little(agent: Neighbour) -> None:
-    """Three times as many idle strangers as are borne at once: a friend is served meanwhile, memory stays where it was, all are gone in time."""
+    """Idle strangers, three times the limit, do not delay a caller with the token.
+
+    Memory does not grow, and all are disconnected in time.
+    """
     before = agent.tell("memory")
     strangers = [connect(agent) for _ in range(3 * STRANGERS_MAX)]
     try:
         serves(agent)
         assert agent.tell("memory")["RssAnon"] - before["RssAnon"] < 32 * MB
         began = time.monotonic()
-        for one in strangers:
-            until_closed(one, HANDSHAKE_S + 20)
+        for stranger in strangers:
+            until_closed(stranger, HANDSHAKE_S + 20)
         assert time.monotonic() - began < HANDSHAKE_S + 20
     finally:
-        for one in strangers:
-            one.close()
+        for stranger in strangers:
+            stranger.close()
     serves(agent)
 
 
@@ -142,12 +150,12 @@ SEGMENT = Segment("nobody", 0, 0, 0, 100, (4096,), (400,))
     ids=["4 GiB", "more than allowed", "no msgpack", "no request", "empty", "nested", "no length"],
 )  # fmt: skip
 def test_a_friend_that_makes_no_sense_is_hung_up_on(agent: Neighbour, said: bytes) -> None:
-    """Lengths without measure, bytes that are no message: the end, at once, and no memory for them."""
+    """Excessive lengths and invalid messages end the connection at once, without memory for them."""
     before = agent.tell("memory")
     wire = call(agent.address, TOKEN, 10.0)
     wire._socket.sendall(said)
     if said == msgspec.msgpack.encode(StatusRequest()):
-        with contextlib.suppress(OSError):  # hung up on already
+        with contextlib.suppress(OSError):  # disconnected already
             wire._socket.shutdown(socket.SHUT_WR)
     assert until_closed(wire._socket, 20.0) == b""
     wire.close()
@@ -167,11 +175,11 @@ def test_a_friend_that_makes_no_sense_is_hung_up_on(agent: Neighbour, said: byte
     ids=["bytes unasked", "whole of nothing", "void of nothing", "1 GiB at once", "bytes after a refusal"],
 )
 def test_a_request_out_of_turn_is_the_end(agent: Neighbour, said: list[object]) -> None:
-    """What no friend would ask is answered by hanging up."""
+    """An invalid request ends the connection."""
     wire = call(agent.address, TOKEN, 10.0)
     with pytest.raises(PeerLost):
-        for one in said:
-            wire.send(one)  # type: ignore[arg-type]
+        for message in said:
+            wire.send(message)  # type: ignore[arg-type]
         for _ in range(2):
             answer = wire.receive()
             assert isinstance(answer, PeerRefusal) and not isinstance(answer, Going)
@@ -180,7 +188,10 @@ def test_a_request_out_of_turn_is_the_end(agent: Neighbour, said: list[object]) 
 
 
 def test_what_is_not_there_is_said_and_the_connection_goes_on(agent: Neighbour) -> None:
-    """Unknown parts, bytes beyond the end, pieces nobody has: refused, in order, and the next request is answered."""
+    """Requests for unknown parts, bytes beyond the end and missing pieces are refused in order.
+
+    The next request is answered.
+    """
     wire = call(agent.address, TOKEN, 10.0)
     asked = [
         ReadRequest("c2", 0, 0, 1),
@@ -189,8 +200,8 @@ def test_what_is_not_there_is_said_and_the_connection_goes_on(agent: Neighbour) 
         ReadRequest("c1", 0, MB, 1 << 20),
         ReadRequest("c1", 0, 0, 1, b"", 0, 0, 1),
     ]
-    for one in asked:
-        wire.send(one)
+    for request in asked:
+        wire.send(request)
     for _ in asked:
         assert isinstance(wire.receive(), PeerRefusal)
     wire.send(ReadRequest("c1", 0, 4096, 16))
@@ -204,8 +215,8 @@ def test_what_is_not_there_is_said_and_the_connection_goes_on(agent: Neighbour) 
 
 
 def test_a_new_token_shuts_the_old_one_out() -> None:
-    """After ``set_token`` former friends are hung up on and strangers from then on; a token that is none is refused."""
-    peers = PeerService("127.0.0.1", token=TOKEN, memory=None, tell=lambda *told: None)
+    """After ``set_token`` callers with the old token are disconnected and refused. An invalid token is refused."""
+    peers = PeerService("127.0.0.1", token=TOKEN, memory=None, tell=lambda *_: None)
     wire = call(peers.address, TOKEN, 10.0)
     new = secrets.token_bytes(32)
     peers.set_token(new)

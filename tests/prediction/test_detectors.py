@@ -1,4 +1,5 @@
-"""Detectors: what they see, and that they are the same at once and one look after the other, in torch and in numpy, before and behind a file."""
+"""Detectors: what they detect, and equal results for a whole run and single windows, torch and numpy, before and after
+storing."""
 
 from __future__ import annotations
 
@@ -29,18 +30,18 @@ PAGE = Path(__file__).parents[2] / "docs" / "prediction.md"
 
 
 def looks_of(samples: Iterable) -> np.ndarray:
-    """Of a node's seconds."""
-    rows = np.array([made.SHAPE.row(one) for one in samples], np.float32)
+    """Return the features of a node's samples, one a second."""
+    rows = np.array([made.SHAPE.row(sample) for sample in samples], np.float32)
     return features_of(SignalHistory(made.SHAPE.columns).signals(rows))
 
 
 def risk_of(samples: Iterable):
-    """What the rules make of the last of them."""
+    """Return the risk by the rules after the last sample."""
     return DetectionRules().update(FeatureWindow(0.0, looks_of(samples)[-1]))
 
 
 def test_a_calm_node_is_at_no_risk_and_a_leak_is_one_in_time() -> None:
-    """More than an alarm's worth five minutes before the memory is gone; the reason says when."""
+    """A leak has an alarming score some minutes before the memory is used up. The reason has the time."""
     assert risk_of(made.sample(second) for second in range(900)).score < 0.1
     risk = risk_of(made.leak(1500, 600, 1740))
     assert risk.kind == "memory" and risk.score > 0.5
@@ -60,20 +61,20 @@ def test_a_calm_node_is_at_no_risk_and_a_leak_is_one_in_time() -> None:
     ],
 )  # fmt: skip
 def test_each_rule_sees_its_sign(kind: str, changed, words: str) -> None:
-    """In numbers."""
+    """Each rule detects its sign, and its reason has the numbers."""
     risk = risk_of(made.sample(float(second), **changed(second)) for second in range(900))
     assert risk.kind == kind and risk.score > 0.5 and words in risk.why, risk
 
 
 def test_caches_that_level_off_and_checkpoints_that_come_and_go_are_no_risk() -> None:
-    """A fall is one only if it goes on; a saw's teeth are none."""
+    """A decline is a risk only if it continues; a saw-tooth curve is none."""
     cache = looks_of(made.sample(float(t), free=0.1 + 0.6 * np.exp(-t / 400)) for t in range(1800))[60:]
     teeth = looks_of(made.sample(float(t), disk=0.2 - 0.15 * (t % 60) / 60) for t in range(1200))[60:]
     assert DetectionRules().follow(cache).max() < 0.5 and DetectionRules().follow(teeth).max() < 0.5
 
 
 def test_drift_sees_what_leaves_the_usual_and_stays_away() -> None:
-    """Not before, and with the signal's name."""
+    """Drift is detected after the change and not before, with the signal's name."""
     looks = looks_of(made.sample(float(t), step_s=1.0 + 0.01 * (t % 7) + (0.8 if t > 2000 else 0)) for t in range(2400))[60:]
     scores = Drift().follow(looks)
     assert scores[:330].max() < 0.2 and scores[-1] > 0.5
@@ -83,16 +84,16 @@ def test_drift_sees_what_leaves_the_usual_and_stays_away() -> None:
 
 @pytest.mark.parametrize("name", DETECTORS)
 def test_at_once_and_one_by_one_are_the_same(learned: DetectorModel, name: str) -> None:
-    """What is evaluated is what is done."""
+    """Scores of a whole run equal those of single windows, so the evaluation measures the real behaviour."""
     looks = runs_of(simulate(9, 1), "x")[0].looks[:150]
     one_by_one = learned.detectors[name].fresh()
     risks = [one_by_one.update(FeatureWindow(0.0, row)) for row in looks]
-    np.testing.assert_allclose([one.score for one in risks], learned.detectors[name].follow(looks), atol=1e-5)
-    assert all(one.kind in ACTIONS and 0 <= one.score <= 1 for one in risks)
+    np.testing.assert_allclose([risk.score for risk in risks], learned.detectors[name].follow(looks), atol=1e-5)
+    assert all(risk.kind in ACTIONS and 0 <= risk.score <= 1 for risk in risks)
 
 
 def test_the_network_is_the_same_in_numpy_and_in_torch() -> None:
-    """Its weights, asked without torch."""
+    """The network's weights give equal results in numpy and torch."""
     import torch
 
     from relight.prediction.features import FEATURES, Scale
@@ -108,7 +109,7 @@ def test_the_network_is_the_same_in_numpy_and_in_torch() -> None:
 
 
 def test_the_forest_is_the_same_as_scikit_learns() -> None:
-    """Its trees, asked without that library."""
+    """The forest gives scikit-learn's scores without that library."""
     from sklearn.ensemble import IsolationForest
 
     from relight.prediction.features import FEATURES, Scale
@@ -121,7 +122,7 @@ def test_the_forest_is_the_same_as_scikit_learns() -> None:
 
 
 def test_training_is_the_same_again_and_a_file_keeps_it(learned: DetectorModel, tmp_path: Path) -> None:
-    """One seed, one model; what is read gives the same scores."""
+    """A seed determines the model, and a stored model gives the same scores."""
     again = train(LearningPlan(runs=5, seed=2, epochs=2, size=8), lambda text: None)[0]
     learned.write(tmp_path / "a.model")
     read = read_model(tmp_path / "a.model")
@@ -135,12 +136,12 @@ def test_training_is_the_same_again_and_a_file_keeps_it(learned: DetectorModel, 
 
 
 def test_a_damaged_model_is_refused(learned: DetectorModel, tmp_path: Path) -> None:
-    """Whatever byte differs, and whatever is missing or is of other features."""
+    """A model with a changed byte, a missing entry or other features is refused."""
     path = tmp_path / "a.model"
     learned.write(path)
     whole = path.read_bytes()
-    for at in (0, 10, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    for offset in (0, 10, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
         with pytest.raises(CorruptCheckpoint):
             read_model(path)
     length = int.from_bytes(whole[40:44], "little")
@@ -159,18 +160,18 @@ def test_a_damaged_model_is_refused(learned: DetectorModel, tmp_path: Path) -> N
 
 
 def test_evaluation_takes_the_trusted_together(learned: DetectorModel) -> None:
-    """The rules always; others by their held-out precision."""
+    """The rules are always trusted, other detectors by their held-out precision."""
     model = DetectorModel(
         learned.detectors, {name: Worth(0.5, precision) for name, precision in zip(DETECTORS, (0.1, 0.4, 0.6, float("nan")))}
     )
     assert trusted(model, PRECISION) == ["rules", "forest"]
-    found = evaluate(without_model(), unseen(3, 6, lambda text: None), PRECISION, AlarmCosts())
-    assert [one.detector for one in found] == ["rules", "together"]
-    assert (found[0].alarms, found[0].failures, found[0].days) == (found[1].alarms, found[1].failures, found[1].days)
+    result = evaluate(without_model(), unseen(3, 6, lambda text: None), PRECISION, AlarmCosts())
+    assert [row.detector for row in result] == ["rules", "together"]
+    assert (result[0].alarms, result[0].failures, result[0].days) == (result[1].alarms, result[1].failures, result[1].days)
 
 
 def test_what_is_not_installed_is_said_with_how_to_install_it() -> None:
-    """Each without the other library: the error has the line for pip, and the rules and drift need neither."""
+    """Without a detector's library the error has the pip command. Rules and drift need no library."""
     script = """
 import sys
 sys.modules[sys.argv[1]] = None
@@ -191,7 +192,7 @@ except ConfigError as error:
 
 
 def test_windows_reach_back_eight_minutes_and_begin_with_the_usual(learned: DetectorModel) -> None:
-    """Before a run began all is as usual."""
+    """Windows that begin before the run are filled with usual values."""
     inputs = np.arange(1, 101, dtype=np.float32)[:, None].repeat(INPUTS, axis=1)
     windows = windows_of(inputs)
     assert windows.shape == (100, STEPS, INPUTS) and STEPS * 3 * LOOK_S == 480
@@ -201,14 +202,14 @@ def test_windows_reach_back_eight_minutes_and_begin_with_the_usual(learned: Dete
 
 
 def table(heading: str) -> list[list[str]]:
-    """The rows of the table below a heading of the page."""
-    found = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert found
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in found[1].splitlines() if line.startswith("| ")][1:]
+    """Return the rows of the table below a heading of the page."""
+    result = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert result
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in result[1].splitlines() if line.startswith("| ")][1:]
 
 
 def test_the_page_has_the_rules_and_the_actions() -> None:
-    """docs/prediction.md is the table that is followed."""
+    """The tables of docs/prediction.md equal those of the code."""
     assert [(row[0], row[1].strip("`")) for row in table("Rules")] == [(name, rule.kind) for name, rule in RULES.items()]
     assert {row[0].strip("`"): row[1] for row in table("What to do")} == {kind: action for kind, (action, _) in ACTIONS.items()}
     assert set(KIND_OF.values()) | {rule.kind for rule in RULES.values()} <= ACTIONS.keys() and set(KIND_OF) == set(SIGNALS)

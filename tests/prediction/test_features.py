@@ -14,7 +14,7 @@ from relight.prediction.signals import AT, SIGNALS, WORDS, SignalHistory
 
 def rows_of(samples) -> np.ndarray:
     """Their rows."""
-    return np.array([made.SHAPE.row(one) for one in samples], np.float32)
+    return np.array([made.SHAPE.row(sample) for sample in samples], np.float32)
 
 
 def wild(count: int, seed: int) -> np.ndarray:
@@ -42,10 +42,10 @@ def test_at_once_and_second_by_second_are_the_same(seed: int) -> None:
         windows.add(signals)
         if second % LOOK_S == LOOK_S - 1:
             looks.append(windows.window(0.0).values)
-    found = features_of(at_once)
-    assert found.shape == (1500 // LOOK_S, len(FEATURES))
-    scale = np.nanmax(np.abs(found), axis=0, initial=1e-6, where=np.isfinite(found))
-    np.testing.assert_allclose(np.array(looks) / scale, found / scale, atol=1e-6)
+    result = features_of(at_once)
+    assert result.shape == (1500 // LOOK_S, len(FEATURES))
+    scale = np.nanmax(np.abs(result), axis=0, initial=1e-6, where=np.isfinite(result))
+    np.testing.assert_allclose(np.array(looks) / scale, result / scale, atol=1e-6)
 
 
 def test_features_of_a_straight_line_are_its_own() -> None:

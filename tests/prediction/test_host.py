@@ -29,8 +29,8 @@ def test_rates_are_over_the_time_between_two_reads(tmp_path: Path) -> None:
     assert math.isnan(gauges.read().cpu)
     node(tmp_path, proc__stat=STAT.format(user=30, idle=70), proc__vmstat="pgmajfault 300\n")
     now[0] = 14.0
-    found = gauges.read()
-    assert (found.cpu, found.major_faults) == (0.3, 50.0)
+    result = gauges.read()
+    assert (result.cpu, result.major_faults) == (0.3, 50.0)
 
 
 def test_memory_load_and_pressure(tmp_path: Path) -> None:

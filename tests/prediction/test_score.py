@@ -58,8 +58,8 @@ def test_one_look_is_no_alarm_and_alarms_come_ever_more_rarely() -> None:
 def test_an_alarm_is_true_in_the_horizon_too_late_within_a_save_and_else_false() -> None:
     """A failure is found once, however many alarms warned of it."""
     early, first, second, late = 5000 - HORIZON_S - 1, 5000 - HORIZON_S, 4400.0, 4996.0
-    found = judge([early, first, second, late], 5000, COSTS)
-    assert (found.alarms, found.false, found.warned_s) == (4, 1, HORIZON_S)
+    result = judge([early, first, second, late], 5000, COSTS)
+    assert (result.alarms, result.false, result.warned_s) == (4, 1, HORIZON_S)
     assert judge([late], 5000, COSTS) == (1, 0, None, 0.0)
     assert judge([1.0, 2.0], None, COSTS) == (2, 2, None, 0.0)
 
@@ -76,22 +76,22 @@ def test_the_gain_is_what_a_schedule_would_have_lost_less_what_is_lost_all_the_s
 def test_a_result_counts_events_days_and_seconds() -> None:
     """By hand: two failures of which one is found, and two false alarms in eight hours."""
     runs = [run("a", 6000, (5400,)), run("b", 6000), run("c", high=(1000, 4000)), run("d")]
-    found = result_of("x", 0.5, runs, COSTS)
-    assert (found.failures, found.found, found.alarms, found.false) == (2, 1, 3, 2)
-    assert (found.precision, found.recall, found.lead_s) == (pytest.approx(1 / 3), 0.5, 595)
+    result = result_of("x", 0.5, runs, COSTS)
+    assert (result.failures, result.found, result.alarms, result.false) == (2, 1, 3, 2)
+    assert (result.precision, result.recall, result.lead_s) == (pytest.approx(1 / 3), 0.5, 595)
     days = 4 * 7195 / DAY_S
-    assert found.false_per_day == pytest.approx(2 / days)
+    assert result.false_per_day == pytest.approx(2 / days)
     gain = 900 - (595 - 595**2 / 3600)
-    assert found.net_s_per_day == pytest.approx((gain - 15) / days)
-    assert found.net_s_per_day_in_life == pytest.approx(0.02 * (gain - 5) / 2 - 5 * 2 / days) and found.net_s_per_day_in_life < 0
-    assert found.precision_in_life == pytest.approx(0.01 / (0.01 + 2 / days))
-    assert found.pays_from == pytest.approx(5 / gain) and found.recall_by_cause == {"leak": (1, 2)}
+    assert result.net_s_per_day == pytest.approx((gain - 15) / days)
+    assert result.net_s_per_day_in_life == pytest.approx(0.02 * (gain - 5) / 2 - 5 * 2 / days) and result.net_s_per_day_in_life < 0
+    assert result.precision_in_life == pytest.approx(0.01 / (0.01 + 2 / days))
+    assert result.pays_from == pytest.approx(5 / gain) and result.recall_by_cause == {"leak": (1, 2)}
 
 
 def test_nothing_to_divide_by_is_not_a_number() -> None:
     """No failure, no alarm."""
-    found = result_of("x", 0.5, [run()], COSTS)
-    assert math.isnan(found.precision) and math.isnan(found.recall) and found.false_per_day == 0
+    result = result_of("x", 0.5, [run()], COSTS)
+    assert math.isnan(result.precision) and math.isnan(result.recall) and result.false_per_day == 0
     assert math.isnan(result_of("x", 0.5, [], COSTS).false_per_day)
 
 
@@ -102,6 +102,6 @@ def test_the_threshold_has_the_wanted_precision_where_one_has() -> None:
         return Scored("x", AT, np.where((AT > 5000) & (AT < 5060), score, 0.01 * (AT / 7200)), failed_at, "leak" if failed_at else "")
 
     runs = [scored(0.9, 5600) for _ in range(5)] + [scored(0.6, None) for _ in range(20)]
-    found = choose_threshold("x", runs, 0.7, COSTS)
-    assert 0.6 < found.threshold <= 0.9 and (found.found, found.false) == (5, 0)
+    result = choose_threshold("x", runs, 0.7, COSTS)
+    assert 0.6 < result.threshold <= 0.9 and (result.found, result.false) == (5, 0)
     assert choose_threshold("x", [scored(0.6, None)], 0.7, COSTS).found == 0

@@ -24,8 +24,8 @@ def test_a_seed_gives_the_same_run_again_and_others_differ() -> None:
 def test_failures_are_those_that_are_asked_for_and_end_the_run() -> None:
     """All kinds come, sudden ones too; the failure is the last thing that happens."""
     traces = [simulate(1, number, failing=1.0) for number in range(40)]
-    assert all(len(one.happened) == 1 and one.happened[0].at == one.at[-1] for one in traces)
-    causes = [one.happened[0].cause for one in traces]
+    assert all(len(trace.happened) == 1 and trace.happened[0].at == trace.at[-1] for trace in traces)
+    causes = [trace.happened[0].cause for trace in traces]
     assert set(causes) <= {*CAUSES, "sudden"} and len(set(causes)) > 4 and 10 < causes.count("sudden") < 34
     assert sum(share for _, share in CAUSES.values()) == pytest.approx(1)
     assert 0.2 < np.mean([bool(simulate(2, number).happened) for number in range(40)]) < 0.6 and 0 < SUDDEN < 1 and 0 < FAILING < 1
@@ -36,7 +36,7 @@ def test_a_leak_ends_without_memory_and_a_filling_disk_without_room() -> None:
     seen = set()
     for number in range(60):
         trace = simulate(1, number)
-        place = {name: at for at, name in enumerate(trace.columns)}
+        place = {name: number for number, name in enumerate(trace.columns)}
         free = trace.values[:, place["host.memory_available_bytes"]] / trace.values[:, place["host.memory_size_bytes"]]
         room = trace.values[:, place["room0.free_bytes"]] / trace.values[:, place["room0.size_bytes"]]
         cause = trace.happened[0].cause if trace.happened else ""
@@ -69,8 +69,8 @@ def test_a_recording_is_cut_at_failures_and_gaps(tmp_path: Path) -> None:
     recorder.note(Happened(1e9 + 3699.5, "hang"))
     trace = recorder.trace()
     runs = runs_of(trace, "n")
-    assert [(one.name, one.failed.kind if one.failed else None) for one in runs] == [("n/0", "memory"), ("n/1", None), ("n/2", "hang")]
-    assert [one.at[0] - 1e9 for one in runs] == [299, 1299, 3299]
+    assert [(run.name, run.failed.kind if run.failed else None) for run in runs] == [("n/0", "memory"), ("n/1", None), ("n/2", "hang")]
+    assert [run.at[0] - 1e9 for run in runs] == [299, 1299, 3299]
     assert runs[0].doomed.all() and not runs[1].doomed.any() and len(runs[1].at) == len(runs[1].looks) == 100
     trace.write(tmp_path / "n.trace")
     assert len(list(recorded(tmp_path))) == 3

@@ -19,7 +19,7 @@ dist.init_process_group("gloo", rank=rank, world_size=world)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(5, 70), nn.Tanh(), nn.Linear(70, 3), nn.LayerNorm(3)).bfloat16()
 weights = list(model.parameters())
-line = torch.cat([one.detach().float().flatten() for one in weights])
+line = torch.cat([weight.detach().float().flatten() for weight in weights])
 each = -(-len(line) // world)
 flat = nn.Parameter(nn.functional.pad(line, (0, each * world - len(line)))[rank * each : (rank + 1) * each].clone())
 relight.flattened(flat, weights)
@@ -30,14 +30,14 @@ with relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.ev
     for step in range(ckpt.restore(), until):
         loss = (model(data[step].chunk(world)[rank]).float() - 1).square().sum() / 36
         loss.backward()
-        whole = nn.functional.pad(torch.cat([one.grad.float().flatten() for one in weights]), (0, each * world - len(line)))
+        whole = nn.functional.pad(torch.cat([weight.grad.float().flatten() for weight in weights]), (0, each * world - len(line)))
         shared = torch.cat([whole, loss.detach().reshape(1)])
         dist.all_reduce(shared)
         flat.grad = shared[rank * each : (rank + 1) * each].clone()
         optimizer.step()
         runs = [torch.empty(each) for _ in range(world)]
         dist.all_gather(runs, flat.detach())
-        for one, values in zip(weights, torch.cat(runs)[: len(line)].split([one.numel() for one in weights])):
+        for one, values in zip(weights, torch.cat(runs)[: len(line)].split([weight.numel() for weight in weights])):
             one.data.copy_(values.view_as(one))
             one.grad = None
         losses.append(float(shared[-1]))

@@ -161,7 +161,7 @@ def optimizer_of(net: nn.Module, zero: bool, layout: str = "") -> torch.optim.Op
     else:
         whole = optimizer = torch.optim.AdamW(net.parameters(), lr=lr)
     if not zero:
-        for parameter in [one for group in optimizer.param_groups for one in group["params"]]:
+        for parameter in [param for group in optimizer.param_groups for param in group["params"]]:
             value = parameter.detach()
             if not value.numel() and not isinstance(parameter, DTensor):  # flattened, and none of it is here: never stepped
                 continue
@@ -172,7 +172,7 @@ def optimizer_of(net: nn.Module, zero: bool, layout: str = "") -> torch.optim.Op
 def line_up(net: nn.Module) -> torch.optim.Optimizer:
     """AdamW of one flat tensor: this rank's run of all parameters laid end to end, as ZeRO's first stages have it."""
     parameters = list(net.parameters())
-    line, size, rank = torch.cat([one.detach().flatten() for one in parameters]), dist.get_world_size(), dist.get_rank()
+    line, size, rank = torch.cat([parameter.detach().flatten() for parameter in parameters]), dist.get_world_size(), dist.get_rank()
     each = -(-len(line) // size)
     flat = nn.Parameter(nn.functional.pad(line, (0, size * each - len(line)))[rank * each : (rank + 1) * each].clone())
     relight.flattened(flat, parameters)
@@ -205,7 +205,7 @@ def wrongs(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
         return wrongs_in_line(net, optimizer)
     wrong = []
     held = getattr(optimizer, "optim", optimizer)
-    parameters = {id(one) for group in held.param_groups for one in group["params"]}
+    parameters = {id(param) for group in held.param_groups for param in group["params"]}
     for name, tensor in named(net).items():
         expected = value_of(name, tuple(tensor.shape))
         if not torch.equal(full(tensor), expected):

@@ -1,7 +1,7 @@
-"""Ranks on nodes of their own, by ``RELIGHT_NODE``, that protect each other's snapshots; what becomes of them when nodes are lost.
+"""Ranks on separate nodes (``RELIGHT_NODE``) that protect each other's snapshots, and the loss of nodes.
 
-A job saves until its peers hold the last checkpoint, and dies. Agents of some nodes are killed, with their memory, and packs are taken from
-the disk; a second job, of another size if wanted, restores, and says from where.
+A job saves until its peers hold the last checkpoint, and dies. Agents of some nodes are killed with their memory, and packs are
+deleted. A second job, possibly of another size, restores and reports the source.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ def train(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, s
     dist.init_process_group("gloo", store=dist.FileStore(meeting, world), rank=rank, world_size=world)
     model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(4, ELEMENTS // 4)) for name in "abc"})
     sent: dict[str, threading.Event] = {}
-    found: dict[str, Any] = {"events": []}
+    result: dict[str, Any] = {"events": []}
 
-    def hear(event: relight.observe.Event) -> None:
+    def collect(event: relight.observe.Event) -> None:
         if event.name == "peers.sent":
             sent.setdefault(str(event.fields["checkpoint"]), threading.Event()).set()
         elif event.name == "restore.done":
-            found.update(source=event.fields["source"], bytes=event.fields["bytes"])
+            result.update(source=event.fields["source"], bytes=event.fields["bytes"])
         if event.name.startswith(("peers.", "restore.")):
-            found["events"].append((event.name, str(event.fields)[:200]))
+            result["events"].append((event.name, str(event.fields)[:200]))
 
-    relight.observe.subscribe(hear)
+    relight.observe.subscribe(collect)
     ckpt = relight.Checkpointer(url, model=model, signals=False, peers=peers, limits=relight.Limits(deadline_s=30))
-    found["start"] = ckpt.restore()
-    found["digest"] = hexdigest(b"".join(one.detach().numpy().tobytes() for one in model.values()))
-    told.put((rank, found))
-    for step in range(found["start"], found["start"] + saves):
+    result["start"] = ckpt.restore()
+    result["digest"] = hexdigest(b"".join(parameter.detach().numpy().tobytes() for parameter in model.values()))
+    told.put((rank, result))
+    for step in range(result["start"], result["start"] + saves):
         with torch.no_grad():
-            for number, one in enumerate(model.values()):
-                one.copy_(value(100 * step + number))
+            for number, parameter in enumerate(model.values()):
+                parameter.copy_(value(100 * step + number))
         save = ckpt.save(step)
         held = sent.setdefault(str(save.id), threading.Event()).wait(30)
         told.put((rank, {"step": step, "id": save.id, "held": held}))
@@ -77,7 +77,10 @@ def train(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, s
 
 
 def job(url: str, world: int, peers: relight.Peers, saves: int, *, raises: bool = False) -> list[tuple[int, dict[str, Any]]]:
-    """All that its ranks told. ``raises``: they leave their Checkpointers by an error, as all do when one of them is killed."""
+    """Run a job and return its ranks' reports.
+
+    ``raises``: the Checkpointers exit by an error, as after the kill of one rank.
+    """
     context = multiprocessing.get_context("fork")
     told, meeting = context.SimpleQueue(), f"{url}-{time.monotonic_ns()}.meeting"
     Path(url).parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +101,7 @@ def job(url: str, world: int, peers: relight.Peers, saves: int, *, raises: bool 
 
 
 def agents(url: str, nodes: int) -> dict[int, int]:
-    """The process of each node's agent, of those there are."""
+    """Return the process id of each node's agent that runs."""
     store, _, run = url.rpartition("/")
     wanted = {}
     for node in range(nodes):
@@ -110,7 +113,7 @@ def agents(url: str, nodes: int) -> dict[int, int]:
 
 
 def agents_at(wanted: Mapping[str, int]) -> dict[int, int]:
-    """The processes of agents that listen at these addresses, by what stands beside them."""
+    """Return the process ids of agents that listen at these addresses, by the addresses' values."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

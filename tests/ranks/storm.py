@@ -1,12 +1,12 @@
-"""One rank of several is killed, stopped, or finds the disk full, at a certain point of a certain save. ``make ranks``; a slice is in the suite.
+"""One rank of several is killed, stopped, or has a full disk, at a random point of a random save. ``make ranks``; some runs are in the suite.
 
 Each trial forks the ranks of a job from a process that has imported torch once. They train without exchanges of their own, so that only
 Relight could hold them up, and save every other step. What must hold for the others:
 
 - they do all their steps, and no call of the Checkpointer takes longer than the deadline and what a busy machine adds;
-- where a save waited for the one that is gone, its error names it;
+- if a save waited for the lost rank, its error names the rank;
 - every checkpoint verifies, and holds its own step's values in every element, from every rank;
-- what was told to be durable is there; a new job, of another size, restores the newest, and saves.
+- every save that was reported as durable exists; a new job of another size restores the newest one, and saves.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ from relight.store.durable import NewFile
 DEADLINE_S, SLACK_S = 2.0, 6.0
 STARTS = 3
 AFTERWARDS_S = 20.0
-"""What the job that comes behind has for each save: it shows that saving goes on, not how fast on a busy machine."""
+"""Seconds that the next job has for each save.
+
+It proves that saves succeed, not how fast they are on a busy machine.
+"""
 STEPS, WIDTH = 12, 64
 WAYS = ("killed", "stopped", "disk full")
 PHASES: dict[str, tuple[Any, str]] = {
@@ -60,12 +63,12 @@ PHASES: dict[str, tuple[Any, str]] = {
     "when it is told": (Background, "_finished"),
 }
 IN_TRAINER = frozenset(("before the snapshot", "during the copy", "when it is told"))
-"""Points that a trainer passes when an agent writes."""
+"""Points that a trainer passes while an agent writes."""
 
 
 class Board:
-    """Shared memory: for each rank the last step it did, the longest call in milliseconds, the last step told to be durable, errors that named
-    the odd rank, other errors."""
+    """Shared memory with these of each rank: its last step, its longest call in milliseconds, the last durable step that it
+    knows, and the numbers of errors that named the odd rank and of other errors."""
 
     FIELDS = 5
 
@@ -90,7 +93,7 @@ def fill(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) ->
 
 
 def ambush(way: str, phase: str, saves: int) -> None:
-    """Have this rank meet its fate at that point, when it passes it for the ``saves``-th time."""
+    """Inject the failure when this rank passes that point for the ``saves``-th time."""
     home, name = PHASES[phase]
     usual: Callable[..., Any] = getattr(home, name)
     left = [saves]
@@ -110,7 +113,7 @@ def ambush(way: str, phase: str, saves: int) -> None:
 
 
 def rank_main(url: str, rank: int, world: int, meeting: str, board: Board, odd: tuple[int, str, str, int] | None, background: bool) -> None:
-    """Train and save. ``odd``: which rank, what happens to it, where, at which save."""
+    """Train and save. ``odd``: the rank, its failure, the point and the number of the save."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(meeting, world), rank=rank, world_size=world)
     model = torch.nn.Linear(WIDTH, WIDTH)
@@ -130,7 +133,7 @@ def rank_main(url: str, rank: int, world: int, meeting: str, board: Board, odd: 
         value = float(model.weight.detach().min())
         assert value == float(model.weight.detach().max()) == start - 1, (value, start)
     for step in range(start, start + STEPS):
-        if odd is not None and odd[0] == rank and step == start + 1:  # what goes wrong at the start is for the one who starts it
+        if odd is not None and odd[0] == rank and step == start + 1:  # errors at the start are reported to the caller
             ambush(*odd[1:])
         optimizer.step()
         fill(model, optimizer, step)
@@ -174,7 +177,7 @@ def fork(*args: Any) -> int:
 
 
 def job(url: str, world: int, odd: tuple[int, str, str, int] | None, background: bool) -> tuple[Board, list[int]]:
-    """Run the ranks; what they wrote down, and their exit statuses. The odd one is killed once the others have ended."""
+    """Run the ranks. Return their records and exit statuses. The odd rank is killed after the others have ended."""
     board, meeting = Board(world), f"{url}-{time.monotonic_ns()}.meeting"
     Path(url).parent.mkdir(parents=True, exist_ok=True)
     pids = [fork(url, rank, world, meeting, board, odd, background) for rank in range(world)]
@@ -189,7 +192,7 @@ def job(url: str, world: int, odd: tuple[int, str, str, int] | None, background:
 
 
 def settle(url: str) -> None:
-    """Wait until the run's agent has written what it has."""
+    """Wait until the run's agent has written all its saves."""
     store, _, run = url.rpartition("/")
     agent = reach(store, run)
     if agent is not None:
@@ -201,15 +204,15 @@ def settle(url: str) -> None:
 
 
 def check(url: str, told: int) -> list[str]:
-    """What does not hold of the store."""
+    """Return the violations in the store."""
     wrong = []
     try:
         store = relight.open(url)
-        there = {one.step: one.id for one in store.checkpoints()}
+        there = {checkpoint.step: checkpoint.id for checkpoint in store.checkpoints()}
     except relight.CheckpointNotFound:
         there = {}
     if told > max(there, default=-1):
-        wrong.append(f"step {told} was told to be durable, the newest checkpoint is step {max(there, default=-1)}")
+        wrong.append(f"step {told} was reported as durable, the newest checkpoint is step {max(there, default=-1)}")
     for step, checkpoint_id in there.items():
         try:
             tree = relight.load(url, checkpoint_id)
@@ -241,7 +244,7 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
         board, statuses = job(url, world, odd, background)
         if any(board.get(rank, 0) >= 0 for rank in range(world)):
             break
-        shutil.rmtree(f"{base}/s{seed}", ignore_errors=True)  # the machine was too slow for a job to begin: nothing was tried
+        shutil.rmtree(f"{base}/s{seed}", ignore_errors=True)  # the machine was too slow for a job to begin, so nothing was tested
     for rank in range(world):
         if rank == odd[0] and way != "disk full":
             continue
@@ -265,8 +268,8 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
 
 
 def storm(count: int, seed: int, progress: bool = False) -> dict[str, object]:
-    """``count`` trials."""
-    torch.set_num_threads(1)  # a pool of threads would not survive the forks
+    """Run ``count`` trials."""
+    torch.set_num_threads(1)  # a thread pool would not survive the forks
     kinds: Counter[str] = Counter()
     violations = []
     started = time.monotonic()
@@ -274,9 +277,9 @@ def storm(count: int, seed: int, progress: bool = False) -> dict[str, object]:
         for number in range(seed, seed + count):
             kind, wrong = trial(number, base)
             kinds[kind] += 1
-            violations += [{"seed": number, "kind": kind, "wrong": one} for one in wrong]
-            for one in wrong:
-                print(f"\nseed {number}, {kind}: {one}", file=sys.stderr, flush=True)
+            violations += [{"seed": number, "kind": kind, "wrong": problem} for problem in wrong]
+            for problem in wrong:
+                print(f"\nseed {number}, {kind}: {problem}", file=sys.stderr, flush=True)
             if progress:
                 done = number - seed + 1
                 print(f"\r{done}/{count} trials, {len(violations)} violations, {time.monotonic() - started:.0f} s", end="", file=sys.stderr)

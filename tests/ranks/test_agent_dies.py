@@ -84,8 +84,8 @@ def test_nobody_waits_for_a_part_that_died_with_the_agent(tmp_path: Path) -> Non
         subprocess.Popen(command, env={**told, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for rank in range(2)
     ]
-    said = [one.communicate(timeout=200)[0] for one in ranks]
-    assert [one.returncode for one in ranks] == [0, 0], said
-    assert max(json.loads((tmp_path / f"took-{rank}").read_text()) for rank in range(2)) < 20, said
+    outputs = [rank.communicate(timeout=200)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert max(json.loads((tmp_path / f"took-{rank}").read_text()) for rank in range(2)) < 20, outputs
     steps = [json.loads(path.read_text())["body"] for path in sorted((tmp_path / "store" / "run" / "log").glob("*.json"))]
-    assert [one["body"]["step"] for one in steps if one["kind"] == "COMMIT"] == [0, 2], said
+    assert [record["body"]["step"] for record in steps if record["kind"] == "COMMIT"] == [0, 2], outputs

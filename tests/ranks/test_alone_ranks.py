@@ -24,7 +24,7 @@ def reports(tmp_path: Path, **options: Any) -> list[dict[str, Any]]:
 def test_ranks_with_other_restart_counts_agree_on_a_fresh_start(tmp_path: Path, counts: str, writer: str) -> None:
     """Rank 0's launcher decides for all whether ``fresh=True`` holds: torchrun counts restarts for each node."""
     launchers = [{"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": count} for count in counts]
-    zero = [{**one, "TORCHELASTIC_RESTART_COUNT": "0"} for one in launchers]
+    zero = [{**launcher, "TORCHELASTIC_RESTART_COUNT": "0"} for launcher in launchers]
     first = reports(tmp_path, fresh=[True, True], environment=zero, writer=writer)
     assert [(one["start"], one["kind"]) for one in first] == [(0, "")] * 2
     second = reports(tmp_path, fresh=[True, True], environment=launchers, writer=writer, steps=6)
@@ -34,15 +34,15 @@ def test_ranks_with_other_restart_counts_agree_on_a_fresh_start(tmp_path: Path, 
 @pytest.mark.distributed
 def test_ranks_with_another_fresh_are_refused(tmp_path: Path) -> None:
     """``fresh=`` is one decision for the job: ranks that were given different ones are refused by name, and none waits."""
-    found = reports(tmp_path, fresh=[True, False])
-    assert [one["kind"] for one in found] == ["ConfigError"] * 2 and all("fresh= is True on rank 0" in one["error"] for one in found)
+    result = reports(tmp_path, fresh=[True, False])
+    assert [one["kind"] for one in result] == ["ConfigError"] * 2 and all("fresh= is True on rank 0" in one["error"] for one in result)
 
 
 @pytest.mark.distributed
 def test_a_job_whose_rank_0_moved_to_another_node_is_not_fresh_twice(tmp_path: Path) -> None:
     """After a change of nodes torchrun's count stays 0: one agent in common shows that the job has begun before."""
     agents = [{"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_ERROR_FILE": f"/logs/{one}/attempt_0/0/error.json"} for one in "abc"]
-    assert [one["start"] for one in reports(tmp_path, fresh=[True, True], environment=agents[:2])] == [0, 0]
+    assert [report["start"] for report in reports(tmp_path, fresh=[True, True], environment=agents[:2])] == [0, 0]
     moved = reports(tmp_path, fresh=[True, True], environment=[agents[2], agents[1]], steps=6)
     assert [one["start"] for one in moved] == [4, 4]
     assert relight.open(tmp_path / "store" / "run").checkpoints()[-1].step == 5
@@ -52,17 +52,17 @@ def test_a_job_whose_rank_0_moved_to_another_node_is_not_fresh_twice(tmp_path: P
 @pytest.mark.parametrize("writer", ["every rank", "rank 0"])
 def test_all_ranks_save_and_end_together_if_their_metric_never_comes(tmp_path: Path, writer: str) -> None:
     """A trigger that saves nothing ends the job on every rank at one step, after a save: no rank is left in a collective."""
-    found = reports(tmp_path, save="best", steps=60, limits={"NEVER_STEPS": 30}, writer=writer)
-    assert [(one["kind"], one["step"]) for one in found] == [("ConfigError", 29)] * 2
-    assert all("never took effect in 30 steps" in one["error"] for one in found)
-    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [29]
+    result = reports(tmp_path, save="best", steps=60, limits={"NEVER_STEPS": 30}, writer=writer)
+    assert [(one["kind"], one["step"]) for one in result] == [("ConfigError", 29)] * 2
+    assert all("never took effect in 30 steps" in one["error"] for one in result)
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] == [29]
 
 
 @pytest.mark.distributed
 def test_a_metric_of_one_rank_is_enough(tmp_path: Path) -> None:
     """Evaluation may run on one rank: what it reports counts for all of them."""
-    found = reports(tmp_path, save="best", steps=60, limits={"NEVER_STEPS": 30}, seen=[1, 12])
-    assert [(one["kind"], one["step"]) for one in found] == [("", 59)] * 2
+    result = reports(tmp_path, save="best", steps=60, limits={"NEVER_STEPS": 30}, seen=[1, 12])
+    assert [(one["kind"], one["step"]) for one in result] == [("", 59)] * 2
 
 
 @pytest.mark.distributed
@@ -70,10 +70,10 @@ def test_a_metric_of_one_rank_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize("odd", [[0, 0], [1 << 30, 0], [0, 1 << 30], [1 << 30, 2]], ids=["both", "rank 1", "rank 0", "later"])
 def test_a_state_that_no_restore_would_take_is_refused_on_all_ranks(tmp_path: Path, odd: list[int], writer: str) -> None:
     """If one rank's state could not be restored, every rank's step raises and names the path; none waits, and nothing is committed."""
-    found = reports(tmp_path, odd=odd, writer=writer, steps=8)
-    assert [one["kind"] for one in found] == ["IncompatibleState"] * 2, found
+    result = reports(tmp_path, odd=odd, writer=writer, steps=8)
+    assert [one["kind"] for one in result] == ["IncompatibleState"] * 2, result
     wrong = [rank for rank, step in enumerate(odd) if step < 8]
-    assert all("model/norm" in found[rank]["error"] for rank in wrong)
-    assert all(f"rank {wrong[0]}: " in one["error"] for rank, one in enumerate(found) if rank not in wrong)
-    steps = [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] if min(odd) else []
+    assert all("model/norm" in result[rank]["error"] for rank in wrong)
+    assert all(f"rank {wrong[0]}: " in one["error"] for rank, one in enumerate(result) if rank not in wrong)
+    steps = [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] if min(odd) else []
     assert all(step < min(odd) for step in steps)

@@ -92,16 +92,16 @@ def test_what_is_gathered_is_what_the_ranks_hold(seed: int, monkeypatch: pytest.
     monkeypatch.setattr(gather, "SMALL_BYTES", 300 * (seed % 2))
     monkeypatch.setattr(gather, "SMALL_HELD_BYTES", 600)
     roster = random_roster(random.Random(seed), 4)
-    found = gatherings(roster)
+    result = gatherings(roster)
 
     def rank(world: ThreadGroup) -> bytes:
         desk = Rank0Exchange(world)
         if world.rank:
             return desk.answer_requests(held_by(roster, world.rank))
         rng = random.Random(seed)
-        sources = [GatheredSource(desk, entry.shape, entry.weight, routes) for entry, routes in found]
+        sources = [GatheredSource(desk, entry.shape, entry.weight, routes) for entry, routes in result]
         desk.begin(held_by(roster, 0), sources)
-        read(rng, found, sources)
+        read(rng, result, sources)
         desk.end(b"done")
         return b"done"
 

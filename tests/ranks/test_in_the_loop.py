@@ -1,4 +1,4 @@
-"""Every rank writes its part: the Checkpointer's calls on ranks that are threads, where errors are quick to try."""
+"""Every rank writes its part: calls of the Checkpointer on ranks that are threads, with errors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from relight.errors import ConfigError, RelightError
 from relight.snapshot import Snapshot
 
 SOON_S = 10.0
-"""Nobody waited for the deadline."""
+"""Seconds within which no rank can have waited for the deadline."""
 Run = Callable[..., list[Any]]
 
 
 @pytest.fixture
 def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a function of the rank on so many, each of which finds itself among the others."""
+    """Return a function that runs an action on several ranks, in threads with one process group."""
     local = threading.local()
     monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
@@ -42,7 +42,7 @@ def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def make(path: Path, **options: Any) -> relight.Checkpointer:
-    """A model that is the same on all ranks, and a generator of each rank's own."""
+    """Make a Checkpointer with an equal model on all ranks and a generator of each rank."""
     model = torch.nn.Linear(300, 300)
     with torch.no_grad():
         model.weight.fill_(1.0)
@@ -52,7 +52,8 @@ def make(path: Path, **options: Any) -> relight.Checkpointer:
 
 
 def test_a_boundary_is_still_one_behind_a_save(tmp_path: Path, on_ranks: Run) -> None:
-    """Ranks compare what they have in common at each save, and all they have at each step's end: neither forgets for the other."""
+    """Ranks compare what they have in common at each save, and all they have at each step's end: neither forgets for
+    the other."""
 
     def rank(number: int) -> list[bool]:
         found = []
@@ -80,7 +81,7 @@ def test_a_micro_step_is_refused_at_once(tmp_path: Path, on_ranks: Run) -> None:
 
 
 def test_ranks_that_have_lost_each_other_end_when_they_are_asked_to(tmp_path: Path, on_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can agree on a save any more, so nobody waits for one."""
+    """Without agreement no save is possible, so no rank waits for one."""
     ended: list[str | None] = []
     monkeypatch.setattr(SignalHandlers, "end", lambda self: ended.append(self.pending))
 
@@ -101,7 +102,7 @@ def test_ranks_that_have_lost_each_other_end_when_they_are_asked_to(tmp_path: Pa
 def test_a_part_that_fails_in_the_trainer_is_waited_for_by_nobody(
     tmp_path: Path, on_ranks: Run, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank cannot copy its state, or training wrote to it meanwhile: the others hear so."""
+    """If one rank cannot copy its state, or training changed it meanwhile, all ranks get the error."""
     local, copy_now, begin = threading.local(), SlotCopyPlan.copy_now, Snapshot.__init__
 
     def broken(self: SlotCopyPlan, *arguments: Any) -> None:
@@ -132,11 +133,11 @@ def test_a_part_that_fails_in_the_trainer_is_waited_for_by_nobody(
         return took
 
     assert max(on_ranks(2, rank)) < SOON_S
-    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [0, 2]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] == [0, 2]
 
 
 class Picky:
-    """Takes no state on the rank that is told so."""
+    """A component that fails to load its state if ``refuses``."""
 
     def __init__(self, refuses: bool) -> None:
         self._refuses = refuses
@@ -150,7 +151,7 @@ class Picky:
 
 
 def test_a_component_that_fails_on_one_rank_is_told_to_all(tmp_path: Path, on_ranks: Run) -> None:
-    """Where another number of ranks goes on, they compare generators behind that: nobody waits there for one who has failed."""
+    """With another number of ranks, generators are compared after the restore. No rank waits there for a failed one."""
 
     def save(number: int) -> None:
         with make(tmp_path, state={"picky": Picky(False)}) as ckpt:

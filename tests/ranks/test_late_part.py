@@ -41,6 +41,6 @@ def test_training_goes_on_while_the_commit_waits_for_a_late_part(tmp_path: Path,
             return before, save.done
 
     assert ThreadGroup.run(2, rank, 120.0) == [(False, True), (False, True)]
-    found = relight.open(tmp_path / "store" / "run").checkpoints()
-    assert [one.step for one in found] == [0, STEPS - 1]
+    checkpoints = relight.open(tmp_path / "store" / "run").checkpoints()
+    assert [one.step for one in checkpoints] == [0, STEPS - 1]
     assert not any(findings for _, findings in relight.open(tmp_path / "store" / "run").verify())

@@ -38,7 +38,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         told = run("layouts.py", world, [json.dumps(plan)])
         for number, layout in enumerate(layouts):
             ids = [told[rank][number]["ids"] for rank in range(world)]
-            assert all(one == ids[0] for one in ids), layout
+            assert all(id_ == ids[0] for id_ in ids), layout
     return store
 
 
@@ -87,5 +87,7 @@ def test_what_several_ranks_saved_is_one_checkpoint(saved: Path, name: str) -> N
 def test_whatever_the_layout_a_diff_finds_nothing_but_the_layout(saved: Path, name: str) -> None:
     """Slab by slab of a few elements, put together from pieces on both sides."""
     one, other = (run.open(run.history().live[-1]) for run in (relight.open(saved / "plain-1").run(), relight.open(saved / name).run()))
-    found = diff(one, other, only=["model"], slab_bytes=64)
-    assert found.tensors and all(tensor.state == "same" for tensor in found.tensors), [one for one in found.tensors if one.state != "same"]
+    result = diff(one, other, only=["model"], slab_bytes=64)
+    assert result.tensors and all(tensor.state == "same" for tensor in result.tensors), [
+        tensor for tensor in result.tensors if tensor.state != "same"
+    ]

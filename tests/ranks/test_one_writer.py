@@ -1,4 +1,4 @@
-"""Rank 0 gathers, writes and reads for all: any layout to any other, with ranks that cannot open the store."""
+"""Rank 0 gathers, writes and reads for all ranks, with any change of layout and ranks that cannot open the store."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def job(world: int, *plan: list[Any]) -> list[list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of several layouts, each written by one rank or by all, and restored under others by the jobs that saved those."""
+    """Write runs of several layouts, by one rank or all ranks. The jobs also restore each other's runs."""
     store = tmp_path_factory.mktemp("one") / "store"
-    told = [
+    reports = [
         *job(2, ["save", "ddp", f"{store}/ddp-2", ONE], ["save", "fsdp", f"{store}/fsdp-2", {**ONE, "background": False}],
              ["save", "fsdp", f"{store}/all-2", {}], ["save", "flat", f"{store}/flat-2", ONE],
              ["save", "stepped_apart", f"{store}/stepped_apart-2", ONE], ["restore", "flat_whole", f"{store}/fsdp-2", ONE]),
@@ -40,27 +40,30 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
              ["restore", "fsdp", f"{store}/fsdp-3", ONE], ["restore", "fsdp", f"{store}/flat-2", ONE],
              ["restore", "ddp", f"{store}/stepped_apart-2", ONE]),
     ]  # fmt: skip
-    (store / "told.json").write_text(json.dumps(told))
+    (store / "told.json").write_text(json.dumps(reports))
     return store
 
 
 def test_every_rank_restores_what_one_wrote_and_what_all_wrote(store: Path) -> None:
-    """To the bit; each rank takes what it had of its own, and the ids are the same on all of them."""
-    told = json.loads((store / "told.json").read_text())
+    """All restores are bit-exact. Each rank gets its own state, and ids are equal on all ranks."""
+    result = json.loads((store / "told.json").read_text())
     restores = 0
-    for number, rank in [*enumerate(told[:2]), *enumerate(told[2:6]), *enumerate(told[6:])]:
-        for found in rank:
-            if found["verb"] == "restore":
+    for number, rank in [*enumerate(result[:2]), *enumerate(result[2:6]), *enumerate(result[6:])]:
+        for report in rank:
+            if report["verb"] == "restore":
                 restores += 1
-                there = int(found["run"].rsplit("-", 1)[1])
-                assert (found["wrong"], found["start"], found["own"]) == ([], 5, number % there), found
+                ranks_saved = int(report["run"].rsplit("-", 1)[1])
+                assert (report["wrong"], report["start"], report["own"]) == ([], 5, number % ranks_saved), report
     assert restores == 2 * 1 + 4 * 3 + 3 * 6
-    assert [one["ids"] for one in told[2] if "ids" in one] == [one["ids"] for one in told[5] if "ids" in one]
+    assert [report["ids"] for report in result[2] if "ids" in report] == [report["ids"] for report in result[5] if "ids" in report]
 
 
 @pytest.mark.parametrize("name", ["ddp-2", "fsdp-2", "flat-2", "stepped_apart-2", "tensor_fsdp-4", "pipeline_fsdp-4", "fsdp-3"])
 def test_one_rank_writes_what_one_process_would(store: Path, name: str) -> None:
-    """One part, one pack: it verifies, loads as a plain tree, is listed, and a reader of safetensors finds every tensor whole."""
+    """Rank 0 writes one part and one pack.
+
+    It verifies, loads as a plain tree, is listed, and safetensors reads every tensor.
+    """
     run_url = store / name
     assert [findings for _, findings in relight.open(run_url).verify()] == [[], []]
     tree = relight.load(run_url)
@@ -70,7 +73,7 @@ def test_one_rank_writes_what_one_process_would(store: Path, name: str) -> None:
         assert torch.equal(tree["model"][key], value), key
     assert tree["optimizer"]["groups"] == expected["optimizer"]["groups"]
     newest = store / name / relight.open(run_url).latest().body.dir
-    assert sorted(one.name for one in newest.iterdir()) == ["pack-00000-000.safetensors", "part-00000.msgpack", "root.json"]
+    assert sorted(path.name for path in newest.iterdir()) == ["pack-00000-000.safetensors", "part-00000.msgpack", "root.json"]
     plain = safetensors.torch.load_file(newest / "pack-00000-000.safetensors")
     assert all(torch.equal(plain[f"model/{key}"], value) for key, value in expected["model"].items())
     for command in (["ls"], ["show", "--stats"], ["verify"]):
@@ -82,38 +85,41 @@ def losses(told: list[dict[str, Any]]) -> dict[int, float]:
 
 
 def test_a_killed_job_goes_on_to_the_bit(tmp_path: Path) -> None:
-    """Both ranks killed, started again: what they do once more has the same losses, on each of them; each rank's generator goes on."""
+    """After a kill of both ranks the repeated steps have the same losses on each rank.
+
+    Each rank's generator resumes.
+    """
     plan = {"layout": "fsdp", "run": str(tmp_path / "store" / "run"), "writer": "rank 0", "every": 4}
     first = Job("training.py", 2, [json.dumps({**plan, "steps": 9, "kill": [1, 7, "SIGKILL"], "wait": True})], RELIGHT_BACKGROUND="1")
     try:
         first.ranks[1].wait(250)
         first.ranks[0].kill()
         first.wait(20)
-        told = [first.told(rank) for rank in range(2)]
+        reports = [first.told(rank) for rank in range(2)]
     finally:
         first.close()
     again = run("training.py", 2, [json.dumps({**plan, "steps": 8})])
     for rank in range(2):
-        assert {"saved": 3, "error": None, "late": []} in told[rank]
-        expected, found = losses(told[rank]), losses(again[rank])
-        assert sorted(expected) == list(range(8)) and sorted(found) == [4, 5, 6, 7], rank
-        assert found == {step: expected[step] for step in found}, rank
-    assert losses(told[0]) != losses(told[1]), "each rank draws its own noise"
-    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [3, 7]
+        assert {"saved": 3, "error": None, "late": []} in reports[rank]
+        expected, repeated = losses(reports[rank]), losses(again[rank])
+        assert sorted(expected) == list(range(8)) and sorted(repeated) == [4, 5, 6, 7], rank
+        assert repeated == {step: expected[step] for step in repeated}, rank
+    assert losses(reports[0]) != losses(reports[1]), "each rank draws its own noise"
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] == [3, 7]
 
 
 def test_a_rank_that_dies_while_it_gives_is_named_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
-    """The others go on without saves; what was committed before restores, and nothing else is there."""
+    """The other ranks continue without saves. The last committed checkpoint restores, and no other one exists."""
     plan = {"layout": "same", "run": str(tmp_path / "store" / "run"), "steps": 5, "writer": "rank 0", "wait": True, "deadline_s": 60.0,
             "die_giving": [1, 3]}  # fmt: skip
     job = Job("training.py", 3, [json.dumps(plan)], RELIGHT_BACKGROUND="1")
     try:
         assert job.wait(250) == [0, -signal.SIGKILL, 0], job.said(0) + job.said(2)
         for rank in (0, 2):
-            saved = [one for one in job.told(rank) if "saved" in one]
+            saved = [report for report in job.told(rank) if "saved" in report]
             assert saved == [{"saved": 1, "error": None, "late": []}, {"saved": 3, "error": "late_ranks", "late": [1]}], job.said(rank)
     finally:
         job.close()
-    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [1]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] == [1]
     assert set(relight.load(tmp_path / "store" / "run")) == {"model", "optimizer", "scheduler", "rng"}
-    assert len([one for one in (tmp_path / "store" / "run").iterdir() if one.is_dir()]) == 2, "the log, and one checkpoint"
+    assert len([path for path in (tmp_path / "store" / "run").iterdir() if path.is_dir()]) == 2, "the log, and one checkpoint"

@@ -64,7 +64,7 @@ def steps_of(ckpt: relight.Checkpointer, model: torch.nn.Module, steps: int = 10
 
 
 def saved_steps(tmp_path: Path) -> list[int]:
-    return [one.step for one in relight.open(tmp_path / "s" / "run").checkpoints()]
+    return [checkpoint.step for checkpoint in relight.open(tmp_path / "s" / "run").checkpoints()]
 
 
 def test_saves_retention_metadata_and_storage(train: Run, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Ranks that find different things, or fail between two exchanges: all of them hear of it, and nobody waits for who has gone on."""
+"""If ranks have different results, or fail between two exchanges, all ranks raise, and none waits for a rank that has
+left."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from relight.store import LocalStore
 
 
 def outcomes(size: int, action: Any) -> list[Any]:
-    """What each rank's ``action(ranks)`` gives, or raises."""
+    """Return the result or the error of ``action(ranks)`` on each rank."""
 
     def one(world: ThreadGroup) -> Any:
         try:
@@ -30,30 +31,30 @@ def outcomes(size: int, action: Any) -> list[Any]:
 
 
 def test_an_error_of_rank_0_is_of_the_same_kind_on_all() -> None:
-    """Whoever catches it does so on every rank."""
+    """An error of one rank is raised on every rank, so each can catch it."""
 
     def missing() -> bytes:
         raise CheckpointNotFound("no checkpoint has a finite loss", hint="save one")
 
-    found = outcomes(3, lambda ranks: ranks.run_on_rank0(missing, "choosing"))
-    assert [type(one) for one in found] == [CheckpointNotFound] * 3
-    assert [one.hint for one in found] == ["save one"] * 3
+    result = outcomes(3, lambda ranks: ranks.run_on_rank0(missing, "choosing"))
+    assert [type(one) for one in result] == [CheckpointNotFound] * 3
+    assert [one.hint for one in result] == ["save one"] * 3
 
 
 @pytest.mark.parametrize("error", [ValueError("of the user's own"), MemoryError("none left"), StoreUnavailable("gone")])
 def test_what_one_rank_raises_all_hear_of(error: Exception) -> None:
-    """Also what is no error of Relight's: the others do not wait for who has left."""
+    """Errors that are not Relight's end the wait of other ranks too."""
 
     def action(ranks: Ranks) -> None:
         with raise_on_all_ranks(ranks, "trying"):
             if ranks.world.rank == 1:
                 raise error
 
-    found = outcomes(3, action)
-    assert found[1] is error
+    result = outcomes(3, action)
+    assert result[1] is error
     kind = type(error) if isinstance(error, RelightError) else SaveFailed
-    assert [type(one) for one in (found[0], found[2])] == [kind] * 2
-    assert all(str(error).splitlines()[0] in str(one) for one in found)
+    assert [type(one) for one in (result[0], result[2])] == [kind] * 2
+    assert all(str(error).splitlines()[0] in str(one) for one in result)
 
 
 @pytest.mark.parametrize("blind", [0, 1])
@@ -68,14 +69,14 @@ def test_a_rank_that_sees_no_run_does_not_make_all_begin_anew(tmp_path: Path, bl
         store = LocalStore(tmp_path / ("empty" if ranks.world.rank == blind else "store"))
         return resume(store, "run", {"model": torch.nn.Linear(2, 2)}, "latest", only=None, strict=True, rename=None, ranks=ranks)
 
-    found = outcomes(2, action)
-    assert [type(one) for one in found] == [StoreUnavailable] * 2, found
+    result = outcomes(2, action)
+    assert [type(one) for one in result] == [StoreUnavailable] * 2, result
 
 
 def test_all_ranks_begin_anew_where_there_is_no_run(tmp_path: Path) -> None:
-    """As one process does."""
+    """All ranks behave as a single process."""
 
     def action(ranks: Ranks) -> Any:
         return resume(LocalStore(tmp_path), "run", {"a": 1}, "latest", only=None, strict=True, rename=None, ranks=ranks)
 
-    assert [one.checkpoint for one in outcomes(2, action)] == [None, None]
+    assert [outcome.checkpoint for outcome in outcomes(2, action)] == [None, None]

@@ -1,4 +1,4 @@
-"""Nodes that protect each other: real ranks, an agent a node, kills, and a restore that no disk could give."""
+"""Peers: real ranks with one agent for each node, kills, and restores of bytes that no disk has."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ pytestmark = pytest.mark.distributed
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     torch.set_num_threads(1)
-    found = str(tmp_path / "store" / "run")
-    yield found
-    for pid in protected_ranks.agents(found, 8).values():
+    result = str(tmp_path / "store" / "run")
+    yield result
+    for pid in protected_ranks.agents(result, 8).values():
         os.kill(pid, signal.SIGKILL)
 
 
 def lose(url: str, nodes: set[int], world: int) -> None:
-    """Kill those nodes' agents, and take their ranks' packs from the disk."""
-    there = protected_ranks.agents(url, world)
-    assert there.keys() == set(range(world))
+    """Kill the agents of ``nodes`` and delete the packs of their ranks."""
+    agent_pids = protected_ranks.agents(url, world)
+    assert agent_pids.keys() == set(range(world))
     for node in nodes:
-        os.kill(there[node], signal.SIGKILL)
+        os.kill(agent_pids[node], signal.SIGKILL)
         for pack in Path(url).rglob(f"pack-{node:05d}-*"):
             pack.unlink()
     time.sleep(0.2)
@@ -49,41 +49,44 @@ def lose(url: str, nodes: set[int], world: int) -> None:
     ids=["two of four, parity", "one of three, fewer ranks then", "one of two, a copy, more ranks then"],
 )
 def test_lost_nodes_are_restored_from_the_others(url: str, world: int, peers: relight.Peers, lost: set[int], then: int) -> None:
-    """With their memory, their agents and their packs gone: every rank has the last save's bits, read from its peers' memory."""
-    told = protected_ranks.job(url, world, peers, 2)
-    assert all(one["held"] for _, one in told if "held" in one)
+    """After the loss of agents, memory and packs every rank restores the last save bit-exactly from its peers'
+    memory."""
+    saves = protected_ranks.job(url, world, peers, 2)
+    assert all(report["held"] for _, report in saves if "held" in report)
     lose(url, lost, world)
-    heard = dict(protected_ranks.job(url, then, peers, 0))
-    assert {one["start"] for one in heard.values()} == {2}
-    assert {one["digest"] for one in heard.values()} == {protected_ranks.expected(1)}, heard
-    assert {one["source"] for one in heard.values()} == {"peers"}, heard
+    restores = dict(protected_ranks.job(url, then, peers, 0))
+    assert {report["start"] for report in restores.values()} == {2}
+    assert {report["digest"] for report in restores.values()} == {protected_ranks.expected(1)}, restores
+    assert {report["source"] for report in restores.values()} == {"peers"}, restores
 
 
 def test_ranks_that_end_by_an_error_leave_their_agents_and_what_these_hold(url: str) -> None:
-    """One rank is killed, so the others' exchanges fail, and they end by an exception: the next life restores from memory, and a node that
-    is lost meanwhile from its peer's. Symptom: agents closed to each other, "Connection refused", as the run seemed to be over."""
+    """If one rank is killed, the others end by an exception. The next incarnation restores from memory, and the lost node from its peer.
+
+    Symptom: agents refused each other's connections, because the run seemed to be over.
+    """
     peers = relight.Peers(copies=1)
     protected_ranks.job(url, 2, peers, 1, raises=True)
     lose(url, {1}, 2)
-    heard = dict(protected_ranks.job(url, 2, peers, 0))
-    assert {one["digest"] for one in heard.values()} == {protected_ranks.expected(0)}
-    assert heard[1]["source"] == "peers", heard
+    restores = dict(protected_ranks.job(url, 2, peers, 0))
+    assert {report["digest"] for report in restores.values()} == {protected_ranks.expected(0)}
+    assert restores[1]["source"] == "peers", restores
 
 
 def test_more_losses_than_parity_fall_back_to_what_is_on_disk(url: str) -> None:
-    """Two of three are lost where one may be: what the disk has is restored, and nothing hangs."""
+    """If more nodes are lost than parity covers, the checkpoint on disk is restored without a hang."""
     peers = relight.Peers(data=2, parity=1)
     protected_ranks.job(url, 3, peers, 1)
-    there = protected_ranks.agents(url, 3)
+    agent_pids = protected_ranks.agents(url, 3)
     for node in (0, 1):
-        os.kill(there[node], signal.SIGKILL)
-    heard = dict(protected_ranks.job(url, 3, peers, 0))
-    assert {one["digest"] for one in heard.values()} == {protected_ranks.expected(0)}
-    assert {one["source"] for one in heard.values()} == {"store"}, heard
+        os.kill(agent_pids[node], signal.SIGKILL)
+    restores = dict(protected_ranks.job(url, 3, peers, 0))
+    assert {report["digest"] for report in restores.values()} == {protected_ranks.expected(0)}
+    assert {report["source"] for report in restores.values()} == {"store"}, restores
 
 
 def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path) -> None:
-    """Each with an error that says what to give instead."""
+    """Invalid options raise ConfigError."""
     for options in (
         {},
         {"copies": 0},
@@ -93,13 +96,13 @@ def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path) -> None:
         {"copies": 1, "bytes_per_second": 0},
     ):
         refuses(ConfigError, lambda options=options: relight.Peers(**options))
-    one = relight.Peers(copies=1)
-    refuses(ConfigError, lambda: relight.Checkpointer(tmp_path / "run", x=torch.zeros(1), peers=one, background=False))
+    copies = relight.Peers(copies=1)
+    refuses(ConfigError, lambda: relight.Checkpointer(tmp_path / "run", x=torch.zeros(1), peers=copies, background=False))
     refuses(ConfigError, lambda: relight.Checkpointer(tmp_path / "run", x=torch.zeros(1), peers="one"))  # type: ignore[arg-type]
 
 
 def test_one_rank_has_no_peers(tmp_path: Path) -> None:
-    """It is told, and trains on."""
+    """A single rank with ``peers=`` emits ``peers.failed`` and trains on."""
     before = relight.observe.counters["peers.failed"]
     with relight.Checkpointer(tmp_path / "run", x=torch.ones(3), peers=relight.Peers(copies=1), background=True) as ckpt:
         ckpt.restore()

@@ -1,4 +1,5 @@
-"""Rank 0 writes for all: the Checkpointer's calls on ranks that are threads, where errors, refusals and fallbacks are quick to try."""
+"""Rank 0 writes for all ranks: calls of the Checkpointer on ranks that are threads, with errors, refusals and
+fallbacks."""
 
 from __future__ import annotations
 
@@ -26,22 +27,25 @@ SIZE = 3
 
 @pytest.fixture
 def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Runs a function of the rank on each of them, which finds itself among the others."""
+    """Return a function that runs an action on each rank, in a thread with its own process group."""
     local = threading.local()
     monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
 
     def run(action: Callable[[int], Any], timeout_s: float = 20.0) -> list[Any]:
-        def one(world: ThreadGroup) -> Any:
+        def act(world: ThreadGroup) -> Any:
             local.world = world
             return action(world.rank)
 
-        return ThreadGroup.run(SIZE, one, timeout_s)
+        return ThreadGroup.run(SIZE, act, timeout_s)
 
     return run
 
 
 def make(path: Path, rank: int, value: float, **options: Any) -> relight.Checkpointer:
-    """A model that is the same on all ranks, and a large tensor of each rank's own. Ranks besides 0 cannot open the store."""
+    """Make a Checkpointer with an equal model on all ranks and a large tensor of each rank.
+
+    Only rank 0 can open the store.
+    """
     torch.manual_seed(0)
     model = torch.nn.Linear(5, 5)
     with torch.no_grad():
@@ -64,7 +68,7 @@ def held(ckpt: relight.Checkpointer) -> tuple[float, float, int]:
 
 
 def saved(path: Path, on_ranks: Callable[..., list[Any]], steps: int = 2) -> list[str]:
-    """Steps 0… with values that tell them."""
+    """Save ``steps`` steps with values that depend on the step. Return the ids."""
 
     def save(rank: int) -> list[str]:
         ids = []
@@ -81,34 +85,37 @@ def saved(path: Path, on_ranks: Callable[..., list[Any]], steps: int = 2) -> lis
                 ids.append(done.id)
         return ids
 
-    told = on_ranks(save)
-    assert told[0] == told[1] == told[2]
-    return told[0]
+    ids_of_ranks = on_ranks(save)
+    assert ids_of_ranks[0] == ids_of_ranks[1] == ids_of_ranks[2]
+    return ids_of_ranks[0]
 
 
 def test_each_rank_gets_its_own_back(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
-    """Latest, a step, a tag, an id, best: whatever rank 0 finds, on all of them; retention and tags are kept as for one process."""
+    """All ranks restore what rank 0 finds by latest, step, tag, id or best.
+
+    Retention and tags work as for one process.
+    """
     ids = saved(tmp_path / "s" / "run", on_ranks)
 
     def restore(rank: int) -> list[Any]:
-        found = []
+        states = []
         for which in ("latest", 0, "at-0", ids[0], "best"):
             ckpt = make(tmp_path / "s" / "run", rank, -1.0, save=relight.best("loss"))
             start = ckpt.restore(which)
-            found.append((start, *held(ckpt)))
+            states.append((start, *held(ckpt)))
             ckpt.close(save=False)
-        return found
+        return states
 
-    for rank, found in enumerate(on_ranks(restore)):
+    for rank, states in enumerate(on_ranks(restore)):
         first, second = (1, 0.0, 0.0 + rank, rank), (2, 10.0, 10.0 + rank, rank)
-        assert found == [second, first, first, first, second], rank
+        assert states == [second, first, first, first, second], rank
     root = relight.open(tmp_path / "s" / "run")
-    assert [one.id for one in root.checkpoints()] == ids
+    assert [checkpoint.id for checkpoint in root.checkpoints()] == ids
     assert relight.load(tmp_path / "s" / "run")["own"]["number"] == 0
 
 
 def test_one_process_and_ranks_that_all_read_restore_it(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
-    """A checkpoint of one part: rank r takes what rank r had."""
+    """From a checkpoint of one part, rank r restores the state of rank r."""
     saved(tmp_path / "s" / "run", on_ranks)
 
     def restore(rank: int) -> Any:
@@ -120,7 +127,10 @@ def test_one_process_and_ranks_that_all_read_restore_it(tmp_path: Path, on_ranks
 
 
 def test_damage_found_by_rank_0_sends_all_to_the_older(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
-    """Also where it is found when half of it was dealt out; asked for by name, it is an error of the same kind on all."""
+    """All ranks restore the older checkpoint, also if the damage is found after half of it was sent.
+
+    By name it is the same error on all ranks.
+    """
     ids = saved(tmp_path / "s" / "run", on_ranks)
     pack = next((tmp_path / "s" / "run").glob(f"*{ids[1]}*/pack*"))
     data = bytearray(pack.read_bytes())
@@ -137,7 +147,7 @@ def test_damage_found_by_rank_0_sends_all_to_the_older(tmp_path: Path, on_ranks:
 
 
 def test_what_does_not_fit_one_rank_is_refused_by_all(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
-    """Before anything is sent."""
+    """All ranks refuse a state that does not fit one rank, before any tensor is sent."""
     saved(tmp_path / "s" / "run", on_ranks, steps=1)
 
     def restore(rank: int) -> str:
@@ -153,7 +163,7 @@ def test_what_does_not_fit_one_rank_is_refused_by_all(tmp_path: Path, on_ranks: 
 
 
 def test_a_fresh_run_is_fresh_on_all(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
-    """Nothing there: step 0; a name that is not there is an error on all."""
+    """In an empty run all ranks start at step 0. A missing name is an error on all ranks."""
 
     def restore(rank: int) -> int:
         ckpt = make(tmp_path / "s" / "run", rank, -1.0)
@@ -167,7 +177,7 @@ def test_a_fresh_run_is_fresh_on_all(tmp_path: Path, on_ranks: Callable[..., lis
 def test_a_full_disk_is_told_to_all_and_the_next_save_is_made(
     tmp_path: Path, on_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error's kind is the same; nothing is left behind; the ranks have not lost each other."""
+    """All ranks get the same kind of error, no file is left, and the next save succeeds."""
     full = [True]
     usual = LocalStore.write
 
@@ -187,14 +197,14 @@ def test_a_full_disk_is_told_to_all_and_the_next_save_is_made(
         ckpt.close(save=False)
         return [first.error.kind if first.error else None, second.error.kind if second.error else None, first.error.what]  # type: ignore[union-attr]
 
-    told = on_ranks(save)
-    assert [one[:2] for one in told] == [["no_space", None]] * SIZE
-    assert told[1][2] == "rank 0: the disk is full"
-    assert [one.step for one in relight.open(tmp_path / "s" / "run").checkpoints()] == [1]
+    results = on_ranks(save)
+    assert [result[:2] for result in results] == [["no_space", None]] * SIZE
+    assert results[1][2] == "rank 0: the disk is full"
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "s" / "run").checkpoints()] == [1]
 
 
 def test_a_superseded_job_is_told_so_on_every_rank(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
-    """Fenced is raised by all, as each could never save again."""
+    """All ranks raise Fenced."""
 
     def save(rank: int) -> str:
         ckpt = make(tmp_path / "s" / "run", rank, 1.0)
@@ -209,19 +219,22 @@ def test_a_superseded_job_is_told_so_on_every_rank(tmp_path: Path, on_ranks: Cal
 
 
 def test_a_store_that_rank_0_cannot_open_is_an_error_on_all(on_ranks: Callable[..., list[Any]]) -> None:
-    """At once: nobody waits for a rank that has given up."""
+    """All ranks raise at once; none waits for the failed rank."""
 
     def start(rank: int) -> str:
         with pytest.raises(relight.RelightError) as caught:
             relight.Checkpointer("nowhere://x/run", model=torch.nn.Linear(2, 2), writer="rank 0", signals=False)
         return caught.value.what
 
-    told = on_ranks(start)
-    assert all("no store for nowhere" in one for one in told)
+    messages = on_ranks(start)
+    assert all("no store for nowhere" in message for message in messages)
 
 
 def test_a_rank_that_is_gone_costs_the_save_and_no_more(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
-    """Both sides of the gathering wait for the deadline, and name whom they waited for; training goes on, without saves."""
+    """Both sides of the gathering wait until the deadline and name the missing ranks.
+
+    Training continues without saves.
+    """
 
     def save(rank: int) -> Any:
         ckpt = make(tmp_path / "s" / "run", rank, 1.0, limits=relight.Limits(deadline_s=1.0))
@@ -236,13 +249,13 @@ def test_a_rank_that_is_gone_costs_the_save_and_no_more(tmp_path: Path, on_ranks
         assert isinstance(failed.error, RankTimeout) and isinstance(again.error, RankTimeout)
         return failed.error.ranks
 
-    told = on_ranks(save, 1.0)
-    assert told[0] == (1,) and told[2] == (0,)
-    assert [one.step for one in relight.open(tmp_path / "s" / "run").checkpoints()] == [0]
+    results = on_ranks(save, 1.0)
+    assert results[0] == (1,) and results[2] == (0,)
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "s" / "run").checkpoints()] == [0]
 
 
 def test_a_tensor_without_elements_that_rank_0_does_not_hold(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
-    """Beside small ones that others hold: nothing is asked for."""
+    """An empty tensor of another rank needs no request, also next to small tensors."""
 
     def save(rank: int) -> None:
         model = torch.nn.Linear(3, 3)
@@ -256,25 +269,26 @@ def test_a_tensor_without_elements_that_rank_0_does_not_hold(tmp_path: Path, on_
             assert saved.done and saved.error is None, saved.error
 
     on_ranks(save)
-    found = relight.load(tmp_path / "s" / "run")["model"]
-    assert found["none"].shape == (0, 4) and bool(found["one"] == 1) and found["more.weight"].shape == (2, 2)
+    model_of_run = relight.load(tmp_path / "s" / "run")["model"]
+    assert model_of_run["none"].shape == (0, 4) and bool(model_of_run["one"] == 1) and model_of_run["more.weight"].shape == (2, 2)
 
 
 def test_ranks_must_be_given_the_same_writer(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
-    """Else some would wait for what others never do; and it is one of two words."""
+    """Different or invalid values of ``writer=`` are refused: with different ones, ranks would wait for each other
+    forever."""
 
     def start(rank: int) -> str:
         with pytest.raises(relight.ConfigError) as caught:
             make(tmp_path / "s" / "run", rank, 1.0, writer="rank 0" if rank else "every rank")
         return caught.value.what
 
-    assert all("writer= is 'every rank' on rank 0, and 'rank 0' on rank 1" in one for one in on_ranks(start))
+    assert all("writer= is 'every rank' on rank 0, and 'rank 0' on rank 1" in message for message in on_ranks(start))
     with pytest.raises(relight.ConfigError, match="writer="):
         relight.Checkpointer(tmp_path / "s" / "run", model=torch.nn.Linear(2, 2), writer="rank 1", signals=False)
 
 
 def test_alone_it_means_nothing(tmp_path: Path) -> None:
-    """One process is rank 0."""
+    """``writer=`` has no effect in a single process."""
     with relight.Checkpointer(tmp_path / "s" / "run", x=torch.ones(3), writer="rank 0", signals=False) as ckpt:
         ckpt.save(0)
     assert RANKS not in relight.open(tmp_path / "s" / "run").run().view().records[-1].body.__struct_fields__
@@ -282,14 +296,17 @@ def test_alone_it_means_nothing(tmp_path: Path) -> None:
 
 
 def test_a_part_that_does_not_hold_what_each_rank_had_is_refused(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
-    """A root that counts other ranks than the tree has; a number no job has is a caller's own word, and means nothing."""
+    """A root with another count of ranks than its tree is refused.
+
+    A value that no job writes is a user's metadata and is ignored.
+    """
     saved(tmp_path / "s" / "run", on_ranks, steps=1)
     run = relight.open(tmp_path / "s" / "run").run()
     view = run.view()
     opened = open_checkpoint(run.store, run.name, run.history().live[-1], store_id=view.store_id, run_id=view.run_id)
     tree = decode_tree(opened.parts[0].tree, len(opened.parts[0].tensors), "here")
     common, own = apart(opened.root, tree, "here")
-    assert "rank" not in common and len(own) == SIZE and [one["own"]["number"] for one in own] == [0, 1, 2]
+    assert "rank" not in common and len(own) == SIZE and [state["own"]["number"] for state in own] == [0, 1, 2]
     for count in (2, 4, 10_000):
         with pytest.raises(relight.UnsafeContent, match=f"{count} ranks"):
             apart(msgspec.structs.replace(opened.root, user={RANKS: count}), tree, "here")

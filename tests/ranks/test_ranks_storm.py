@@ -17,5 +17,5 @@ def test_the_others_train_on_and_nothing_is_lost() -> None:
     script = Path(__file__).with_name("storm.py")
     done = subprocess.run([sys.executable, str(script), "--count", "1", "--seed", "104"], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    assert found["violations"] == [] and sum(found["trials"].values()) == 1
+    result = json.loads(done.stdout)
+    assert result["violations"] == [] and sum(result["trials"].values()) == 1

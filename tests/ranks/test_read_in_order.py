@@ -35,10 +35,10 @@ def test_a_commit_between_two_ranks_looks_is_no_error(tmp_path: Path, monkeypatc
             if self._store is stores[0]:
                 other_looked.wait(1.0)
                 save(tmp_path / "run", 2)
-            found = super().read(*words)
+            result = super().read(*words)
             if self._store is stores[1]:
                 other_looked.set()
-            return found
+            return result
 
     monkeypatch.setattr(truncated, "Log", Timed)
     held = [{"x": torch.zeros(4)} for _ in range(2)]
@@ -46,9 +46,9 @@ def test_a_commit_between_two_ranks_looks_is_no_error(tmp_path: Path, monkeypatc
     def restore(rank: int) -> int:
         ranks = Ranks(both[rank], (), 30.0)
         ranks.split(held[rank])
-        found = resume.resume(stores[rank], "run", held[rank], "latest", only=None, strict=True, rename=None, ranks=ranks)
-        assert found.checkpoint is not None
-        return found.checkpoint.step
+        result = resume.resume(stores[rank], "run", held[rank], "latest", only=None, strict=True, rename=None, ranks=ranks)
+        assert result.checkpoint is not None
+        return result.checkpoint.step
 
     with ThreadPoolExecutor(2) as pool:
         steps = list(pool.map(restore, range(2)))

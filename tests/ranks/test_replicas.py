@@ -1,4 +1,7 @@
-"""Ranks that should hold the same: what differs is named, whoever it is, and what was saved then is suspect."""
+"""Replicas must hold equal tensors.
+
+A difference is reported with its tensor and rank, and the checkpoint is suspect.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ from relight.store import LocalStore
 
 
 def model_of(rank: int, odd: dict[int, str], dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """The same on every rank, but for one bit in a tensor of some."""
-    generator = torch.Generator().manual_seed(0)  # the ranks are threads, the usual one is theirs together
+    """Return a model that is equal on all ranks, except one bit in a tensor of some."""
+    generator = torch.Generator().manual_seed(0)  # the ranks are threads and share the default generator
     model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 3)).to(dtype)
     for parameter in model.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
@@ -40,7 +43,7 @@ def model_of(rank: int, odd: dict[int, str], dtype: torch.dtype = torch.float32)
 
 
 def suspects(world: int, odd: dict[int, str], saves: int = 1, late: bool = False, dtype: torch.dtype = torch.float32) -> list[str]:
-    """What is said of each of so many captures; ``late``: the bit flips behind the first."""
+    """Return the message of each capture. ``late``: the bit flips after the first."""
 
     def rank(one: ThreadGroup) -> list[str]:
         ranks = Ranks(one, (), 20.0)
@@ -54,19 +57,19 @@ def suspects(world: int, odd: dict[int, str], saves: int = 1, late: bool = False
         return said
 
     found = ThreadGroup.run(world, rank)
-    assert all(one == found[0] for one in found), "every rank comes to the same"
+    assert all(one == found[0] for one in found), "all ranks have the same result"
     return found[0]
 
 
 def test_equal_replicas_are_not_suspect() -> None:
-    """No false alarm, at the first save and later."""
+    """Equal replicas cause no alarm, at the first save and later."""
     assert suspects(3, {}, saves=4) == [""] * 4
 
 
 @pytest.mark.parametrize("name", ["0.weight", "1.bias"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_bit_is_enough(name: str, dtype: torch.dtype) -> None:
-    """The tensor and the rank are named, by a majority of the others."""
+    """The tensor and the rank that differs from the majority are named."""
     before = counters["replicas.differ"]
     (said,) = suspects(3, {1: name}, dtype=dtype)
     assert said == f"model/{name} on rank 1 is not what it is on 0, 2"
@@ -74,18 +77,18 @@ def test_one_bit_is_enough(name: str, dtype: torch.dtype) -> None:
 
 
 def test_two_ranks_have_no_majority() -> None:
-    """Both are named."""
+    """If two ranks differ from each other, both are named."""
     assert suspects(2, {1: "0.bias"}) == ["model/0.bias is not the same on ranks 0, 1"]
 
 
 def test_what_changes_later_is_found_in_turns() -> None:
-    """Small states are compared whole each time."""
+    """Small states are compared completely at each save."""
     assert suspects(3, {2: "0.weight"}, saves=3, late=True) == ["", *["model/0.weight on rank 2 is not what it is on 0, 1"] * 2]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_sums_see_any_single_change(seed: int) -> None:
-    """Random bytes of any length, one of them changed."""
+    """A changed byte changes the digest, for random bytes of any length."""
     rng = random.Random(seed)
     for _ in range(300):
         data = torch.tensor(list(rng.randbytes(rng.randint(1, 70))), dtype=torch.uint8)
@@ -98,7 +101,7 @@ def test_sums_see_any_single_change(seed: int) -> None:
 
 
 def test_sums_are_of_the_bytes_however_they_lie() -> None:
-    """In order, transposed, at odd places in memory, as a plain run of bytes."""
+    """The digest is the same for contiguous, transposed and unaligned tensors, and for their bytes."""
     data = torch.arange(1009, dtype=torch.int16)
     wide = torch.arange(1000, dtype=torch.float32).view(10, 100)
     odd = torch.cat([torch.zeros(3, dtype=torch.int16), data])[3:]
@@ -107,13 +110,13 @@ def test_sums_are_of_the_bytes_however_they_lie() -> None:
 
 
 def test_the_odd_ones_are_those_in_the_minority() -> None:
-    """By tensor."""
+    """Differences are grouped by tensor."""
     told = {0: [("a", 1), ("b", 5)], 1: [("a", 1), ("b", 6)], 4: [("a", 2), ("b", 5)]}
     assert differences(told) == [ReplicaDifference("a", (4,), (0, 1, 4)), ReplicaDifference("b", (1,), (0, 1, 4))]
 
 
 def test_a_suspect_checkpoint_is_marked_and_passed_over(tmp_path: Path) -> None:
-    """In ls, show and log; ``latest`` takes the one before it, and says so; by its id it is restored."""
+    """A suspect checkpoint is marked in ls, show and log. ``latest`` skips it with a message; its id restores it."""
     url = str(tmp_path / "store")
     attempt = Attempt.begin(LocalStore(url), "run")
 
@@ -134,18 +137,18 @@ def test_a_suspect_checkpoint_is_marked_and_passed_over(tmp_path: Path) -> None:
         return made
 
     newest = ThreadGroup.run(3, rank)[0]
-    assert [one.body.suspect for one in relight.open(f"{url}/run").checkpoints()] == [False, True]
+    assert [checkpoint.body.suspect for checkpoint in relight.open(f"{url}/run").checkpoints()] == [False, True]
     before = counters["restore.skipped"]
     model = model_of(0, {})
     ckpt = relight.Checkpointer(f"{url}/run", model=model, signals=False, background=False)
-    assert ckpt.restore() == 1, "the one before the suspect one"
+    assert ckpt.restore() == 1, "the checkpoint before the suspect one"
     assert counters["restore.skipped"] == before + 1
     assert ckpt.restore(newest) == 2
     ckpt.close(save=False)
-    assert "model/0.bias on rank 1 is not what it is on 0, 2" in told("show", f"{url}/run@{newest}")
-    assert [one["suspect"] for one in json.loads(told("ls", f"{url}/run", "--json"))] == [False, True]
+    assert "model/0.bias on rank 1 is not what it is on 0, 2" in printed("show", f"{url}/run@{newest}")
+    assert [checkpoint["suspect"] for checkpoint in json.loads(printed("ls", f"{url}/run", "--json"))] == [False, True]
 
 
-def told(*arguments: str) -> str:
-    """What a command prints."""
+def printed(*arguments: str) -> str:
+    """Run a command and return its output."""
     return subprocess.run([sys.executable, "-m", "relight", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout

@@ -1,4 +1,7 @@
-"""Another number of ranks: those that the script has seeded alike draw alike, as ranks must that share a layer; all others do not."""
+"""Another number of ranks: ranks that the script seeded alike draw equal numbers, as ranks that share a layer must.
+
+Others do not.
+"""
 
 from __future__ import annotations
 
@@ -14,46 +17,51 @@ from relight.checkpointer.rng_groups import reseed_plan, sources
 
 
 def drawn(tmp_path: Path, world: int, alike: int, writer: str, name: str = "store") -> list[dict[str, Any]]:
-    """What each rank of a start drew."""
-    return [one[0] for one in run("seeding.py", world, [json.dumps({"run": f"{tmp_path / name}/run", "alike": alike, "writer": writer})])]
+    """Start a job and return the numbers that each rank drew."""
+    return [
+        reports[0]
+        for reports in run("seeding.py", world, [json.dumps({"run": f"{tmp_path / name}/run", "alike": alike, "writer": writer})])
+    ]
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("writer", ["every rank", pytest.param("rank 0", marks=pytest.mark.slow)])
 def test_ranks_that_share_a_layer_go_on_alike(tmp_path: Path, writer: str) -> None:
-    """From one pair to two, to none, and back: pairs draw the same, strangers do not, and what was left to chance stays everybody's own."""
+    """From one pair to two pairs, to none, and back: pairs draw equal numbers, other ranks do not, and unseeded
+    generators stay different."""
     seen: dict[str, list[float]] = {"torch": [], "mine": [], "python": []}
     for number, (world, alike) in enumerate([(2, 2), (4, 2), (2, 1), (4, 2), (1, 1), (2, 2)]):
-        told = drawn(tmp_path, world, alike, writer)
-        assert [one["start"] for one in told] == [number] * world
+        reports = drawn(tmp_path, world, alike, writer)
+        assert [report["start"] for report in reports] == [number] * world
         for name in ("torch", "mine"):
-            groups = [{one[name] for one in told[at : at + alike]} for at in range(0, world, alike)]
-            assert all(len(one) == 1 for one in groups) and len(set.union(*groups)) == len(groups), (number, name, told)
-            seen[name] += [next(iter(one)) for one in groups]
-        assert len({one["python"] for one in told}) == world
-        seen["python"] += [one["python"] for one in told]
+            groups = [{report[name] for report in reports[first : first + alike]} for first in range(0, world, alike)]
+            assert all(len(group) == 1 for group in groups) and len(set.union(*groups)) == len(groups), (number, name, reports)
+            seen[name] += [next(iter(group)) for group in groups]
+        assert len({report["python"] for report in reports}) == world
+        seen["python"] += [report["python"] for report in reports]
     for name, numbers in seen.items():
-        assert len(set(numbers)) == len(numbers), f"{name}: nobody draws what was drawn before"
+        assert len(set(numbers)) == len(numbers), f"{name}: no number is drawn twice"
 
 
 def test_who_was_there_goes_on_and_who_was_not_begins_anew() -> None:
-    """By each generator alone: ranks 0 and 1 share torch's seed, and 2 and 3; Python's is everybody's own."""
+    """Each generator is treated separately: ranks 0 and 1, and 2 and 3, share torch's seed, and Python's seed differs
+    on all."""
     alike = [{"torch": "ab"[rank // 2], "python": str(rank)} for rank in range(4)]
     assert sources(alike, 2) == [{"torch": 0, "python": 0}, {"torch": 0, "python": 1}, {"torch": 0, "python": 0}, {"torch": 0, "python": 1}]
     now = [{"torch": "x", "python": "yz"[rank % 2]} for rank in range(4)]
     assert reseed_plan(alike, now) == [{}, {}, {"torch": 2, "python": 2}, {"torch": 2, "python": 3}]
-    assert [one["torch"] for one in sources(alike, 3)][2:] == [2, 2]
+    assert [source["torch"] for source in sources(alike, 3)][2:] == [2, 2]
     assert sources([], 3) == reseed_plan([], []) == []
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_alike_is_alike_and_nothing_else_is(seed: int) -> None:
-    """Whatever the groups, and whoever was alike before: in the end two ranks are alike if, and only if, they are seeded alike."""
+    """For any groups before and now, two ranks draw equal numbers exactly if they are seeded alike."""
     rng = random.Random(seed)
     world, saved = rng.randrange(1, 9), rng.randrange(1, 9)
     alike = [{"torch": str(rng.randrange(4))} for _ in range(world)]
     before = [rng.randrange(3) for _ in range(saved)]
-    now = [{"torch": str(before[one["torch"]])} for one in sources(alike, saved)]
+    now = [{"torch": str(before[source["torch"]])} for source in sources(alike, saved)]
     found = [(now[rank]["torch"], one.get("torch")) for rank, one in enumerate(reseed_plan(alike, now))]
     for one in range(world):
         for other in range(world):

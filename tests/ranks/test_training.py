@@ -52,10 +52,10 @@ def test_an_interrupted_run_ends_as_the_other(tmp_path: Path, layout: str, world
     assert 2 <= start <= 7
     for rank in range(world):
         expected = losses(straight[rank])
-        found = losses(again[rank])
-        assert sorted(found) == list(range(start, 11))
-        assert found == {step: expected[step] for step in found}, f"rank {rank}"
-    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()][-1] == 10
+        result = losses(again[rank])
+        assert sorted(result) == list(range(start, 11))
+        assert result == {step: expected[step] for step in result}, f"rank {rank}"
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()][-1] == 10
     for _, findings in relight.open(tmp_path / "store" / "run").verify():
         assert findings == []
 
@@ -84,9 +84,9 @@ def test_ranks_that_store_less(tmp_path: Path, writer: str) -> None:
         assert losses(again[rank]) == {step: expected[step] for step in range(again[0][0]["start"], 14)}
     there = relight.open(tmp_path / "store" / "run")
     assert all(findings == [] for _, findings in there.verify())
-    bodies = [one.body for one in there.checkpoints()]
+    bodies = [checkpoint.body for checkpoint in there.checkpoints()]
     assert bodies[-1].new_bytes < bodies[-1].logical_bytes or bodies[-1].requires
-    assert {donor for one in bodies for donor in one.requires} <= {one.id for one in bodies}
+    assert {donor for body in bodies for donor in body.requires} <= {body.id for body in bodies}
     assert len(bodies) <= 3 + 2  # what is kept, and what that needs
 
 
@@ -125,4 +125,4 @@ def test_a_signal_to_one_rank_ends_all_of_them_behind_a_save(tmp_path: Path) -> 
     finally:
         job.close()
     assert last[0] == last[1]
-    assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [last[0]]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] == [last[0]]

@@ -1,4 +1,4 @@
-"""When several ranks save: all of them at the same step, whoever asked."""
+"""Several ranks save at the same step, whichever rank requested the save."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relight.policy.triggers import Trigger
 
 
 class AskedAt(Trigger):
-    """Due at some steps, on the ranks that are given them."""
+    """A trigger that is due at the given steps of the given ranks."""
 
     def __init__(self, steps: set[int]) -> None:
         self.steps = steps
@@ -31,7 +31,7 @@ def facts(step: int) -> TriggerInput:
 
 
 def test_steps_tell_every_rank_by_themselves() -> None:
-    """At exactly the step, though nothing was exchanged for it."""
+    """A step trigger saves at exactly its step on all ranks, without an exchange."""
 
     def rank(world: ThreadGroup) -> list[str | None]:
         ranks = Ranks(world, (), 5.0)
@@ -43,7 +43,7 @@ def test_steps_tell_every_rank_by_themselves() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_one_rank_asks_for_is_done_by_all_at_the_next_step(seed: int) -> None:
-    """Random steps on random ranks: every rank saves at the steps behind those, and at no other."""
+    """For random steps on random ranks every rank saves one step later, and at no other step."""
     rng = random.Random(seed)
     asked = [{step for step in range(30) if rng.random() < 0.1} for _ in range(4)]
 
@@ -60,7 +60,7 @@ def test_what_one_rank_asks_for_is_done_by_all_at_the_next_step(seed: int) -> No
 
 
 def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
-    """SIGTERM, with a step's delay; the others end as if they had got it. SIGUSR1 only saves."""
+    """After SIGTERM to one rank all ranks save and end one step later. SIGUSR1 only saves."""
 
     def rank(world: ThreadGroup) -> list[tuple[str | None, bool]]:
         ranks, signals = Ranks(world, (), 5.0), SignalHandlers(lambda name: None)
@@ -81,7 +81,7 @@ def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
 
 
 def test_a_rank_without_memory_puts_the_save_off_for_all() -> None:
-    """Until it has some; then one save is made for all that came due."""
+    """While one rank has no memory, saves are postponed on all ranks. Then one save replaces all due ones."""
     before = counters["save.coalesced"]
 
     def rank(world: ThreadGroup) -> list[int]:
@@ -120,7 +120,7 @@ def test_a_save_that_takes_the_last_memory_puts_the_next_one_off() -> None:
 
 
 def test_a_postponed_save_has_the_step_at_which_it_was_due() -> None:
-    """Its reason names the step, if it is taken at a step at which none is due."""
+    """The reason of a postponed save names the step at which it was due."""
 
     def rank(world: ThreadGroup) -> list[tuple[int, str]]:
         ranks, found = Ranks(world, (), 5.0), []
@@ -133,7 +133,7 @@ def test_a_postponed_save_has_the_step_at_which_it_was_due() -> None:
 
 
 def test_lost_ranks_stop_saves_and_not_training() -> None:
-    """A rank that stays away is named once; the others train on, and no call of theirs waits again."""
+    """A missing rank is named once. The other ranks train on, and their later calls do not wait."""
     before = counters["ranks.late"]
 
     def rank(world: ThreadGroup) -> list[str | None]:
@@ -147,7 +147,7 @@ def test_lost_ranks_stop_saves_and_not_training() -> None:
 
 
 def test_an_adaptive_schedule_of_rank_0_is_everybody_s() -> None:
-    """Rank 0 alone has an interval; all save at the same steps, one behind those at which it was over, and nowhere else."""
+    """Only rank 0 has an interval. All ranks save one step after it has elapsed, and at no other step."""
 
     def rank(world: ThreadGroup) -> list[int]:
         ranks, trigger = Ranks(world, (), 5.0), relight.adaptive()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import gc
@@ -10,6 +9,7 @@ import os
 import random
 
 import pytest
+from tests.descriptors import new_descriptors, open_descriptors
 
 from relight.snapshot import sample_reader
 from relight.snapshot.sample_reader import SampleReader
@@ -65,22 +65,13 @@ def test_a_call_that_gives_less(monkeypatch: pytest.MonkeyPatch, answer: int) ->
     assert reader.read() == wanted(addresses, lengths)
 
 
-def held_open() -> int:
-    """Return the number of open sample memfds of this process."""
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
-            count += "relight-samples" in os.readlink(f"/proc/self/fd/{name}")
-    return count
-
-
 def test_nothing_is_left_open() -> None:
-    """Close the memfd of a reader that is no longer referenced."""
+    """A reader that is deleted closes its memfd."""
     _, addresses, lengths = places(10)
     gc.collect()
-    before = held_open()
+    before = open_descriptors("relight-samples")
     readers = [SampleReader(addresses, lengths, WIDTH) for _ in range(20)]
-    assert held_open() == before + 20
+    assert len(open_descriptors("relight-samples") - before) == 20
     readers.clear()
     gc.collect()
-    assert held_open() == before
+    assert not new_descriptors(before, target="relight-samples")

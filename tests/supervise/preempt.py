@@ -1,8 +1,8 @@
-"""``make preempt``: the machine is wanted back at 50 random moments for each of 30, 5 and 1 s of grace, with saves that fit and saves that do not.
+"""``make preempt``: preemption at 50 random moments for each grace period of 30, 5 and 1 s, with saves that fit and saves that do not.
 
-The job gets SIGTERM; after the grace all its processes are gone, the agent's too. Is what the exit code says of the store so: 75, the last
-step is stored; 76, it is not? Was it stored whenever it plainly fitted, did the job end soon where it plainly did not, is the newest
-checkpoint whole, and does the next life begin behind it?
+The job gets SIGTERM; after the grace period all its processes are killed, also the agent. These must hold: exit code 75 means
+that the last step is stored, 76 that it is not. The step is stored if a save clearly fits, and the job ends early if it clearly
+does not. The newest checkpoint verifies, and the next attempt begins after it.
 """
 
 from __future__ import annotations
@@ -37,62 +37,62 @@ BALLAST = 2_000_000
 
 
 class Moment(NamedTuple):
-    """What is planned."""
+    """The plan of one preemption."""
 
     grace_s: float
     save_s: float
-    """How long a save takes, by the speed that it is allowed."""
+    """Seconds that a save takes at its permitted speed."""
     every: int
     wait_s: float
-    """From the first save's end; or, where there is none yet, from the first step."""
+    """Seconds to wait after the first save or, if ``early``, after the first step."""
     early: bool
-    """Before any save has shown how long one takes."""
+    """Whether the signal comes before any save has finished."""
 
 
 def plan_of(rng: random.Random, grace_s: float) -> Moment:
-    """Most saves fit, some cannot."""
+    """Draw a plan. Most saves fit into the grace period, some do not."""
     save_s = grace_s * (rng.uniform(0.05, 0.4) if rng.random() < 0.65 else rng.uniform(1.2, 1.6))
     every = max(5, int(1.5 * save_s / STEP_S))
     return Moment(grace_s, save_s, every, rng.uniform(0.0, 1.5 * every * STEP_S), rng.random() < 0.2)
 
 
 class Outcome(NamedTuple):
-    """What came of it."""
+    """The outcome of one preemption."""
 
     code: int | None
-    """None: it was killed."""
+    """Exit code; None: the job was killed."""
     took_s: float
-    """From SIGTERM to its end."""
+    """Seconds from SIGTERM to the job's end."""
     first: int
-    """The first step of this life."""
+    """The first step of this attempt."""
     last: int
-    """The last one."""
+    """The last step of this attempt."""
     stored: int
-    """The newest that is stored; −1: none."""
+    """The newest stored step; −1: none."""
     longest_s: float
-    """Of its saves, those that were durable when the signal came; infinite if none was."""
+    """Seconds of the longest save that was durable before the signal; infinite if there was none."""
     begun: bool
-    """Whether a save was under way when the signal came."""
+    """Whether a save was in progress when the signal came."""
     said: str
 
 
 def stored(folder: Path) -> int:
-    """The newest step that is a checkpoint."""
+    """Return the newest step with a checkpoint, or −1."""
     try:
         live = fold(Log(open_bytes(folder / "store"), "run").read()).live
     except RelightError:
         return -1
-    return max((one.step for one in live), default=-1)
+    return max((checkpoint.step for checkpoint in live), default=-1)
 
 
 def steps(folder: Path) -> list[int]:
-    """All that were ended, as they came."""
+    """Return all completed steps in order."""
     out = folder / "out"
     return [int(line.split()[0]) for line in out.read_text().splitlines()] if out.exists() else []
 
 
 def play(moment: Moment, folder: Path, number: int) -> Outcome:
-    """One life, to its end."""
+    """Run one attempt to its end."""
     (folder / "hosts").write_text(f"127.0.0.1 localhost host{number}\n")
     (folder / "plan.json").write_text("[]")
     (folder / "trace").mkdir(exist_ok=True)
@@ -136,16 +136,16 @@ def play(moment: Moment, folder: Path, number: int) -> Outcome:
 
 
 def wrong_with(moment: Moment, outcome: Outcome, there: int) -> list[str]:
-    """All that is not as it should be. ``there``: the newest step that was stored before this life."""
+    """Return the violations. ``there``: the newest step that was stored before this attempt."""
     wrong = []
     if outcome.first != there + 1:
-        wrong.append(f"step {there} was stored, and the life began at {outcome.first}")
+        wrong.append(f"step {there} was stored, and the attempt began at {outcome.first}")
     if outcome.code not in (75, 76, None):
         wrong.append(f"exit code {outcome.code}")
     if outcome.code == 75 and outcome.stored != outcome.last:
-        wrong.append(f"it says that the last step is stored, which is {outcome.last}: {outcome.stored} is")
-    if outcome.code == 76 and outcome.stored >= outcome.last and not outcome.begun:  # else it was made in what was left behind the exit
-        wrong.append(f"it says that the last step is not stored, which is {outcome.last}, and is")
+        wrong.append(f"exit code 75, but the last step is {outcome.last} and the newest stored step is {outcome.stored}")
+    if outcome.code == 76 and outcome.stored >= outcome.last and not outcome.begun:  # a begun save may finish after the exit
+        wrong.append(f"exit code 76, but the last step {outcome.last} is stored")
     least = 2 * outcome.longest_s if outcome.begun else outcome.longest_s
     has = moment.grace_s - kept_back(moment.grace_s) - 3 * STEP_S
     if outcome.code != 75 and 1.5 * least < has:
@@ -158,7 +158,7 @@ def wrong_with(moment: Moment, outcome: Outcome, there: int) -> list[str]:
 
 
 def whole(folder: Path) -> str:
-    """What is wrong with the newest checkpoint, if anything."""
+    """Return what is wrong with the newest checkpoint; empty if it verifies."""
     if stored(folder) < 0:
         return ""
     command = [sys.executable, "-m", "relight", "verify", str(folder / "store" / "run"), "latest"]
@@ -167,7 +167,7 @@ def whole(folder: Path) -> str:
 
 
 def main() -> int:
-    """Exit code 1 if anything was wrong, 77 if nothing could be tried."""
+    """Run all preemptions. Exit code 1: a violation. 77: none could run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=50, help="moments for each grace")
     parser.add_argument("--seed", type=int, default=0)
@@ -179,7 +179,7 @@ def main() -> int:
             print(lacks)
             return 77
         os.execvp("unshare", within(__file__, [*sys.argv[1:], "--inside"]))
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # the first process of a namespace is sent none that it has not asked for
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # the first process of a namespace gets only signals that it handles
     bad = 0
     with tempfile.TemporaryDirectory(prefix="preempt-") as top:
         for grace_s in options.grace or GRACES:
@@ -202,7 +202,7 @@ def main() -> int:
                 )
                 if wrong:
                     bad += 1
-                    print(outcome.said + "\n" + "\n".join(f"  {one}" for one in wrong), flush=True)
+                    print(outcome.said + "\n" + "\n".join(f"  {problem}" for problem in wrong), flush=True)
             print(f"{grace_s:g} s of grace, {options.count} moments: {json.dumps(codes)}", flush=True)
     print(f"{bad} moments went wrong")
     return 1 if bad else 0

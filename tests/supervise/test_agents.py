@@ -66,18 +66,18 @@ def test_a_stopped_agent_costs_one_save(tmp_path: Path) -> None:
         while stopped is None and time.monotonic() < ends:
             time.sleep(0.1)
             for page in Path("/dev/shm").glob(f"relight-run-{process.pid}-*/pulse-0"):
-                found = read_beat(page)
-                if found is not None and found.agent and found.saves >= 2:
-                    stopped = found
+                result = read_beat(page)
+                if result is not None and result.agent and result.saves >= 2:
+                    stopped = result
         assert stopped is not None
         os.kill(stopped.agent, signal.SIGSTOP)
-        said = process.communicate(timeout=200)[0]
+        output = process.communicate(timeout=200)[0]
     finally:
         process.kill()
         if stopped is not None and psutil.pid_exists(stopped.agent):
             os.kill(stopped.agent, signal.SIGKILL)
-    assert process.returncode == 0, said
-    assert f"{stopped.agent}, is stopped" in said, said
-    assert not job.incidents, said
-    saved = [one.step for one in fold(Log(open_bytes(tmp_path / "store"), "run").read()).live]
+    assert process.returncode == 0, output
+    assert f"{stopped.agent}, is stopped" in output, output
+    assert not job.incidents, output
+    saved = [checkpoint.step for checkpoint in fold(Log(open_bytes(tmp_path / "store"), "run").read()).live]
     assert saved[-1] == 119 and len([step for step in saved if step > stopped.step]) > 5, saved

@@ -1,4 +1,4 @@
-"""A save that somebody asks a job for: through the run's log, by whoever is first to hear it, and never one that nobody waits for any more."""
+"""A save request in a run's log: one supervisor obeys it, once, and never after the request has expired."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from relight.supervise.requests import Requests
 
 
 class Watching:
-    """Whoever watches over a job, without the job."""
+    """The part of a supervisor that obeys save requests, without a job."""
 
     def __init__(self, run: Run, mine: bool = True, cannot: str = "") -> None:
         self.obeyed: list[str] = []
@@ -46,8 +46,8 @@ class Watching:
         )  # fmt: skip
         self.requests.poll()
 
-    def look(self, later_s: float = 3.0) -> list[str]:
-        """So much later: what it has had the job do, all in all."""
+    def poll(self, later_s: float = 3.0) -> list[str]:
+        """Poll ``later_s`` seconds later. Return all requests that were obeyed so far."""
         self.clock += later_s
         self.now += later_s
         self.requests.poll()
@@ -56,16 +56,16 @@ class Watching:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run of two checkpoints."""
+    """Make a run of two checkpoints."""
     return Run(open_bytes(str(make_store(tmp_path / "runs", 1, 2))), "run-000")
 
 
 def test_what_is_asked_is_heard_once_and_not_by_two(run: Run) -> None:
-    """Two who watch: whoever looks first has the job save; the other, and another look, do nothing more."""
+    """Of two supervisors the first that polls obeys the request. The other, and a second poll, do nothing."""
     first, second = Watching(run), Watching(run)
     seq = ask_for_save(run, "anna", "before  lunch")
     assert outcome_of(run.history(), seq) == Answer()
-    assert first.look() == ["anna: before lunch"] and first.look() == ["anna: before lunch"]
+    assert first.poll() == ["anna: before lunch"] and first.poll() == ["anna: before lunch"]
     assert acknowledge(run.store, run.name, request_of(run.view().records[seq]), "elsewhere") is False  # type: ignore[arg-type]
     assert [record.body.data["upto"] for record in run.history().notes[1:]] == [seq], "one answer"  # type: ignore[union-attr]
     assert outcome_of(run.history(), seq).heard and not outcome_of(run.history(), seq).over
@@ -73,17 +73,17 @@ def test_what_is_asked_is_heard_once_and_not_by_two(run: Run) -> None:
 
 
 def test_what_was_asked_before_the_job_began_is_not_obeyed(run: Run) -> None:
-    """A request that nobody heard in its time must not have a job save that starts a day later."""
+    """A job that starts after a request does not obey it."""
     ask_for_save(run, "anna")
     later = Watching(run)
-    assert later.look() == []
+    assert later.poll() == []
     ask_for_save(run, "bert")
     ask_for_save(run, "carl")
-    assert later.look() == ["bert, carl"], "one save is for both"
+    assert later.poll() == ["bert, carl"], "one save is for both"
 
 
 def test_after_a_store_was_away_only_what_is_not_a_minute_old_is_obeyed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The look itself fails as the store's errors, and the next one begins where it was."""
+    """A poll raises the store's errors, and the next poll begins at the same record."""
     for away_s, since_s, obeyed in ((600.0, OLD_S + 5, []), (600.0, OLD_S - 5, ["anna"])):
         watching = Watching(run)
         seq = ask_for_save(run, "anna")
@@ -94,33 +94,33 @@ def test_after_a_store_was_away_only_what_is_not_a_minute_old_is_obeyed(run: Run
         with monkeypatch.context() as away:
             away.setattr(type(run.store), "get", silent)
             with pytest.raises(StoreUnavailable):
-                watching.look()
+                watching.poll()
         watching.now = time.time() + since_s - away_s
-        assert watching.look(away_s) == obeyed
+        assert watching.poll(away_s) == obeyed
         assert bool(outcome_of(run.history(), seq).heard) is bool(obeyed)
 
 
 def test_a_job_that_cannot_be_asked_says_so(run: Run) -> None:
-    """Whoever asks hears why, and does not wait."""
+    """The caller of a request that cannot be obeyed gets the reason at once."""
     watching = Watching(run, cannot="no rank takes SIGUSR1")
     seq = ask_for_save(run, "anna")
-    assert watching.look() == []
+    assert watching.poll() == []
     answer = wait_for_answer(run, seq, 30.0)
     assert answer.over and "no rank takes SIGUSR1" in describe_outcome(answer, 1.0)
 
 
 def test_a_damaged_record_does_not_hide_the_request_behind_it(run: Run, tmp_path: Path) -> None:
-    """What cannot be read is the log's readers' to tell; who asks is heard all the same."""
+    """A request after a damaged record is obeyed. Readers of the log report the damage."""
     watching = Watching(run)
     head = run.view().head
     (tmp_path / "runs" / run.name / "log" / f"{head + 1:012d}.json").write_bytes(b"{")
     ask_for_save(run, "anna")
-    assert watching.look() == ["anna"]
+    assert watching.poll() == ["anna"]
 
 
 @pytest.mark.parametrize("why", ["x" * (WHY_MAX + 1), "a\x1b[31m"])
 def test_what_no_reason_can_be_is_refused_before_anything_is_written(run: Run, why: str) -> None:
-    """It ends up in a checkpoint's reason, on pages and on terminals."""
+    """An invalid reason is refused, because it would be stored in the checkpoint and shown on pages and terminals."""
     head = run.view().head
     with pytest.raises(ConfigError, match="reason"):
         ask_for_save(run, "anna", why)
@@ -128,7 +128,7 @@ def test_what_no_reason_can_be_is_refused_before_anything_is_written(run: Run, w
 
 
 def test_who_asked_is_taken_once_and_by_the_rank_that_it_is_told(tmp_path: Path) -> None:
-    """A later SIGUSR1 that somebody sends by hand is nobody's; what lies there may be anything."""
+    """A SIGUSR1 without a request has no author. The request file may have any content."""
     page = tmp_path / "pulse-0"
     anna = requested_by("anna")
     write_request(page, anna)
@@ -147,7 +147,7 @@ def test_who_asked_is_taken_once_and_by_the_rank_that_it_is_told(tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """A job of one process that never saves by itself, under ``relight run``."""
+    """Start ``relight run`` with one process that never saves by itself."""
     job = Job(tmp_path_factory.mktemp("asked"), [], JOB_EVERY="100000", JOB_STEP_S="0.05")
     (job.path / "relight.toml").write_text("[supervise]\nspares = false\n")
     process = job.start("--nproc-per-node", "1", steps=100_000)
@@ -156,7 +156,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         while time.monotonic() < ends and (not (job.path / "out").exists() or len(job.losses) < 3):
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.05)
-        time.sleep(4)  # it has looked once
+        time.sleep(4)  # it has polled once
         yield job
     finally:
         process.terminate()
@@ -167,29 +167,32 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 
 
 def test_a_live_job_saves_as_the_command_asks(training: Job) -> None:
-    """The command waits until it is a checkpoint, whose reason says who asked and why; of a step behind the request."""
+    """The command waits for the checkpoint.
+
+    Its reason names the author and the purpose, and its step is not older than the request.
+    """
     before = training.losses[-1][0]
     run_at = str(training.path / "store" / "run")
     command = [sys.executable, "-m", "relight", "save", run_at, "--why", "a test", "--json", "--timeout", "60"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-    told = json.loads(done.stdout)
-    assert done.returncode == 0 and told["ok"], done.stdout + done.stderr
-    assert told["reason"].startswith("asked for by ") and told["reason"].endswith(": a test")
-    assert told["step"] >= before and "requested in record" in done.stderr
+    result = json.loads(done.stdout)
+    assert done.returncode == 0 and result["ok"], done.stdout + done.stderr
+    assert result["reason"].startswith("asked for by ") and result["reason"].endswith(": a test")
+    assert result["step"] >= before and "requested in record" in done.stderr
     run = Run(open_bytes(training.path / "store"), "run")
-    assert [one.id for one in run.history().live] == [told["id"]]
+    assert [checkpoint.id for checkpoint in run.history().live] == [result["id"]]
 
 
 def test_a_live_job_saves_as_the_api_asks(training: Job, tmp_path: Path) -> None:
-    """Planned, confirmed, told while it goes on; the checkpoint's reason is the token's name."""
+    """A save by the API is planned, confirmed and followed. The checkpoint's reason has the token's name."""
     with serving([training.path / "store"], tmp_path) as server:
         fields = {"store": "store", "run": "run"}
         digest = server.post("/api/v1/actions/save", "operator", json={"fields": fields}).json()["digest"]
         begun = server.post("/api/v1/actions/save", "operator", json={"fields": fields, "confirm": digest}).json()
-        told = {"state": "running"}
+        task = {"state": "running"}
         ends = time.monotonic() + 60
-        while told["state"] == "running" and time.monotonic() < ends:
+        while task["state"] == "running" and time.monotonic() < ends:
             time.sleep(0.1)
-            told = server.get(f"/api/v1/tasks/{begun['task']}").json()
+            task = server.get(f"/api/v1/tasks/{begun['task']}").json()
         newest = Run(open_bytes(training.path / "store"), "run").history().live[-1]
-        assert told["state"] == "ok" and newest.body.reason == "asked for by operator" and newest.id in told["says"], told
+        assert task["state"] == "ok" and newest.body.reason == "asked for by operator" and newest.id in task["says"], task

@@ -1,4 +1,4 @@
-"""What a failure is taken to be, from exits, words and pulses."""
+"""Classification of failures by exit codes, messages and heartbeats."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ONE = {
 
 @pytest.mark.parametrize("words", ONE)
 def test_by_what_it_said(words: str) -> None:
-    """One rank, one exception; the same whether it wrote it down or only printed it."""
+    """An exception of one rank has the same kind whether it was recorded or only printed."""
     for worker in (Worker(0, 1, 5.0, words, beat=WELL), Worker(0, 1, 5.0, "", ("Traceback …", "  File", words, ""), WELL)):
         failure = classify(FailureEvidence((worker,)))
         assert failure.kind == ONE[words], failure
@@ -57,13 +57,13 @@ def test_by_what_it_said(words: str) -> None:
     [("SIGSEGV", "crash"), ("SIGABRT", "crash"), ("SIGKILL", "killed"), ("SIGTERM", "preemption"), ("SIGBUS", "memory")],
 )
 def test_by_a_signal(number: str, kind: str) -> None:
-    """Nothing said."""
+    """A death by a signal has the kind of that signal."""
     failure = classify(FailureEvidence((Worker(0, -signal.Signals[number].value, 5.0, beat=WELL), Worker(1, beat=WELL, stopped=True))))
     assert (failure.kind, failure.rank) == (kind, 0) and number in failure.why
 
 
 def test_a_kill_for_want_of_memory_is_told_from_others() -> None:
-    """By the kernel's count, or its log."""
+    """A kill for lack of memory is detected by the kernel's counter or log."""
     dead = Worker(1, -9, 5.0, beat=WELL)
     assert classify(FailureEvidence((Worker(0, beat=WELL), dead))).kind == "killed"
     counted = classify(FailureEvidence((Worker(0, beat=WELL), dead), oom_kills=1))
@@ -74,7 +74,7 @@ def test_a_kill_for_want_of_memory_is_told_from_others() -> None:
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_who_lost_another_is_not_the_cause(first: int) -> None:
-    """However soon its end was noticed, whoever failed by itself did so first."""
+    """The rank that failed by itself is the cause, in whatever order ends are noticed."""
 
     def of(rank: int) -> Worker:
         if rank == first:
@@ -91,26 +91,26 @@ def test_who_lost_another_is_not_the_cause(first: int) -> None:
 
 @pytest.mark.parametrize("code", [3, 1])
 def test_one_that_ended_without_a_word_is_the_cause_all_the_same(code: int) -> None:
-    """Others lost it, and say so at length."""
+    """A rank that ended without a message is the cause, although ranks that lost it have long messages."""
     failure = classify(FailureEvidence((Worker(0, code, 5.1, beat=WELL), Worker(1, 1, 5.0, PEER, beat=WELL))))
     assert (failure.kind, failure.rank) == ("unknown", 0)
 
 
 def test_ranks_that_were_stopped_are_no_clue() -> None:
-    """The supervisor's own SIGKILL says nothing."""
+    """The supervisor's own SIGKILL is no evidence."""
     failure = classify(FailureEvidence((Worker(0, -9, 0.0, beat=WELL, stopped=True), Worker(1, 3, 5.0, "", ("loading",), WELL))))
     assert failure.rank == 1 and failure.kind == "unknown" and "exit code 3" in failure.why
 
 
 def test_one_that_said_why_and_was_slow_to_end_is_the_cause() -> None:
-    """It was stopped before it had ended."""
+    """A rank that reported its error is the cause, although it was stopped before it ended."""
     slow = Worker(0, None, 0.0, "TypeError: object of type 'int' has no len()", beat=NEW, stopped=True)
     failure = classify(FailureEvidence((slow, Worker(1, 1, 5.0, PEER, beat=NEW))))
     assert (failure.kind, failure.rank) == ("user", 0)
 
 
 def test_hangs_preemptions_and_nothing() -> None:
-    """What the supervisor itself saw; and what nobody saw."""
+    """Failures that the supervisor observed, and failures without evidence."""
     two = (Worker(0, beat=WELL, stopped=True), Worker(1, beat=WELL, stopped=True))
     assert classify(FailureEvidence(two, hung="no progress: rank 1")).kind == "hang"
     assert classify(FailureEvidence(two, asked_to_end="SIGTERM came")).kind == "preemption"
@@ -119,39 +119,40 @@ def test_hangs_preemptions_and_nothing() -> None:
 
 
 def test_usage_errors_are_the_users() -> None:
-    """argparse's, by exit code and words."""
+    """A usage error of argparse is detected by exit code and message."""
     tail = ("usage: train.py [-h] [--lr LR]", "train.py: error: unrecognized arguments: --lrr 3")
     assert classify(FailureEvidence((Worker(0, 2, 5.0, "", tail, NEW),))).kind == "user"
 
 
 def test_the_onset_is_read() -> None:
-    """Of a loss that jumped some steps ago."""
-    said = "relight.errors.Diverged: the loss jumped from 2.1 to 9.4 at step 105, and stayed there for 5 steps [onset 105]"
-    assert classify(FailureEvidence((Worker(0, 1, 5.0, said, beat=WELL),))).onset == 105
+    """The onset of a jump of the loss is read from the message."""
+    message = "relight.errors.Diverged: the loss jumped from 2.1 to 9.4 at step 105, and stayed there for 5 steps [onset 105]"
+    assert classify(FailureEvidence((Worker(0, 1, 5.0, message, beat=WELL),))).onset == 105
 
 
 def test_words_are_compared_without_numbers() -> None:
-    """Addresses, counts and long names differ from one life to the next."""
+    """Addresses, counts and long names differ between incarnations and are ignored."""
     assert alike("at 0x7f00 of 12 in 'x'") == alike("at 0xffee of 13 in 'x'") != alike("at 0xffee of 13 in 'y'")
 
 
 def test_all_kinds_are_known() -> None:
-    """No word that the table of kinds has not."""
+    """Each pattern has a kind of the table."""
     assert set(ONE.values()) <= set(KINDS)
 
 
 def test_who_computes_wrongly_is_the_one_that_differs_from_most() -> None:
-    """All ranks say so; where two differ, nobody knows which."""
+    """All ranks report a difference. Between two ranks the wrong one is unknown."""
     most = "relight.errors.ReplicasDiffer: model/0.weight on rank 2 is not what it is on 0, 1, 3 [before step 7]"
-    found = classify(FailureEvidence(tuple(Worker(rank, 1, died_at=float(rank), error=most) for rank in range(4))))
-    assert (found.kind, found.rank) == ("hardware", 2)
+    result = classify(FailureEvidence(tuple(Worker(rank, 1, died_at=float(rank), error=most) for rank in range(4))))
+    assert (result.kind, result.rank) == ("hardware", 2)
     two = "relight.errors.ReplicasDiffer: model/0.weight is not the same on ranks 0, 1 [before step 7]"
-    found = classify(FailureEvidence(tuple(Worker(rank, 1, died_at=float(rank), error=two) for rank in range(2))))
-    assert found.kind == "hardware" and found.rank in (0, 1)
+    result = classify(FailureEvidence(tuple(Worker(rank, 1, died_at=float(rank), error=two) for rank in range(2))))
+    assert result.kind == "hardware" and result.rank in (0, 1)
 
 
 def test_a_warning_is_not_what_a_rank_ended_with() -> None:
-    """It warned of a connection, with the library's own stack, and ended later without a word (``make lives``, seed 309)."""
+    """A rank logged a connection warning with the library's stack and later ended without a message (``make lives``,
+    seed 309)."""
     warned = (
         "[W1123 05:10:01.123456789 TCPStore.cpp:340] [c10d] Connection closed by peer",
         "frame #2: c10::DistNetworkError::DistNetworkError(c10::SourceLocation, std::string) + 0x72 (0x7fc954d85022 in libc10.so)",

@@ -1,4 +1,4 @@
-"""What is done about a failure: the table of docs/recovery.md, and what it does not say."""
+"""Decisions about failures: the table of docs/recovery.md, and cases that it does not have."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ RULES = SuperviseRules()
 
 
 def failure(kind: str, step: int = 100, steps: int = 50, **more: object) -> Failure:
-    """One, at a step, of a life that ended so many."""
+    """Return a failure at ``step`` in an incarnation that completed ``steps``."""
     return replace(Failure(kind, f"why of {kind}", 0, step, steps, f"words of {kind}", restored=step - steps), **more)  # type: ignore[arg-type]
 
 
 def after(*failures: Failure, rules: SuperviseRules = RULES) -> Decision:
-    """What is decided about the last one, each having been decided in turn."""
+    """Return the decision about the last failure, after decisions about all before it."""
     history: list[Past] = []
-    for at, one in enumerate(failures):
-        history.append(Past(one, decide(one, history, rules, float(at)), float(at)))
+    for number, one in enumerate(failures):
+        history.append(Past(one, decide(one, history, rules, float(number)), float(number)))
     return history[-1].decision
 
 
 def table() -> dict[str, list[str]]:
-    """Rows of the page: a kind, and what is done the first, second and third time at the same step."""
+    """Return rows of the page: a kind and the action at its first, second and third failure at one step."""
     rows = re.findall(r"^\| `([a-z ]+)` \|([^\n]*)\|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     return {kind: [cell.strip() for cell in cells.split("|")] for kind, cells in rows}
 
 
 def test_the_table_has_every_kind() -> None:
-    """And no other."""
+    """The table has every kind and no other."""
     assert set(table()) == set(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_table_is_what_is_done(kind: str) -> None:
-    """Cell by cell."""
+    """Every cell of the table matches the decision."""
     cells = table()[kind]
     rules = SuperviseRules(split=True) if kind == "device memory" else RULES
     for times, cell in enumerate(cells[1:4], 1):
@@ -53,7 +53,7 @@ def test_the_table_is_what_is_done(kind: str) -> None:
 
 
 def test_an_error_of_the_script_stops_at_once_only_if_nothing_worked() -> None:
-    """One that comes behind steps may be a rank's bad luck."""
+    """An error after some steps may have a cause outside the script, so it is retried."""
     assert after(failure("user", -1, 0)).action == "stop"
     assert (
         after(
@@ -74,12 +74,15 @@ def test_waiting_grows_and_is_bounded() -> None:
 
 
 def test_a_job_that_gets_on_may_fail_for_ever() -> None:
-    """A thousand failures with progress between them, none of them the last."""
+    """A thousand failures with progress between them do not stop the job."""
     assert after(*[failure("killed", step) for step in range(1000)]).action == "resume"
 
 
 def test_a_machine_whose_hardware_fails_again_and_again_is_left() -> None:
-    """Three times, at whatever step; failures of other machines, and others of its own, do not count."""
+    """A machine stops after three hardware failures at any steps.
+
+    Failures of other machines and other kinds do not count.
+    """
     broken = [failure("hardware", step) for step in (100, 500, 900)]
     assert after(*broken).action == "exclude_node" and "third time" in after(*broken).reason
     assert after(*broken[:2], failure("killed", 700), failure("network", 800)).action == "resume"
@@ -89,7 +92,7 @@ def test_a_machine_whose_hardware_fails_again_and_again_is_left() -> None:
 
 
 def test_what_failed_more_than_a_day_ago_is_no_reason_to_leave_a_machine() -> None:
-    """A job of weeks: each of its machines fails three times in the end."""
+    """In a job of weeks each machine may fail three times in total."""
     history: list[Past] = []
     for day, step in enumerate((100, 500, 900)):
         one = failure("hardware", step)
@@ -99,13 +102,13 @@ def test_what_failed_more_than_a_day_ago_is_no_reason_to_leave_a_machine() -> No
 
 
 def test_failures_without_progress_are_counted() -> None:
-    """Of different kinds, so that none is the same again."""
+    """Failures of different kinds do not count as the same failure."""
     kinds = ["network", "storage", "hardware", "network"] * 3
     assert [after(*[failure(kind, here=False) for kind in kinds[:count]]).action for count in (10, 11)] == ["resume", "stop"]
 
 
 def test_going_back_goes_further_each_time() -> None:
-    """Past more samples, and to before what did not help; three times."""
+    """Further rollbacks go further back and skip more samples, three times at most."""
     first = failure("numerical", 109, 10, onset=105, restored=99)
     one = after(first)
     assert (one.action, dict(one.settings)) == ("roll back", {BEFORE: "105", SKIP: "105-105"})
@@ -118,14 +121,14 @@ def test_going_back_goes_further_each_time() -> None:
 
 
 def test_a_life_that_did_not_come_to_it_is_told_again() -> None:
-    """To go back: the one that was told so died before it asked."""
+    """If the incarnation died before it rolled back, the next one gets the rollback again."""
     first, died = failure("numerical", onset=90), failure("killed", -1, 0, restored=-2)
     assert dict(after(first, died).settings) == {BEFORE: "90", SKIP: "90-90"}
     assert dict(after(first, failure("killed", 95)).settings) == {}
 
 
 def test_micro_batches_shrink_where_that_is_allowed() -> None:
-    """Twice, four times … sixteen; the next lives keep them small."""
+    """The batch is split by 2, 4, 8 and 16. Later incarnations keep the split."""
     rules = SuperviseRules(split=True)
     told = [after(*[failure("device memory")] * times, rules=rules) for times in range(1, 6)]
     assert [dict(one.settings) for one in told[:4]] == [{SPLIT: "2"}, {SPLIT: "4"}, {SPLIT: "8"}, {SPLIT: "16"}]
@@ -139,13 +142,16 @@ def test_micro_batches_shrink_where_that_is_allowed() -> None:
               {"spikes": -1}],
 )  # fmt: skip
 def test_rules_are_checked(wrong: dict[str, object]) -> None:
-    """With the setting's name."""
+    """A wrong setting is refused with its name."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         SuperviseRules(**wrong)  # type: ignore[arg-type]
 
 
 def test_all_nodes_are_told_the_same() -> None:
-    """As far back as any says, with the samples that that one names; the smallest batches; nothing, if nobody says anything."""
+    """Nodes agree on the earliest rollback with its samples, and on the smallest batches.
+
+    Without settings they agree on none.
+    """
     back, further = {"RELIGHT_BEFORE": "30", "RELIGHT_SKIP": "30-31"}, {"RELIGHT_BEFORE": "9", "RELIGHT_SKIP": "9-9"}
     assert agreed([{}, {}]) == {}
     assert agreed([{}, back]) == agreed([back, {}]) == back

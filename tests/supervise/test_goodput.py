@@ -1,4 +1,4 @@
-"""Where the time went: to the second, on clocks that are made up."""
+"""Accounts of time, exact to the second, with simulated clocks."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from relight.supervise.incidents import IncidentLog, read_accounts
 
 
 def kept(*looks: tuple[float, str, int, int] | str) -> Account:
-    """Looks, and kinds of failures that happen at the time of the look before."""
+    """Return the account of observations and failures. A failure happens at the time of the observation before it."""
     book, now = Goodput(0.0), 0.0
-    for one in looks:
-        if isinstance(one, str):
-            book.failed(now, one)
+    for observation in looks:
+        if isinstance(observation, str):
+            book.failed(now, observation)
         else:
-            now = one[0]
-            book.update(*one)
+            now = observation[0]
+            book.update(*observation)
     return book.account("job", "2026-01-01T00:00:00Z")
 
 
 def test_a_run_without_failures() -> None:
-    """It starts, trains, saves, evaluates."""
-    found = kept((10, "starting", -1, 0), (20, "training", 4, 5), (21, "saving", 4, 5), (30, "training", 9, 10), (35, "evaluating", 9, 10))
-    assert found.spent == {"starting": 10, "training": 19, "saving": 1, "evaluating": 5}
-    assert found.goodput == pytest.approx(19 / 35) and not found.lost and found.again == 0
+    """A run without failures starts, trains, saves and evaluates."""
+    result = kept((10, "starting", -1, 0), (20, "training", 4, 5), (21, "saving", 4, 5), (30, "training", 9, 10), (35, "evaluating", 9, 10))
+    assert result.spent == {"starting": 10, "training": 19, "saving": 1, "evaluating": 5}
+    assert result.goodput == pytest.approx(19 / 35) and not result.lost and result.again == 0
 
 
 def test_a_failure_has_all_it_costs() -> None:
-    """The step that was begun, the time without processes, the start, the steps done again; then training counts again."""
-    found = kept(
+    """A failure costs the begun step, the time without processes, the start and the repeated steps."""
+    result = kept(
         (10, "training", 9, 10), (11.5, "training", 9, 10), "killed", (13, "down", -1, 0), (16, "starting", -1, 0), (17, "restoring", -1, 0),
         (19, "training", 5, 1), (22, "training", 9, 5), (23, "training", 10, 6), (30, "training", 17, 13),
     )  # fmt: skip
-    assert found.spent == {"training": 10 + 8}
-    assert found.lost == {"killed": {"stuck": 1.5, "down": 1.5, "starting": 3, "restoring": 1, "again": 5}}
-    assert (found.steps, found.again, found.failures) == (10 + 8, 5, {"killed": 1})
-    assert found.rows()[0] == ("", "training", 18) and found.seconds == 30
+    assert result.spent == {"training": 10 + 8}
+    assert result.lost == {"killed": {"stuck": 1.5, "down": 1.5, "starting": 3, "restoring": 1, "again": 5}}
+    assert (result.steps, result.again, result.failures) == (10 + 8, 5, {"killed": 1})
+    assert result.rows()[0] == ("", "training", 18) and result.seconds == 30
 
 
 def test_a_failure_on_the_way_back_is_that_failures() -> None:
-    """What the second costs is not the first one's."""
-    found = kept(
+    """The cost of a failure during recovery belongs to the second failure."""
+    result = kept(
         (10, "training", 9, 10),
         "hang",
         (12, "down", -1, 0),
@@ -57,43 +57,49 @@ def test_a_failure_on_the_way_back_is_that_failures() -> None:
         (20, "training", 9, 4),
         (21, "training", 10, 5),
     )
-    assert found.lost["hang"] == {"stuck": 0, "down": 2, "again": 2}
-    assert found.lost["memory"] == {"stuck": 0, "down": 1, "again": 5}
-    assert found.spent == {"training": 11}
+    assert result.lost["hang"] == {"stuck": 0, "down": 2, "again": 2}
+    assert result.lost["memory"] == {"stuck": 0, "down": 1, "again": 5}
+    assert result.spent == {"training": 11}
 
 
 def test_the_time_that_stock_taking_takes_is_counted_once() -> None:
-    """The failure was noticed in front of the last look."""
+    """A failure that was noticed before the last observation is not counted twice."""
     book = Goodput(0.0)
     book.update(10, "training", 9, 10)
     book.update(14, "training", 9, 10)
     book.failed(12, "killed")
     book.update(20, "down")
-    found = book.account("job", "")
-    assert found.spent == {"training": 10} and found.lost == {"killed": {"stuck": 4, "down": 6}} and found.seconds == 20
+    result = book.account("job", "")
+    assert result.spent == {"training": 10} and result.lost == {"killed": {"stuck": 4, "down": 6}} and result.seconds == 20
 
 
 def test_a_life_that_others_ended_is_counted_anew() -> None:
-    """Its steps are done again, and then more; what that cost is nobody's, until it is known whose."""
+    """If another node ended the incarnation, the cost has no cause until the cause is known."""
     book = Goodput(0.0)
     book.update(10, "training", 9, 10)
     number = book.failed(11)
-    for look in ((13, "down", -1, 0), (14, "training", 5, 1), (18, "training", 9, 5), (19, "training", 10, 6), (25, "training", 16, 12)):
-        book.update(*look)
-    found = book.account("job", "")
-    assert (found.steps, found.again, found.failures, found.lost) == (10 + 7, 5, {}, {})
-    assert found.spent == {"training": 10 + 7, "stuck": 1, "down": 2, "again": 5}
+    for observation in (
+        (13, "down", -1, 0),
+        (14, "training", 5, 1),
+        (18, "training", 9, 5),
+        (19, "training", 10, 6),
+        (25, "training", 16, 12),
+    ):
+        book.update(*observation)
+    result = book.account("job", "")
+    assert (result.steps, result.again, result.failures, result.lost) == (10 + 7, 5, {}, {})
+    assert result.spent == {"training": 10 + 7, "stuck": 1, "down": 2, "again": 5}
     book.set_kind(number, "killed")
-    found = book.account("job", "")
-    assert (found.steps, found.again, found.failures) == (10 + 7, 5, {"killed": 1})
-    assert found.spent == {"training": 10 + 7} and found.lost == {"killed": {"stuck": 1, "down": 2, "again": 5}}
+    result = book.account("job", "")
+    assert (result.steps, result.again, result.failures) == (10 + 7, 5, {"killed": 1})
+    assert result.spent == {"training": 10 + 7} and result.lost == {"killed": {"stuck": 1, "down": 2, "again": 5}}
     assert number != book.failed(26, "killed")
     assert book.account("job", "").failures == {"killed": 2}
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_no_second_is_lost_or_counted_twice(seed: int) -> None:
-    """Whatever happens: the parts are the whole."""
+    """The sum of all parts equals the elapsed time for any sequence of events."""
     rng = random.Random(seed)
     book, now, step, ended = Goodput(0.0), 0.0, -1, 0
     for _ in range(300):
@@ -107,22 +113,22 @@ def test_no_second_is_lost_or_counted_twice(seed: int) -> None:
                 more = rng.randrange(3)
                 step, ended = (step + more if step >= 0 else rng.randrange(60)), ended + more
             book.update(now, phase, step, ended)
-    found = book.account("job", "")
-    parts = sum(found.spent.values()) + sum(sum(one.values()) for one in found.lost.values())
-    assert parts == pytest.approx(found.seconds, abs=0.1) and found.seconds == pytest.approx(now, abs=0.01)
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Account) == found
+    result = book.account("job", "")
+    parts = sum(result.spent.values()) + sum(sum(seconds_of.values()) for seconds_of in result.lost.values())
+    assert parts == pytest.approx(result.seconds, abs=0.1) and result.seconds == pytest.approx(now, abs=0.01)
+    assert msgspec.json.decode(msgspec.json.encode(result), type=Account) == result
 
 
 def test_jobs_of_one_run_are_added_up() -> None:
-    """A job that was started again by somebody else goes on with the same run."""
-    one = kept((10, "training", 9, 10), "killed", (12, "down", -1, 0))
-    both = merged([one, kept((5, "starting", -1, 0), (10, "training", 19, 20))])
+    """Accounts of several jobs of one run are added."""
+    first = kept((10, "training", 9, 10), "killed", (12, "down", -1, 0))
+    both = merged([first, kept((5, "starting", -1, 0), (10, "training", 19, 20))])
     assert both.seconds == 22 and both.spent == {"training": 15, "starting": 5}
     assert both.lost == {"killed": {"stuck": 0, "down": 2}} and both.failures == {"killed": 1}
 
 
 def test_an_account_stays_until_there_is_a_newer_one(tmp_path: Path) -> None:
-    """A store that takes nothing more, but lets things be deleted: what is there is the newest there is; the rest lies here, once."""
+    """A full store keeps its newest account although it permits deletion. Newer accounts are stored locally, once."""
 
     class Full(MemoryStore):
         full = False
@@ -134,17 +140,17 @@ def test_an_account_stays_until_there_is_a_newer_one(tmp_path: Path) -> None:
 
     store, book, goodput = Full(), IncidentLog(tmp_path / "here"), Goodput(0.0)
     book.at(store, "run")
-    for at in range(1, 7):
-        store.full = 3 <= at <= 5
-        goodput.update(60.0 * at, "training", at, at)
+    for number in range(1, 7):
+        store.full = 3 <= number <= 5
+        goodput.update(60.0 * number, "training", number, number)
         book.keep(goodput.account("job", "2026-01-01T00:00:00Z"))
-        assert [one.seconds for one in read_accounts(store, "run")] == [60.0 * (2 if store.full else at)]
+        assert [account.seconds for account in read_accounts(store, "run")] == [60.0 * (2 if store.full else number)]
         assert len(list(store.list("run/incidents"))) == 1
     assert len(list((tmp_path / "here").iterdir())) <= 1
 
 
 def test_supervisors_of_one_job_count_as_one() -> None:
-    """A job on several nodes has a supervisor on each: of what ran at the same time one counts, the one that saw most steps end."""
+    """Of the supervisors of one job on several nodes only the one with the most steps counts."""
 
     def one(job: str, began: str, seconds: float, steps: int) -> Account:
         return Account(job, f"2026-01-01T{began}Z", seconds, {"training": seconds}, {}, {}, steps, 0)

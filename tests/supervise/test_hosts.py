@@ -29,12 +29,12 @@ def play(script: str, *arguments: str, timeout_s: float = 280) -> str:
         start_new_session=True,
     )
     try:
-        said = process.communicate(timeout=timeout_s)[0]
+        output = process.communicate(timeout=timeout_s)[0]
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, said
-    return said
+    assert process.returncode == 0, output
+    return output
 
 
 @pytest.mark.distributed

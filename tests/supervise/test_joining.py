@@ -1,4 +1,4 @@
-"""Asking who waits, and meeting again, while whoever holds the rendezvous is there, silent, or gone."""
+"""Polling for waiting nodes, and rejoining, while the rendezvous' host answers, is silent, or is gone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relight.supervise.rendezvous_thread import EndedElsewhere, Joining
 
 
 class Handler:
-    """As torch's, with answers that are planned."""
+    """A stand-in for torch's handler, with planned answers."""
 
     def __init__(self, answer: Any = 0, meets: Any = "met") -> None:
         self.answer, self.meets, self.closed = answer, meets, False
@@ -44,7 +44,7 @@ class Handler:
 
 
 def test_who_waits_is_asked_without_waiting() -> None:
-    """An answer that is there is given; one that does not come holds nobody up, and is given when it has come."""
+    """An available answer is returned. A missing one delays no caller, and is returned once it has arrived."""
     assert Joining(lambda: Handler(3), 1).num_nodes_waiting() == 3  # type: ignore[arg-type,return-value]
     silent = threading.Event()
     joining = Joining(lambda: Handler(silent), 1)  # type: ignore[arg-type,return-value]
@@ -56,7 +56,8 @@ def test_who_waits_is_asked_without_waiting() -> None:
 
 
 def test_a_rendezvous_that_is_lost_ends_nobodys_training() -> None:
-    """Nobody waits, as far as is known; it is joined through a new connection; and what is lost is not closed for others."""
+    """Nobody waits, as far as is known; it is joined through a new connection; and what is lost is not closed for
+    others."""
     made = [Handler(RendezvousConnectionError("gone"), RendezvousConnectionError("gone")), Handler(meets="again")]
     first = made[0]
     joining = Joining(lambda: made.pop(0), 60)  # type: ignore[arg-type,return-value]
@@ -68,7 +69,7 @@ def test_a_rendezvous_that_is_lost_ends_nobodys_training() -> None:
 
 
 def test_one_that_does_not_answer_is_joined_anew() -> None:
-    """A connection that was cut may be silent for minutes, though the wire is whole again."""
+    """A cut connection may be silent for minutes, although the network works again."""
     made = [Handler(threading.Event()), Handler(meets="again")]
     joining = Joining(lambda: made.pop(0), 60)  # type: ignore[arg-type,return-value]
     assert joining.num_nodes_waiting() == 0
@@ -91,7 +92,7 @@ def test_what_is_no_loss_is_told() -> None:
 
 
 def test_nobody_waits_for_those_who_have_ended_the_job() -> None:
-    """Whoever was left behind may hold the rendezvous itself by now, and would wait there until its patience ends."""
+    """A node that was left out may host the rendezvous itself, and would wait there until its timeout."""
     joining = Joining(lambda: Handler(meets=threading.Event()), 60)  # type: ignore[arg-type,return-value]
     looks = iter(["", "", "fenced"])
     joining.over = lambda: next(looks)
@@ -102,7 +103,7 @@ def test_nobody_waits_for_those_who_have_ended_the_job() -> None:
 
 
 def test_a_connection_is_not_tried_again_for_a_job_that_is_over() -> None:
-    """Whoever held the rendezvous is gone for good; what was lost is the cause."""
+    """The rendezvous' host is gone for good, and the lost connection is the cause."""
     joining = Joining(Handler, 60)  # type: ignore[arg-type]
     joining.over = lambda: "fenced"
     error = RendezvousConnectionError("gone")
@@ -112,7 +113,7 @@ def test_a_connection_is_not_tried_again_for_a_job_that_is_over() -> None:
 
 
 def test_what_goes_wrong_at_the_meeting_is_raised_there() -> None:
-    """As if it had been asked in the same thread."""
+    """An error is raised as in the same thread."""
     joining = Joining(lambda: Handler(meets=RendezvousClosedError("over")), 60)  # type: ignore[arg-type,return-value]
     with pytest.raises(RendezvousClosedError):
         joining.next_rendezvous()

@@ -1,4 +1,4 @@
-"""How a node's end is told, and what it does to the others; without processes."""
+"""The end of a node and its effect on other nodes, without processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ from relight.supervise.supervisor import Supervisor
 def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, says: str, closed: int
 ) -> None:
-    """It stops, says why, and leaves the rendezvous open: they wait there for it to be started again."""
+    """A node that is cut off stops with the reason and leaves the rendezvous open.
+
+    The other nodes wait there for its restart.
+    """
     closings: list[int] = []
 
     class Rendezvous:
@@ -52,7 +55,7 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
             raise error
 
     for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
-        monkeypatch.setenv(name, "1")  # launch sets them, for the processes to come
+        monkeypatch.setenv(name, "1")  # launch sets them for its child processes
     monkeypatch.setattr(launch.Meetings, "handler", lambda self: Rendezvous())
     monkeypatch.setattr(launch, "SupervisedAgent", Broken)
     ended = launch.launch(launch.parse(["train.py"]), RunSettings(), tmp_path)
@@ -63,11 +66,14 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
     "written", ['{"message": {"message": "Runt', "", "[]", '{"message": 3}', '{"message": {"message": "lost", "extraInfo": 5}}']
 )
 def test_a_rank_that_is_ended_as_it_writes_its_error_down_does_not_end_the_supervisor(tmp_path: Path, written: str) -> None:
-    """A survivor raises, its patience is over, it is killed: half a file is there. One of 400 failures of random jobs ended so."""
+    """A rank that is killed while it writes its error leaves half a file.
+
+    One of 400 failures of random jobs ended so.
+    """
     path = tmp_path / "error.json"
     path.write_text(written)
-    found = failure_of(1, 4711, -9, str(path))
-    assert (found.local_rank, found.exitcode) == (1, -9) and "SIGKILL" in found.message
+    result = failure_of(1, 4711, -9, str(path))
+    assert (result.local_rank, result.exitcode) == (1, -9) and "SIGKILL" in result.message
     path.write_text('{"message": {"message": "ValueError: none", "extraInfo": {"timestamp": "7"}}}')
     assert "ValueError" in str(failure_of(1, 4711, 1, str(path)).message)
 
@@ -83,7 +89,7 @@ def test_a_rank_that_is_ended_as_it_writes_its_error_down_does_not_end_the_super
     ],
 )
 def test_what_is_behind_the_script_is_the_scripts(given: list[str], script: str, its: list[str]) -> None:
-    """Also what argparse would take for short for an option of torchrun's."""
+    """Arguments after the script are the script's, also abbreviations of torchrun's options."""
     options = launch.parse(given)
     assert (options.training_script, options.training_script_args) == (script, its)
     assert options.nnodes == "1:1" and options.role == "default"
@@ -91,7 +97,7 @@ def test_what_is_behind_the_script_is_the_scripts(given: list[str], script: str,
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Any:
-    """Of no ranks, with the signal's handler as the agent sets it."""
+    """Make a supervisor without ranks, with the signal handler that the agent installs."""
     made = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     before = signal.signal(signal.SIGTERM, partial(_on_signal, made, api._terminate_process_handler))
     try:
@@ -102,7 +108,7 @@ def supervisor(tmp_path: Path) -> Any:
 
 
 def test_a_signal_that_somebody_took_for_an_error_of_its_own_counts_all_the_same(supervisor: Supervisor) -> None:
-    """It came as the main thread asked a store, whose client takes any exception for the store's: the next look sends it once more."""
+    """A store client may treat the signal's exception as its own error. The next poll raises it again."""
     agent: Any = SimpleNamespace(_supervisor=supervisor)
     SupervisedAgent._end_if_announced(agent)
     try:
@@ -116,7 +122,7 @@ def test_a_signal_that_somebody_took_for_an_error_of_its_own_counts_all_the_same
 
 
 def test_a_signal_while_killed_ranks_are_waited_for_is_not_lost(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks die and the machine is wanted back in the same second."""
+    """A signal during the wait for killed ranks is kept."""
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
 
         class Slow:
@@ -141,7 +147,8 @@ ORDERS = [
 
 @pytest.mark.parametrize(("given", "settings", "its"), ORDERS)
 def test_own_options_stand_anywhere_before_the_script(given: list[str], settings: str | None, its: list[str]) -> None:
-    """The order of Relight's own options and torchrun's flags does not matter; what follows the script is the script's."""
+    """The order of Relight's own options and torchrun's flags does not matter; what follows the script is the
+    script's."""
     from relight.cli.run import command
 
     context = command.make_context("run", list(given))
@@ -151,7 +158,7 @@ def test_own_options_stand_anywhere_before_the_script(given: list[str], settings
 
 
 def test_own_options_of_a_drill_stand_anywhere_before_the_script() -> None:
-    """The same for a drill, whose flags reach the job that it starts."""
+    """A drill accepts the flags in any order too, and passes them to its job."""
     from relight.cli.drill import command
 
     context = command.make_context("drill", ["--nproc-per-node", "2", "--only", "kill", "--json", "train.py", "--json"])
@@ -175,7 +182,7 @@ def test_a_wrong_flag_is_one_line(given: list[str], says: str, capfd: pytest.Cap
 
 
 def test_an_option_of_relight_itself_is_named_with_its_place() -> None:
-    """``--set`` behind the command is not taken for short for ``--settings``."""
+    """``--set`` after the command is not an abbreviation of ``--settings``."""
     from relight.cli.run import command
 
     with pytest.raises(click.UsageError, match="before the command: relight --set supervise.same=4 run"):

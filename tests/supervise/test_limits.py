@@ -1,4 +1,4 @@
-"""When a rank is late and when it hangs, on clocks that are made up."""
+"""Detection of late and hanging ranks, with simulated clocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TICK_S = 0.1
 
 
 class Rank:
-    """One that steps, and may stand."""
+    """A simulated rank that steps, and may stand still."""
 
     def __init__(self, takes: Callable[[], float], pid: int = 1) -> None:
         self._takes = takes
@@ -24,7 +24,7 @@ class Rank:
         self.stands = self.spins = False
 
     def at(self, now: float) -> None:
-        """Time goes on."""
+        """Advance the rank to time ``now``."""
         if self.stands:
             return
         self.cpu_s += 0.5 * TICK_S
@@ -46,20 +46,20 @@ class Rank:
             self.next += self._takes()
 
     def phase(self, name: str, now: float, seconds: float, expected_s: float = 0.0) -> None:
-        """Something else for so long."""
+        """Enter phase ``name`` for ``seconds``."""
         self.beat = self.beat._replace(phase=name, since=now, expected_s=expected_s)
         self.next = now + seconds + self._takes()
 
     @property
     def sight(self) -> RankObservation:
-        """As it is seen."""
+        """Return what the supervisor observes."""
         return RankObservation(self.beat, self.state, self.cpu_s, self.moved)
 
 
 def run(
     ranks: list[Rank], seconds: float, watch: JobWatch, clock: list[float], at: Callable[[float], None] = lambda now: None
 ) -> HangVerdict:
-    """Look ten times a second; the hang, if one was seen."""
+    """Poll ten times a second for ``seconds``. Return the hang, if one was detected."""
     ends = clock[0] + seconds
     while clock[0] < ends:
         clock[0] += TICK_S
@@ -71,7 +71,7 @@ def run(
         verdict = watch.update(now, sights)
         if verdict.what == "look":
             stacks = {number: str(rank.frame) for number, rank in enumerate(ranks)}
-            for rank in ranks:  # writing them down is work
+            for rank in ranks:  # writing stacks costs CPU time
                 rank.cpu_s, rank.moved = rank.cpu_s + 0.3, rank.moved + 2000
             verdict = watch.looked(now, sights, stacks, {number: rank.sight for number, rank in enumerate(ranks)})
         if verdict.what == "hang":
@@ -80,13 +80,13 @@ def run(
 
 
 def noisy(rng: random.Random, usual: float) -> Callable[[], float]:
-    """Half as much again, or half of it."""
+    """Return a function that draws a step time from half to one and a half of the usual one."""
     return lambda: usual * rng.uniform(0.5, 1.5)
 
 
 @pytest.mark.parametrize("usual", [0.02, 1.0, 30.0])
 def test_an_hour_of_noisy_steps_is_no_hang(usual: float) -> None:
-    """Slow saves, evaluations that nobody told of but that work, and a disk thirty times slower among them."""
+    """An hour with slow saves, undeclared evaluations and a disk that is thirty times slower has no hang."""
     rng = random.Random(1)
     ranks = [Rank(noisy(rng, usual)) for _ in range(2)]
     watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
@@ -99,7 +99,7 @@ def test_an_hour_of_noisy_steps_is_no_hang(usual: float) -> None:
             for rank in ranks:
                 rank.phase("saving", now, 30 * rng.uniform(0.5, 1.0), expected_s=1.0)
         for rank in ranks:
-            rank.moved += 1  # bytes go on
+            rank.moved += 1  # the rank moves bytes
 
     assert run(ranks, 3600, watch, clock, at) == HangVerdict()
 
@@ -107,7 +107,7 @@ def test_an_hour_of_noisy_steps_is_no_hang(usual: float) -> None:
 @pytest.mark.parametrize("usual", [0.02, 0.5, 5.0])
 @pytest.mark.parametrize("how", ["stands", "stopped", "one stands"])
 def test_a_hang_is_found_in_time(usual: float, how: str) -> None:
-    """Within three usual steps and five seconds, and a tick; the one that is behind is named."""
+    """A hang is detected within three usual steps, five seconds and a tick. The late rank is named."""
     rng = random.Random(2)
     ranks = [Rank(noisy(rng, usual)) for _ in range(2)]
     watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
@@ -130,7 +130,7 @@ def test_a_hang_is_found_in_time(usual: float, how: str) -> None:
 
 
 def test_who_waits_for_one_that_is_not_late_does_not_hang() -> None:
-    """Rank 0 evaluates, and says so; rank 1 stands in a collective."""
+    """If rank 0 declares an evaluation, rank 1 may wait in a collective without a hang."""
     ranks = [Rank(lambda: 0.5), Rank(lambda: 0.5)]
     watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
     run(ranks, 20, watch, clock)

@@ -81,7 +81,7 @@ def test_load_is_reduced_measured_and_restored_when_the_reading_falls(events: li
     assert node.eased[-1] == (0.2, node.now + RENEW_S), "renewed while it is hot"
     node.passes(HOLDS_S + 1, heat(78))
     assert node.eased[-1] == (0.0, 0.0) and node.power == ["0.8", "restored"]
-    first, last = (one for one in events if one.name == "run.load")
+    first, last = (event for event in events if event.name == "run.load")
     assert "ranks pause 20 % of the time; power limit of 2 accelerators 700 → 560 W; temperature 86 °C" in first.fields["say"]
     assert "temperature 86 °C, now 78 °C" in last.fields["say"] and last.fields["reading_after"] == 78
 

@@ -1,4 +1,4 @@
-"""Announcements that the machine goes: heard where they are, and nothing else is taken for one."""
+"""Termination notices of clouds are detected, and no other answer counts as one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from relight.supervise.notices import CLOUDS, NoticeEndpoint, Notices, says, sou
 
 
 class Metadata(BaseHTTPRequestHandler):
-    """A machine's own address, which has nothing to say until it has."""
+    """A metadata server. It has no notice until ``answer`` is set."""
 
     answer: str | None = None
 
@@ -49,15 +49,15 @@ def metadata() -> Iterator[str]:
 @pytest.mark.parametrize(("body", "heard"), [
     ('{"action": "terminate", "time": "2026-01-01T00:00:00Z"}', True), ("TRUE", True), ("FALSE", False), ("", False), ("NONE\n", False),
     ('{"DocumentIncarnation": 1, "Events": []}', False), ('{"Events": [{"EventType": "Reboot"}]}', False),
-    ('{"Events": [{"EventType": "Freeze"}, {"EventType": "Preempt", "NotBefore": "x"}]}', True), ('{"Events": [4, {}]}', False), ("{", True),  # half a notice is one
+    ('{"Events": [{"EventType": "Freeze"}, {"EventType": "Preempt", "NotBefore": "x"}]}', True), ('{"Events": [4, {}]}', False), ("{", True),  # a truncated notice counts
 ])  # fmt: skip
 def test_what_clouds_say(body: str, heard: bool) -> None:
-    """Spot instances of three of them, and what they say when nothing is the matter."""
+    """Return a reason for notices of three clouds, and nothing for their usual answers."""
     assert bool(says(body)) is heard
 
 
 def test_an_announcement_is_heard(metadata: str) -> None:
-    """Not before it is made; and an address where nobody is says nothing."""
+    """A notice is detected after it is published. An address without a server has none."""
     notices = Notices([metadata, "http://127.0.0.1:9/none"], 0.05)
     time.sleep(0.4)
     assert not notices.heard
@@ -70,7 +70,7 @@ def test_an_announcement_is_heard(metadata: str) -> None:
 
 
 class Odd(BaseHTTPRequestHandler):
-    """A source that answers as the first part of the path says."""
+    """A source with an answer that depends on the first part of the path."""
 
     tokens: tuple[str, ...] = ()
     asked = 0
@@ -117,10 +117,10 @@ def odd() -> Iterator[str]:
 
 @pytest.fixture
 def told() -> Iterator[list[dict[str, Any]]]:
-    """What is reported of sources."""
-    found: list[dict[str, Any]] = []
-    undo = subscribe(lambda event: found.append(dict(event.fields)) if event.name == "run.notices" else None)
-    yield found
+    """Collect the fields of ``run.notices`` events."""
+    events: list[dict[str, Any]] = []
+    undo = subscribe(lambda event: events.append(dict(event.fields)) if event.name == "run.notices" else None)
+    yield events
     undo()
 
 
@@ -132,7 +132,8 @@ def told() -> Iterator[list[dict[str, Any]]]:
     ],
 )  # fmt: skip
 def test_a_source_that_answers_with_an_error_is_reported_once(odd: str, told: list[dict[str, Any]], kind: str, why: str) -> None:
-    """What is neither a notice nor its absence is reported once with the reason, and is never taken for a notice."""
+    """An answer that is neither a notice nor its absence is reported once with the reason, and never counts as a
+    notice."""
     url = f"{odd}/{kind}/spot" if kind != "nobody" else "http://127.0.0.1:9/none"
     notices = Notices([url], 0.01)
     ends = time.monotonic() + 10
@@ -140,11 +141,11 @@ def test_a_source_that_answers_with_an_error_is_reported_once(odd: str, told: li
         time.sleep(0.01)
     notices.close()
     assert not notices.heard
-    assert ([why in one["why"] and one["url"] == url for one in told] == [True]) if why else not told
+    assert ([why in event["why"] and event["url"] == url for event in told] == [True]) if why else not told
 
 
 def test_a_source_that_answers_again_is_reported(metadata: str, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a reported failure the first proper answer is reported too, and a notice is heard."""
+    """After a reported failure the first valid answer is reported too, and a notice is detected."""
     notices = Notices([metadata], 0.01)
     get = Notices._get
     monkeypatch.setattr(Notices, "_get", lambda self, source: (_ for _ in ()).throw(OSError(111, "Connection refused")))
@@ -157,11 +158,11 @@ def test_a_source_that_answers_again_is_reported(metadata: str, told: list[dict[
     Metadata.answer = "TRUE"
     while not notices.heard and time.monotonic() < ends:
         time.sleep(0.01)
-    assert [bool(one["why"]) for one in told] == [True, False] and "TRUE" in notices.heard
+    assert [bool(event["why"]) for event in told] == [True, False] and "TRUE" in notices.heard
 
 
 def test_a_server_that_wants_a_session_token_gets_one(odd: str, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With IMDSv2 the first answer is 401; a token is fetched and the notice is heard."""
+    """With IMDSv2 the first answer is 401; a token is fetched and the notice is detected."""
     monkeypatch.setitem(CLOUDS, "aws", NoticeEndpoint(f"{odd}/imds2/spot", {}, f"{odd}/token"))
     notices = Notices(["aws"], 0.01)
     ends = time.monotonic() + 10
@@ -172,14 +173,17 @@ def test_a_server_that_wants_a_session_token_gets_one(odd: str, told: list[dict[
 
 
 def test_names_of_clouds_and_nonsense() -> None:
-    """What can be written into relight.toml."""
-    assert [one.url for one in sources_of(["aws", "http://x/y"])] == [CLOUDS["aws"].url, "http://x/y"]
+    """relight.toml takes names of clouds and http URLs."""
+    assert [source.url for source in sources_of(["aws", "http://x/y"])] == [CLOUDS["aws"].url, "http://x/y"]
     with pytest.raises(ConfigError, match="notices"):
         sources_of(["ftp://x"])
 
 
 def test_a_job_ends_as_it_is_announced(tmp_path: Path, metadata: str) -> None:
-    """It saves its last step and says so by its exit code; SIGUSR1 before that only had it save."""
+    """After a notice the job saves its last step and ends with exit code ``SAVED``.
+
+    A SIGUSR1 before that only saves.
+    """
     job = Job(tmp_path, [], JOB_EVERY="1000", JOB_STEP_S="0.2")
     (tmp_path / "relight.toml").write_text(f'[supervise]\nnotices = ["{metadata}"]\nspares = false\n')
     process = job.start(steps=1000)
@@ -191,8 +195,8 @@ def test_a_job_ends_as_it_is_announced(tmp_path: Path, metadata: str) -> None:
         while time.monotonic() < ends and not (tmp_path / "store" / "run" / "ckpt").is_dir() and len(job.losses) < 60:
             time.sleep(0.05)
         Metadata.answer = '{"action": "terminate"}'
-        said = process.communicate(timeout=100)[0]
+        output = process.communicate(timeout=100)[0]
     finally:
         process.kill()
-    assert process.returncode == SAVED, said
-    assert "announces" in said and "SIGUSR1" in said, said
+    assert process.returncode == SAVED, output
+    assert "announces" in output and "SIGUSR1" in output, output

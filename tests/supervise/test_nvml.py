@@ -154,7 +154,7 @@ def test_errors_that_the_driver_tells_of() -> None:
 def test_where_there_is_nothing_there_is_none(monkeypatch: pytest.MonkeyPatch, library: Library | None, there: bool) -> None:
     """No library, no driver, no device."""
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    found = find_nvml()
-    assert (found is not None) is there
-    if found is not None:
-        found.close()
+    result = find_nvml()
+    assert (result is not None) is there
+    if result is not None:
+        result.close()

@@ -1,4 +1,4 @@
-"""Processes that reach the rendezvous' port and write to it: they execute nothing, and move no rank elsewhere."""
+"""Processes that can write to the rendezvous execute no code and redirect no rank."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SECRET = bytes(range(32))
 
 
 class Attack:
-    """What an attacker has a pickle do."""
+    """A pickle that runs an attacker's code when it is loaded."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -45,24 +45,24 @@ class Attack:
 
 @pytest.fixture
 def head() -> TCPStore:
-    """The store of a rendezvous, which any process may write to."""
+    """Make a rendezvous store, in which any process may write."""
     return loopback_store()
 
 
 def parameters(head: TCPStore, least: int = 1) -> RendezvousParameters:
-    """Of a job that meets there: two nodes, or ``least`` after a second."""
+    """Return the parameters of a job that meets at ``head``: two nodes, or ``least`` after a second."""
     where = f"127.0.0.1:{head.port}"
     return RendezvousParameters("c10d", where, "job", least, 2, local_addr="127.0.0.1", is_host=False, last_call_timeout=1, read_timeout=5)
 
 
 def put_state(head: TCPStore, state: bytes) -> None:
-    """Write a state as the attacker does: with a client of the same store."""
+    """Write a state as an attacker does, with a client of the same store."""
     client = TCPStore("127.0.0.1", head.port, None, False, timeout=timedelta(seconds=5), wait_for_workers=False)
     client.set("torch.rendezvous.job", base64.b64encode(state).decode())
 
 
 def test_torchs_own_rendezvous_executes_the_pickle(head: TCPStore, tmp_path: Path) -> None:
-    """The attack is one: what Relight replaces loads it at its next poll."""
+    """The attack works against torch's own handler: its next poll loads the pickle."""
     handler = torch_registry.get_rendezvous_handler(parameters(head))
     put_state(head, pickle.dumps(Attack(tmp_path / "mark")))
     with pytest.raises(AttributeError):
@@ -71,7 +71,7 @@ def test_torchs_own_rendezvous_executes_the_pickle(head: TCPStore, tmp_path: Pat
 
 
 def test_a_pickle_in_the_rendezvous_is_not_executed(head: TCPStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes that train go on, and log why no other can join; a node that starts ends with the reason."""
+    """Training nodes continue and log why no other node can join. A starting node ends with the reason."""
     monkeypatch.setenv(OWN_STORE, "1")
     meetings = Meetings(parameters(head), SECRET)
     joining = Joining(meetings.handler, 0.0, meetings.seen)
@@ -89,32 +89,37 @@ def test_a_pickle_in_the_rendezvous_is_not_executed(head: TCPStore, tmp_path: Pa
 
 @pytest.mark.parametrize("secret", [SECRET, b""], ids=["secret", "none"])
 def test_two_nodes_meet(head: TCPStore, monkeypatch: pytest.MonkeyPatch, secret: bytes) -> None:
-    """With a secret, and without one: the state goes from one to the other and back, with every field."""
+    """With and without a secret two nodes exchange the state with every field."""
     monkeypatch.setenv(OWN_STORE, "1")
     monkeypatch.setattr(dynamic_rendezvous, "pickle", None)
-    found: dict[int, RendezvousInfo] = {}
+    infos: dict[int, RendezvousInfo] = {}
 
     def join() -> None:
         meetings = Meetings(parameters(head, 2), secret)
         handler = meetings.handler()
         info = meetings.seen(handler.next_rendezvous())
-        found[info.rank] = info
+        infos[info.rank] = info
         info.store.set(f"told/{info.rank}", "{}")
         assert info.store.multi_get(["told/0", "told/1"]) == [b"{}", b"{}"]
         handler._stop_heartbeats()  # type: ignore[attr-defined]
 
     nodes = [threading.Thread(target=join) for _ in range(2)]
-    for one in nodes:
-        one.start()
-    for one in nodes:
-        one.join(30)
-    assert sorted(found) == [0, 1]
-    told = [info.bootstrap_store_info for info in found.values()]
-    assert told[0] is not None and told[1] is not None and told[0].master_port == told[1].master_port and told[0].master_addr == "127.0.0.1"
+    for node in nodes:
+        node.start()
+    for node in nodes:
+        node.join(30)
+    assert sorted(infos) == [0, 1]
+    addresses = [info.bootstrap_store_info for info in infos.values()]
+    assert (
+        addresses[0] is not None
+        and addresses[1] is not None
+        and addresses[0].master_port == addresses[1].master_port
+        and addresses[0].master_addr == "127.0.0.1"
+    )
 
 
 def test_a_node_with_another_secret_ends_at_once(head: TCPStore) -> None:
-    """It does not wait for the others until its patience is over."""
+    """A node with another secret does not wait for the other nodes."""
     handler = Meetings(parameters(head), SECRET).handler()
     handler.set_closed()  # type: ignore[no-untyped-call]
     for other in (SECRET[::-1], b""):
@@ -124,7 +129,7 @@ def test_a_node_with_another_secret_ends_at_once(head: TCPStore) -> None:
 
 
 def test_an_earlier_state_that_is_put_back_is_noticed(head: TCPStore) -> None:
-    """Its seal is right, its version is not."""
+    """An earlier state has a valid seal, but an old version."""
     handler = Meetings(parameters(head), SECRET).handler()
     states = []
     for number in (1, 2):
@@ -140,7 +145,7 @@ def test_an_earlier_state_that_is_put_back_is_noticed(head: TCPStore) -> None:
 
 
 def test_values_that_nodes_exchange_are_bound_to_job_round_and_name() -> None:
-    """An address that an attacker writes, or takes from another place, moves no rank to the attacker."""
+    """An address that an attacker writes or copies from another key redirects no rank."""
     raw: Any = HashStore()
     store = SealedStore(PrefixStore("job", raw), Seal(SECRET, "job"), "round 3")
     store.set("relight/port", "29000 10.0.0.1")
@@ -160,7 +165,7 @@ def test_values_that_nodes_exchange_are_bound_to_job_round_and_name() -> None:
 
 
 def test_the_address_of_rank_0_is_taken_from_its_own_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch writes ``MASTER_ADDR`` without a seal: what an attacker puts there is not used."""
+    """torch writes ``MASTER_ADDR`` without a seal, so its value is not used."""
     monkeypatch.setenv(OWN_STORE, "1")
     made = RendezvousParameters("c10d", "127.0.0.1:1", "job", 1, 2, local_addr="10.0.0.1")
     found = Meetings(made, SECRET).seen(RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("6.6.6.6", 666))).bootstrap_store_info
@@ -168,7 +173,7 @@ def test_the_address_of_rank_0_is_taken_from_its_own_node(monkeypatch: pytest.Mo
 
 
 def test_several_nodes_need_a_secret_or_the_word_none(tmp_path: Path) -> None:
-    """The error names the way out. A variable with the secret itself is not left for the ranks."""
+    """The error has a hint. A variable with the secret itself is removed from the ranks' environment."""
     assert job_secret(1, {}) == b"" and job_secret(2, {VARIABLE: "none"}) == b""
     for wrong in ({}, {VARIABLE: "hunter2"}, {VARIABLE: "env:MISSING"}):
         with pytest.raises(ConfigError) as error:
@@ -186,9 +191,9 @@ def test_several_nodes_need_a_secret_or_the_word_none(tmp_path: Path) -> None:
 def listening(pid: int) -> Iterator[str]:
     """Yield the addresses that a process listens at, in the kernel's notation."""
     inodes = set()
-    for one in Path(f"/proc/{pid}/fd").iterdir():
+    for path in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            inodes.add(os.readlink(one))
+            inodes.add(os.readlink(path))
         except OSError:
             continue
     for table in ("tcp", "tcp6"):
@@ -199,7 +204,10 @@ def listening(pid: int) -> Iterator[str]:
 
 
 def test_one_node_meets_in_memory_and_its_ranks_at_the_loopback_address() -> None:
-    """No process outside of this one takes part; each life has a store of its own, at the port that the user has chosen if any."""
+    """On one node no other process takes part.
+
+    Each incarnation has its own store, at the user's port if there is one.
+    """
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         free = one.getsockname()[1]
@@ -220,7 +228,7 @@ def test_one_node_meets_in_memory_and_its_ranks_at_the_loopback_address() -> Non
 
 
 def test_a_port_that_is_taken_is_named() -> None:
-    """Another user who listens there first gets no rank: the job ends with the reason."""
+    """If another process listens at the port first, the job ends with the reason."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -230,7 +238,10 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def test_a_back_end_of_another_package_gets_the_codec_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever builds torch's dynamic handler meanwhile; and a torch that pickles elsewhere is refused."""
+    """The replacement works for any backend of torch's dynamic handler.
+
+    A torch version that pickles elsewhere is refused.
+    """
     made = RendezvousParameters("theirs", "", "job", 1, 2)
 
     def theirs(told: RendezvousParameters) -> Any:
@@ -264,7 +275,10 @@ dist.destroy_process_group()
 
 @pytest.mark.distributed
 def test_a_job_of_one_node_opens_no_port_to_others(tmp_path: Path) -> None:
-    """``relight run`` with two ranks that form a group: its one socket listens at 127.0.0.1. Nothing in the working directory is executed."""
+    """``relight run`` with two ranks that form a group: its one socket listens at 127.0.0.1.
+
+    Nothing in the working directory is executed.
+    """
     trap = tmp_path / "trap"
     trap.mkdir()
     for name in ("torch", "json", "relight", "typing", "numpy"):

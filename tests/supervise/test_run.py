@@ -1,4 +1,7 @@
-"""``relight run`` on real processes: kills, hangs, errors, losses that are none; training ends where it would have ended."""
+"""``relight run`` with real processes: kills, hangs, errors, NaN losses.
+
+Training ends with the same weights as without failures.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ STEPS = 40
 
 
 class Job:
-    """One in a directory of its own."""
+    """A job in its own directory."""
 
     def __init__(self, path: Path, plan: list[dict[str, Any]] | None = None, **settings: str) -> None:
         self.path = path
@@ -37,10 +40,10 @@ class Job:
         self.plan = path / "plan.json"
         self.plan.write_text(json.dumps(plan or []))
         self.environment = {**os.environ, **settings}
-        self.said = ""
+        self.output = ""
 
     def start(self, *flags: str, steps: int = STEPS) -> subprocess.Popen[str]:
-        """``relight run`` it."""
+        """Start ``relight run`` with the job."""
         command = [sys.executable, "-m", "relight", "run", *(flags or ("--nproc-per-node", "2")), str(JOB)]
         return subprocess.Popen(
             [*command, str(self.path / "store"), str(steps), str(self.plan), str(self.path / "out")],
@@ -48,10 +51,10 @@ class Job:
         )  # fmt: skip
 
     def run(self, *flags: str, steps: int = STEPS, timeout_s: float = 240) -> int:
-        """To its end: the exit code."""
+        """Run the job to its end and return the exit code."""
         process = self.start(*flags, steps=steps)
         try:
-            self.said = process.communicate(timeout=timeout_s)[0]
+            self.output = process.communicate(timeout=timeout_s)[0]
         except subprocess.TimeoutExpired:
             process.kill()
             raise AssertionError(process.communicate()[0]) from None
@@ -59,140 +62,149 @@ class Job:
 
     @property
     def end(self) -> str:
-        """The weights' hash."""
+        """Return the hash of the weights."""
         return (self.path / "out.end").read_text()
 
     @property
     def losses(self) -> list[tuple[int, float, int]]:
-        """Step, loss, life; as they came."""
+        """Return step, loss and incarnation of every row, in the order in which they were written."""
         rows = [line.split() for line in (self.path / "out").read_text().splitlines()]
         return [(int(step), float(loss), int(life)) for step, loss, life in rows]
 
     @property
     def incidents(self) -> list[Incident]:
-        """Of the run."""
+        """Return the incidents of the run."""
         return read_incidents(open_bytes(self.path / "store"), "run")
 
 
 def spares_in(folder: Path) -> list[psutil.Process]:
-    """Processes that wait for ranks of a job there."""
-    found = []
-    for one in psutil.process_iter():
+    """Return the spare processes whose working directory is in ``folder``."""
+    spares = []
+    for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if "relight.supervise.spare" in one.cmdline() and Path(one.cwd()).is_relative_to(folder):
-                found.append(one)
-    return found
+            if "relight.supervise.spare" in process.cmdline() and Path(process.cwd()).is_relative_to(folder):
+                spares.append(process)
+    return spares
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The weights of a run to which nothing happens."""
+    """Return the hash of the weights of a run without failures."""
     job = Job(tmp_path_factory.mktemp("straight"))
-    assert job.run() == 0, job.said
+    assert job.run() == 0, job.output
     assert not job.incidents and [step for step, _, _ in job.losses] == list(range(STEPS))
     return job.end
 
 
 def test_whatever_ends_a_rank_training_goes_on(tmp_path: Path, straight: str) -> None:
-    """Five ends of one run, each of another kind; the weights at the end are those of a run without."""
+    """A run with five failures, each of another kind, ends with the weights of a run without failures."""
     kinds = {"kill": "killed", "segv": "crash", "value": "user", "full": "storage", "exit": "unknown"}
     plan = [{"rank": n % 2, "step": 7 * n + 6, "what": what} for n, what in enumerate(kinds)]
     job = Job(tmp_path, plan)
-    assert job.run() == 0, job.said
-    assert job.end == straight, job.said
-    found = job.incidents
-    assert [(one.kind, one.action) for one in found] == [(kind, "resume") for kind in kinds.values()], job.said
-    for one, planned in zip(found, plan, strict=True):
-        assert one.rank == planned["rank"] and one.step == planned["step"] - 1
-        assert one.after is not None and one.after.restored >= min(worker["durable"] for worker in one.workers)
-        assert one.after.seconds["noticed"] + one.after.seconds["decided"] < 2
+    assert job.run() == 0, job.output
+    assert job.end == straight, job.output
+    incidents = job.incidents
+    assert [(incident.kind, incident.action) for incident in incidents] == [(kind, "resume") for kind in kinds.values()], job.output
+    for incident, planned in zip(incidents, plan, strict=True):
+        assert incident.rank == planned["rank"] and incident.step == planned["step"] - 1
+        assert incident.after is not None and incident.after.restored >= min(worker["durable"] for worker in incident.workers)
+        assert incident.after.seconds["noticed"] + incident.after.seconds["decided"] < 2
 
 
 def test_a_hang_is_found_and_says_where_everybody_stood(tmp_path: Path, straight: str) -> None:
-    """A rank that waits for ever, and one that is stopped; the others' stacks show what they waited for."""
+    """One rank waits for ever, and one is stopped by a signal.
+
+    The stacks of the other ranks show what they waited for.
+    """
     plan = [{"rank": 1, "step": 12, "what": "lock"}, {"rank": 0, "step": 25, "what": "stop"}]
     job = Job(tmp_path, plan)
-    assert job.run() == 0, job.said
+    assert job.run() == 0, job.output
     assert job.end == straight
     first, second = job.incidents
-    assert (first.kind, first.action, second.kind) == ("hang", "resume", "hang"), job.said
+    assert (first.kind, first.action, second.kind) == ("hang", "resume", "hang"), job.output
     assert "fail" in first.stacks["1"] and "all_reduce" in first.stacks["0"], first.stacks
     assert "stopped by a signal" in second.why and second.rank == 0 or "rank 0" in second.why
-    assert max(one.after.seconds["all"] for one in job.incidents if one.after) < 60
-    for one in (first, second):  # three usual steps, which are of milliseconds here, and five seconds; a busy machine
-        found = re.search(r"for ([0-9.]+) s", one.why)
-        assert found is not None and float(found[1]) < 8, one.why
+    assert max(incident.after.seconds["all"] for incident in job.incidents if incident.after) < 60
+    for incident in (first, second):  # three usual steps of some milliseconds, and five seconds; 8 allows for a busy machine
+        seconds = re.search(r"for ([0-9.]+) s", incident.why)
+        assert seconds is not None and float(seconds[1]) < 8, incident.why
     for arguments, words in (((), ("hang", "resume")), (("latest",), ("clues, the strongest first:", "stacks of rank 1:"))):
         command = [sys.executable, "-m", "relight", "incidents", str(tmp_path / "store" / "run"), *arguments]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert all(word in shown for word in words), shown
-    told = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
-    assert told[0]["id"] == second.id and told[0]["after"]["steps_lost"] >= 0
+    incidents = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert incidents[0]["id"] == second.id and incidents[0]["after"]["steps_lost"] >= 0
 
 
 @pytest.mark.slow
 def test_slow_is_not_stuck(tmp_path: Path, straight: str) -> None:
-    """A step that takes eight seconds for once and works, and an evaluation that says so."""
+    """Neither one step of eight seconds nor an evaluation that is declared as a phase is a hang."""
     job = Job(tmp_path, [{"rank": 0, "step": 15, "what": "evaluate"}])
-    assert job.run() == 0, job.said
-    assert job.end == straight and not job.incidents, job.said
+    assert job.run() == 0, job.output
+    assert job.end == straight and not job.incidents, job.output
 
 
 def test_an_error_that_would_only_repeat_stops_at_once(tmp_path: Path) -> None:
-    """Before any step: nothing is tried again, the reason is said, and no store is needed to write it down."""
+    """A TypeError before any step is not retried. The reason is printed and recorded, also without a store."""
     job = Job(tmp_path, [{"rank": 0, "step": 0, "what": "type"}])
     assert job.run() == 1
-    assert "TypeError" in job.said and "would only repeat" in job.said and "incarnation 2" not in job.said, job.said
-    found = job.incidents or incidents_in(tmp_path / "relight-incidents")
-    assert [(one.kind, one.action) for one in found] == [("user", "stop")]
+    assert "TypeError" in job.output and "would only repeat" in job.output and "incarnation 2" not in job.output, job.output
+    incidents = job.incidents or incidents_in(tmp_path / "relight-incidents")
+    assert [(incident.kind, incident.action) for incident in incidents] == [("user", "stop")]
 
 
 @pytest.mark.slow
 def test_the_same_again_stops(tmp_path: Path) -> None:
-    """Three times at one step."""
+    """The third failure at the same step stops the job."""
     job = Job(tmp_path, [{"rank": 0, "step": 8, "what": "exit"}] * 3)
-    assert job.run() == 1, job.said
-    assert [one.action for one in job.incidents] == ["resume", "resume", "stop"]
-    assert "3 times at step 7" in job.said
+    assert job.run() == 1, job.output
+    assert [incident.action for incident in job.incidents] == ["resume", "resume", "stop"]
+    assert "3 times at step 7" in job.output
 
 
 @pytest.mark.parametrize("what", ["poison", pytest.param("jump", marks=pytest.mark.slow)])
 def test_a_loss_that_went_wrong_is_gone_back_behind(tmp_path: Path, what: str) -> None:
-    """Samples that make it no number, weights that jump: the run goes back, leaves the samples out, and ends well; the log says so."""
+    """After a NaN loss or a jump of the weights the run is rolled back and skips the samples.
+
+    The log has the record.
+    """
     job = Job(tmp_path, [{"rank": 0, "step": 63, "what": what}], JOB_EVERY="10", JOB_STEP_S="0.03")
-    assert job.run(steps=100) == 0, job.said
-    (one,) = job.incidents
-    assert (one.kind, one.action) == ("numerical", "roll back") and one.settings["RELIGHT_BEFORE"] == "63", job.said
+    assert job.run(steps=100) == 0, job.output
+    (incident,) = job.incidents
+    assert (incident.kind, incident.action) == ("numerical", "roll back") and incident.settings["RELIGHT_BEFORE"] == "63", job.output
     second = [step for step, _, life in job.losses if life == 1]
     assert (
         second == [*range(second[0], 63), *range(64, 100)] and second[0] > 0 and all(abs(loss) < 10 for _, loss, life in job.losses if life)
     )
-    said = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-m", "relight", "log", str(tmp_path / "store" / "run")], capture_output=True, text=True, check=True
     )
-    assert "rolled back: before=63 skip=63-63" in said.stdout
+    assert "rolled back: before=63 skip=63-63" in shown.stdout
 
 
 @pytest.mark.parametrize("saves", [pytest.param("1", marks=pytest.mark.slow), "1000000"])
 def test_asked_to_end_it_says_whether_the_last_step_is_stored(tmp_path: Path, straight: str, saves: str) -> None:
-    """SIGTERM to the supervisor: the ranks save and end; started again, it ends where it would have."""
+    """After SIGTERM to the supervisor the ranks save and end.
+
+    A second start completes the run with the same weights.
+    """
     job = Job(tmp_path, JOB_STEP_S="0.1", JOB_EVERY=saves)
     process = job.start()
     while not (tmp_path / "out").exists() or len(job.losses) < 8:
         time.sleep(0.05)
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=60)[0]
-    assert process.returncode == 75, said
-    assert [(one.kind, one.action) for one in job.incidents] == [("preemption", "end")]
-    assert job.run() == 0, job.said
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 75, output
+    assert [(incident.kind, incident.action) for incident in job.incidents] == [("preemption", "end")]
+    assert job.run() == 0, job.output
     assert job.end == straight
     lives = [step for step, _, _ in job.losses]
     assert lives == list(range(STEPS)), "no step was done twice"
 
 
 def test_if_the_supervisor_is_killed_the_ranks_save_and_end(tmp_path: Path, straight: str) -> None:
-    """Nobody is left to watch over them; whoever starts the job again goes on where they ended."""
+    """Without a supervisor the ranks end after a save. The next start resumes from it."""
     job = Job(tmp_path, JOB_STEP_S="0.1", JOB_EVERY="1000000")
     process = job.start()
     while not (tmp_path / "out").exists() or len(job.losses) < 8:
@@ -203,43 +215,47 @@ def test_if_the_supervisor_is_killed_the_ranks_save_and_end(tmp_path: Path, stra
     ends = time.monotonic() + 30
     while subprocess.run(["pgrep", "-f", str(tmp_path / "plan.json")], capture_output=True, check=False).stdout and time.monotonic() < ends:
         time.sleep(0.1)
-    assert job.run() == 0, job.said
+    assert job.run() == 0, job.output
     assert job.end == straight
     assert [step for step, _, _ in job.losses] == list(range(STEPS))
 
 
 def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
-    """A supervisor on each; a rank of one of them is killed, and both start anew."""
+    """Two nodes have a supervisor each. If a rank of one node is killed, both restart their ranks."""
     port = free_port()
     write_key_file(str(tmp_path / "secret"))
     job = Job(tmp_path, [{"rank": 1, "step": 17, "what": "kill"}], RELIGHT_JOB_SECRET=f"file:{tmp_path}/secret")
     flags = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "j")
     both = [job.start(*flags, "--local-addr", "127.0.0.1") for _ in range(2)]
-    said = [one.communicate(timeout=240)[0] for one in both]
-    assert [one.returncode for one in both] == [0, 0], said
+    outputs = [process.communicate(timeout=240)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
     assert job.end == straight
     folder = tmp_path / "store" / "run" / DIRECTORY
     kept = newest_accounts(path.name for path in folder.iterdir()).values()
     accounts = [msgspec.json.decode((folder / name).read_bytes(), type=Account) for name in kept]
-    assert [(one.failures, one.steps) for one in accounts] == [({"killed": 1}, STEPS)] * 2, "each node knows what it was"
+    assert [(account.failures, account.steps) for account in accounts] == [({"killed": 1}, STEPS)] * 2, "each node knows the cause"
 
 
 @pytest.mark.slow
 def test_two_nodes_at_a_fixed_port_need_one_life_more_for_one_failure(tmp_path: Path, straight: str) -> None:
-    """With ``--master-port`` no rank connects to an address of a dead life: one killed rank costs one restart of each node."""
+    """With ``--master-port`` no rank connects to an address of an ended incarnation: one killed rank costs one restart
+    of each node."""
     flags = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     job = Job(tmp_path, [{"rank": 1, "step": 17, "what": "kill"}], RELIGHT_JOB_SECRET="none")
     both = [job.start(*flags, "--node-rank", str(rank)) for rank in range(2)]
-    said = [one.communicate(timeout=240)[0] for one in both]
-    assert [one.returncode for one in both] == [0, 0], said
-    assert job.end == straight and max(life for _, _, life in job.losses) == 1, said
-    assert all("Connection refused" not in one for one in said), said
+    outputs = [process.communicate(timeout=240)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert job.end == straight and max(life for _, _, life in job.losses) == 1, outputs
+    assert all("Connection refused" not in output for output in outputs), outputs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", ["1:2", "2"])
 def test_a_node_that_is_asked_to_go_leaves_the_others_at_work(tmp_path: Path, nodes: str) -> None:
-    """SIGTERM to one ``relight run`` of two: it saves and leaves (75). The other continues from that step, or ends with 75 if it is too few."""
+    """After SIGTERM one ``relight run`` of two saves and leaves (exit code 75).
+
+    The other continues from that step, or ends with 75 if the job needs both nodes.
+    """
     flags = ("--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}",
              "--rdzv-id", "j", "--rdzv-conf", "last_call_timeout=3", "--local-addr", "127.0.0.1")  # fmt: skip
     job = Job(tmp_path, JOB_STEP_S="0.1", JOB_EVERY="1000", RELIGHT_JOB_SECRET="none")
@@ -248,25 +264,25 @@ def test_a_node_that_is_asked_to_go_leaves_the_others_at_work(tmp_path: Path, no
         time.sleep(0.1)
         assert stays.poll() is None
     goes.terminate()
-    said = [one.communicate(timeout=240)[0] for one in (goes, stays)]
-    assert goes.returncode == 75 and "the last step is stored" in said[0], said
-    assert stays.returncode == (0 if nodes == "1:2" else 75), said
+    outputs = [process.communicate(timeout=240)[0] for process in (goes, stays)]
+    assert goes.returncode == 75 and "the last step is stored" in outputs[0], outputs
+    assert stays.returncode == (0 if nodes == "1:2" else 75), outputs
     if nodes == "1:2":
         steps = [step for step, _, _ in job.losses]
-        assert steps == list(range(60)) and "1 node continues" in said[1], said  # no step is lost, and none is done twice
+        assert steps == list(range(60)) and "1 node continues" in outputs[1], outputs  # no step is lost, and none is done twice
 
 
 @pytest.mark.slow
 def test_two_nodes_go_back_together(tmp_path: Path) -> None:
-    """The loss of a rank of one of them is no number; the other's only lost a rank, and goes back as well."""
+    """A rank of one node has a NaN loss. The other node only lost a rank, and both roll back."""
     port = free_port()
     job = Job(tmp_path, [{"rank": 1, "step": 23, "what": "poison"}], JOB_OWN_LOSS="1", JOB_STEP_S="0.03", RELIGHT_JOB_SECRET="none")
     flags = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "j")
     both = [job.start(*flags, "--local-addr", "127.0.0.1") for _ in range(2)]
-    said = [one.communicate(timeout=240)[0] for one in both]
-    assert [one.returncode for one in both] == [0, 0], said
+    outputs = [process.communicate(timeout=240)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
     second = [step for step, _, life in job.losses if life == 1]
-    assert second == [*range(second[0], 23), *range(24, STEPS)], said
+    assert second == [*range(second[0], 23), *range(24, STEPS)], outputs
 
 
 def test_of_two_supervisors_one_acts(tmp_path: Path) -> None:
@@ -278,61 +294,70 @@ def test_of_two_supervisors_one_acts(tmp_path: Path) -> None:
         time.sleep(0.05)
         assert first.poll() is None
     refused = Job(tmp_path)
-    assert refused.run(steps=300) != 0 and "still trains this run" in refused.said, refused.said
+    assert refused.run(steps=300) != 0 and "still trains this run" in refused.output, refused.output
     assert first.poll() is None
     second = Job(tmp_path, RELIGHT_CHECKPOINT__TAKEOVER="take")
-    assert second.run(steps=300) == 0, second.said
-    said = first.communicate(timeout=60)[0]
-    assert first.returncode == 1 and "another attempt has taken this run over" in said, said
+    assert second.run(steps=300) == 0, second.output
+    output = first.communicate(timeout=60)[0]
+    assert first.returncode == 1 and "another attempt has taken this run over" in output, output
 
 
 @pytest.mark.slow
 def test_a_spare_takes_a_ranks_place(tmp_path: Path, straight: str) -> None:
-    """It has its imports behind it, its own environment and its output in the same files; no spare is left behind."""
+    """A spare has finished its imports, gets the rank's environment and writes to the same output files.
+
+    No spare outlives the job.
+    """
     (tmp_path / "relight.toml").write_text('[supervise]\nspares = true\npreload = ["fractions", "no_such_module_"]\n')
     job = Job(tmp_path, [{"rank": 1, "step": 25, "what": "kill"}], JOB_STEP_S="0.3")
-    assert job.run() == 0, job.said
+    assert job.run() == 0, job.output
     assert job.end == straight
-    (one,) = job.incidents
-    assert one.after is not None and one.after.seconds["all"] < 10
-    assert "a spare could not import no_such_module_" in job.said
+    (incident,) = job.incidents
+    assert incident.after is not None and incident.after.seconds["all"] < 10
+    assert "a spare could not import no_such_module_" in job.output
     assert not spares_in(tmp_path)
 
 
 @pytest.mark.slow
 def test_a_spare_runs_the_script_ahead(tmp_path: Path, straight: str) -> None:
-    """Up to standby(), without a rank, and no further; what it said there is in the output of the rank that it became."""
+    """A spare runs the script up to standby(), without a rank.
+
+    Its output until then is in the output of the rank that it replaces.
+    """
     job = Job(tmp_path, [{"rank": 1, "step": 25, "what": "kill"}], JOB_STEP_S="0.4", JOB_STANDBY="yes")
-    assert job.run() == 0, job.said
+    assert job.run() == 0, job.output
     assert job.end == straight
-    (one,) = job.incidents
-    assert one.after is not None and one.after.seconds["began"] < 2
-    assert job.said.count("built as a rank") == 2 and job.said.count("built ahead") == 2, job.said
+    (incident,) = job.incidents
+    assert incident.after is not None and incident.after.seconds["began"] < 2
+    assert job.output.count("built as a rank") == 2 and job.output.count("built ahead") == 2, job.output
     assert not spares_in(tmp_path)
 
 
 @pytest.mark.slow
 def test_a_script_that_cannot_be_run_ahead_goes_on_all_the_same(tmp_path: Path, straight: str) -> None:
-    """It asks for its rank too early: said once, with the script's own words; the ranks are started as ever."""
+    """A script that reads its rank before standby() is reported once, with its own error.
+
+    The ranks are started without spares.
+    """
     job = Job(tmp_path, [{"rank": 1, "step": 25, "what": "kill"}], JOB_STEP_S="0.4", JOB_STANDBY="unfit")
-    assert job.run() == 0, job.said
+    assert job.run() == 0, job.output
     assert job.end == straight
-    assert job.said.count("a spare ended before relight.standby(): KeyError: 'RANK'") == 1, job.said
-    assert job.said.count("built as a rank") == 4 and not spares_in(tmp_path), job.said
+    assert job.output.count("a spare ended before relight.standby(): KeyError: 'RANK'") == 1, job.output
+    assert job.output.count("built as a rank") == 4 and not spares_in(tmp_path), job.output
 
 
 @pytest.mark.parametrize(
     "wrong", ["[supervise]\nspare = true", "[supervise]\nfailures = 0", "supervise = 3", "[supervise", "[supervise]\npreload = [3]"]
 )
 def test_settings_are_checked(tmp_path: Path, wrong: str) -> None:
-    """Before anything is started."""
+    """A wrong setting is refused before any process is started."""
     (tmp_path / "relight.toml").write_text(wrong)
     job = Job(tmp_path)
-    assert job.run() == 2 and "incarnation 1" not in job.said and "relight.toml" in job.said or "supervise" in job.said, job.said
+    assert job.run() == 2 and "incarnation 1" not in job.output and "relight.toml" in job.output or "supervise" in job.output, job.output
 
 
 def test_a_usage_error_is_one(tmp_path: Path) -> None:
-    """Exit code 2, as of every command; torchrun's flags are known, others are not."""
+    """The exit code is 2, as of every command. Only torchrun's flags are known next to Relight's own."""
     for arguments in (["--no-such-flag", "2", "x.py"], [], ["--settings", "none.toml", "x.py"]):
         done = subprocess.run(
             [sys.executable, "-m", "relight", "run", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False

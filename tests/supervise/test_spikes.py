@@ -51,8 +51,8 @@ def test_no_number_behind_a_jump_began_with_it() -> None:
     for step in range(200):
         spikes.update(step, 2 + 0.01 * (step % 7))
     assert spikes.update(200, 50.0) is None and spikes.update(201, 500.0) is None
-    found = spikes.update(202, math.nan)
-    assert found is not None and found.onset == 200
+    result = spikes.update(202, math.nan)
+    assert result is not None and result.onset == 200
 
 
 def test_a_setting_says_how_far() -> None:

@@ -86,9 +86,9 @@ def test_one_that_does_not_answer_is_told_of_and_lives(tmp_path: Path, started: 
     stopped.send_signal(signal.SIGSTOP)
     time.sleep(0.2)
     before = time.monotonic()
-    found = stacks.take({0: stopped.pid, 1: deaf.pid, 2: gone.pid}, {n: tmp_path / str(n) for n in range(3)})
+    result = stacks.take({0: stopped.pid, 1: deaf.pid, 2: gone.pid}, {n: tmp_path / str(n) for n in range(3)})
     assert time.monotonic() - before < 3
-    assert "state T" in found[0] and "state S" in found[1] and "gone" in found[2]
+    assert "state T" in result[0] and "state S" in result[1] and "gone" in result[2]
     assert deaf.poll() is None and not catches(deaf.pid, stacks.SIGNAL) and catches(stopped.pid, stacks.SIGNAL)
 
 

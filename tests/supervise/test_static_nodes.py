@@ -42,10 +42,10 @@ def meet(meetings: list[Meetings], handlers: list[RendezvousHandler]) -> list[An
             found[rank] = error
 
     threads = [threading.Thread(target=join, args=(rank,), daemon=True) for rank in reversed(range(len(handlers)))]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(30)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
     return found
 
 
@@ -60,7 +60,7 @@ def test_a_life_reads_no_address_of_a_dead_life() -> None:
     """Ranks of a new life find nothing that ranks of the life before have written, at the same port."""
     port = free_port()
     meetings = [node(port, rank) for rank in range(2)]
-    handlers = [one.handler() for one in meetings]
+    handlers = [meeting.handler() for meeting in meetings]
     first = meet(meetings, handlers)
     assert [one.rank for one in first] == [0, 1] and handlers[0].num_nodes_waiting() == 0
     dead = as_a_rank(first[1])
@@ -78,7 +78,7 @@ def test_a_node_whose_ranks_ended_is_heard() -> None:
     """Node 0 learns that another node waits for a new life; another node learns that node 0 has begun one."""
     port = free_port()
     meetings = [node(port, rank) for rank in range(2)]
-    handlers = [one.handler() for one in meetings]
+    handlers = [meeting.handler() for meeting in meetings]
     meet(meetings, handlers)
     waits = threading.Thread(target=handlers[1].next_rendezvous, daemon=True)
     waits.start()
@@ -103,7 +103,7 @@ def test_a_node_that_ends_the_job_ends_it_for_the_others() -> None:
     """A node that asks for a new life learns that there is none; without other nodes a node gives up in time."""
     port = free_port()
     meetings = [node(port, rank) for rank in range(2)]
-    handlers = [one.handler() for one in meetings]
+    handlers = [meeting.handler() for meeting in meetings]
     meet(meetings, handlers)
     handlers[1].shutdown()
     with pytest.raises(RendezvousClosedError):
@@ -117,10 +117,10 @@ def test_values_of_another_secret_are_refused() -> None:
     """What nodes exchange has the job's seal, as in a dynamic rendezvous."""
     port = free_port()
     meetings = [node(port, 0, b"a" * 32), node(port, 1, b"b" * 32)]
-    found = meet(meetings, [one.handler() for one in meetings])
-    found[0].store.set("relight/told/0", "{}")
+    result = meet(meetings, [meeting.handler() for meeting in meetings])
+    result[0].store.set("relight/told/0", "{}")
     with pytest.raises(Forged):
-        found[1].store.get("relight/told/0")
+        result[1].store.get("relight/told/0")
 
 
 def test_a_taken_port_and_a_missing_number_are_named() -> None:

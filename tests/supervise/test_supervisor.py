@@ -1,4 +1,4 @@
-"""One job under watch, without processes: pages are written here."""
+"""The supervisor of one job without processes: the tests write the heartbeat pages themselves."""
 
 from __future__ import annotations
 
@@ -33,14 +33,17 @@ from relight.supervise.supervisor import Supervisor
 
 
 def test_a_life_that_ended_between_two_looks_went_on_all_the_same(tmp_path: Path) -> None:
-    """Its steps are in its pages: the incident before it is over, with what it has cost; the next one is open."""
+    """The heartbeat pages have the steps of an incarnation that ended between two polls.
+
+    The incident before it is closed with its cost, and the next one is open.
+    """
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     try:
         for reached, restored in ((5, -1), (12, 4)):
-            told = watched.begin([0, 1], {})
+            environments = watched.begin([0, 1], {})
             watched.started({0: os.getpid(), 1: os.getpid()})
             for rank in range(2):
-                HeartbeatPage(told[rank][SETTING]).write(
+                HeartbeatPage(environments[rank][SETTING]).write(
                     Heartbeat(pid=1, phase="training", step=reached, steps=3, restored=restored, first_at=2.0)
                 )
             watched.failed([Worker(0, -9, 1.0), Worker(1, stopped=True)])
@@ -52,7 +55,8 @@ def test_a_life_that_ended_between_two_looks_went_on_all_the_same(tmp_path: Path
 
 
 def test_what_an_earlier_life_did_counts_when_it_is_asked_whether_all_is_stored(tmp_path: Path) -> None:
-    """Asked to end before the new life has come to where the old one was: the steps between are not stored."""
+    """If the job must end before the new incarnation has reached the step of the old one, the steps between are not
+    stored."""
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     try:
         for beat, stored in (
@@ -61,9 +65,9 @@ def test_what_an_earlier_life_did_counts_when_it_is_asked_whether_all_is_stored(
             (Heartbeat(pid=3, phase="training", restored=9), True),
             (Heartbeat(pid=4, phase="training", restored=4, step=12, steps=8, durable=12), True),
         ):
-            told = watched.begin([0], {})
+            environments = watched.begin([0], {})
             watched.started({0: os.getpid()})
-            HeartbeatPage(told[0][SETTING]).write(beat)
+            HeartbeatPage(environments[0][SETTING]).write(beat)
             watched.poll()
             assert watched.saved() is stored, beat
             watched.failed([Worker(0, -9, 1.0)])
@@ -72,7 +76,7 @@ def test_what_an_earlier_life_did_counts_when_it_is_asked_whether_all_is_stored(
 
 
 def test_what_ranks_had_not_heard_of_is_stored_all_the_same(tmp_path: Path) -> None:
-    """They were ended while they waited, before they were told even that it was sealed: the run's log knows."""
+    """Ranks ended before they knew that their save was sealed. The run's log has the checkpoint."""
     save(Attempt.begin(LocalStore(tmp_path / "s"), "r"), 12)
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "incidents")
     try:
@@ -82,9 +86,9 @@ def test_what_ranks_had_not_heard_of_is_stored_all_the_same(tmp_path: Path) -> N
             (f"{tmp_path}/s", 12, True),
             (f"{tmp_path}/s", 13, False),
         ):
-            told = watched.begin([0], {})
+            environments = watched.begin([0], {})
             watched.started({0: os.getpid()})
-            HeartbeatPage(told[0][SETTING]).write(
+            HeartbeatPage(environments[0][SETTING]).write(
                 Heartbeat(pid=step, phase="training", step=step, steps=8, sealed=4, durable=4, url=url, run="r")
             )
             watched.poll()
@@ -95,68 +99,81 @@ def test_what_ranks_had_not_heard_of_is_stored_all_the_same(tmp_path: Path) -> N
 
 
 def test_a_failure_that_several_machines_wrote_down_is_one(tmp_path: Path) -> None:
-    """Each has seen its own ranks' end; the next life's end is another failure, and so is the next job's."""
+    """Incidents of several machines for one incarnation are one failure. The next incarnation or job has its own."""
 
-    def one(host: str, life: int, job: str = "job") -> Incident:
+    def incident_on(host: str, life: int, job: str = "job") -> Incident:
         failure = Failure("network", "why", 0, 5, 6, "words")
         return incident_of(FailureEvidence(()), failure, Decision("resume", "so"), job=job, host=host, life=life, group="head:29400 j")
 
-    told = [one("a", 1), one("b", 1), one("b", 2), one("a", 2), one("c", 1, "other")]
-    assert [(it.host, it.life) for it in once_each(told)] == [("a", 1), ("b", 2), ("c", 1)]
-    met = [
-        msgspec.structs.replace(it, meeting=meeting) for it, meeting in ((told[0], "x"), (told[1], "x"), (told[2], "y"), (one("d", 1), "y"))
-    ]
-    assert [(it.host, it.meeting) for it in once_each(met)] == [("a", "x"), ("b", "y")], "a machine that came later counts from 1"
+    incidents = [incident_on("a", 1), incident_on("b", 1), incident_on("b", 2), incident_on("a", 2), incident_on("c", 1, "other")]
+    assert [(incident.host, incident.life) for incident in once_each(incidents)] == [("a", 1), ("b", 2), ("c", 1)]
+    late = incident_on("d", 1)
+    meetings = ((incidents[0], "x"), (incidents[1], "x"), (incidents[2], "y"), (late, "y"))
+    met = [msgspec.structs.replace(incident, meeting=meeting) for incident, meeting in meetings]
+    assert [(incident.host, incident.meeting) for incident in once_each(met)] == [("a", "x"), ("b", "y")], (
+        "a machine that came later counts from 1"
+    )
 
 
 def test_a_job_that_moved_to_another_machine_has_its_own_failures() -> None:
-    """A job of one node that fails at the same step on another machine has failed twice: no second machine saw the first failure."""
+    """A job of one node that fails at the same step on another machine has failed twice: no second machine saw the
+    first failure."""
     facts, failure = FailureEvidence(()), Failure("crash", "why", 0, 5, 6, "words")
-    told = [incident_of(facts, failure, Decision("stop", "so"), job="job", host=host, life=1) for host in ("a", "b")]
-    assert [it.host for it in once_each(told)] == ["a", "b"]
+    incidents = [incident_of(facts, failure, Decision("stop", "so"), job="job", host=host, life=1) for host in ("a", "b")]
+    assert [incident.host for incident in once_each(incidents)] == ["a", "b"]
 
 
 def test_what_failed_before_the_run_was_known_is_in_its_store_as_well(tmp_path: Path) -> None:
-    """A rank dies before any has said where the run is: written down here first, and brought there once that is known."""
+    """A rank dies before any rank has reported where the run is.
+
+    The incident is stored locally first, and moved to the run's store once that is known.
+    """
     store = open_bytes(tmp_path / "store")
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "here")
     try:
         watched.begin([0], {})
         watched.started({0: os.getpid()})
         watched.failed([Worker(0, -9, 1.0)])
-        assert [one.life for one in incidents_in(tmp_path / "here")] == [1]
-        told = watched.begin([0], {})
+        assert [incident.life for incident in incidents_in(tmp_path / "here")] == [1]
+        environments = watched.begin([0], {})
         watched.started({0: os.getpid()})
-        HeartbeatPage(told[0][SETTING]).write(Heartbeat(pid=1, phase="training", step=3, steps=1, url=str(tmp_path / "store"), run="run"))
+        HeartbeatPage(environments[0][SETTING]).write(
+            Heartbeat(pid=1, phase="training", step=3, steps=1, url=str(tmp_path / "store"), run="run")
+        )
         watched.poll()
-        assert [one.life for one in read_incidents(store, "run")] == [1]
+        assert [incident.life for incident in read_incidents(store, "run")] == [1]
         assert incidents_in(tmp_path / "here") == []
     finally:
         watched.close()
 
 
 def test_what_is_no_agent_any_more_is_let_be(tmp_path: Path) -> None:
-    """An agent that is gone has left its number, and another process has it by now: late saves are not its fault."""
+    """If another process has the process id of an ended agent, it is left alone although saves are late."""
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
-    other = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "60"])
     try:
-        os.kill(other.pid, signal.SIGSTOP)
-        os.waitpid(other.pid, os.WUNTRACED)
-        told = watched.begin([0], {})
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        environments = watched.begin([0], {})
         watched.started({0: os.getpid()})
         asked = time.monotonic() - 1000
-        HeartbeatPage(told[0][SETTING]).write(Heartbeat(pid=1, phase="training", step=1, steps=1, save_since=asked, agent=other.pid))
+        HeartbeatPage(environments[0][SETTING]).write(
+            Heartbeat(pid=1, phase="training", step=1, steps=1, save_since=asked, agent=process.pid)
+        )
         watched.poll()
         time.sleep(0.1)
-        assert other.poll() is None
+        assert process.poll() is None
     finally:
-        other.kill()
-        other.wait()
+        process.kill()
+        process.wait()
         watched.close()
 
 
 def test_what_another_supervisor_needs_is_not_swept(tmp_path: Path) -> None:
-    """One in another container, whose processes have no numbers here, but whose memory is the same: only what nobody holds is left over."""
+    """Another container shares the memory directory, but its process ids are unknown here.
+
+    Only directories that no supervisor has locked are removed.
+    """
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     foreign = Path(watched.begin([0], {})[0][SETTING]).parent
     left = foreign.with_name("relight-run-4194303-left0000")
@@ -164,7 +181,7 @@ def test_what_another_supervisor_needs_is_not_swept(tmp_path: Path) -> None:
     (left / MARKER).touch()
     try:
         hidden = foreign.with_name(f"relight-run-4194302-{foreign.name.rpartition('-')[2]}")
-        foreign.rename(hidden)  # as if its process had a number that is none here
+        foreign.rename(hidden)  # as if its process id were unknown here
         Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path).close()
         assert hidden.exists() and not left.exists()
         hidden.rename(foreign)
@@ -174,23 +191,23 @@ def test_what_another_supervisor_needs_is_not_swept(tmp_path: Path) -> None:
 
 
 def test_a_diary_that_somebody_else_wrote_in_ends_no_job(tmp_path: Path) -> None:
-    """An incident whose name is no time, settings that are no numbers: what cannot be understood is left out."""
+    """An incident with an invalid name or invalid settings is skipped, and the job continues."""
     watched = Supervisor(SuperviseRules(split=True), HangTimeouts(), "job", tmp_path / "here")
     try:
-        told = watched.begin([0], {})
+        environments = watched.begin([0], {})
         watched.started({0: os.getpid()})
         watched.failed([Worker(0, -9, 1.0)])
-        (one,) = incidents_in(tmp_path / "here")
+        (incident,) = incidents_in(tmp_path / "here")
         diary = tmp_path / "store" / "run" / "incidents"
         diary.mkdir(parents=True)
         for name, settings in (("notes", {}), (f"{int(time.time() * 1000):013d}-ffffff", {SPLIT: "much", "LD_PRELOAD": "evil.so"})):
-            data = msgspec.structs.replace(one, id=name, settings=settings, action="smaller batch")
+            data = msgspec.structs.replace(incident, id=name, settings=settings, action="smaller batch")
             (diary / f"{name}.json").write_bytes(msgspec.json.encode(data))
-        HeartbeatPage(told[0][SETTING]).write(
+        HeartbeatPage(environments[0][SETTING]).write(
             Heartbeat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run", agent=0)
         )
         assert watched.poll() == ""
-        assert not watched.failed([Worker(0, -9, 1.0)]).settings, "nor is what a store says set in the environment of ranks"
+        assert not watched.failed([Worker(0, -9, 1.0)]).settings, "settings from a store are not set in the environment of ranks"
         memory = Worker(0, 1, 1.0, "torch.OutOfMemoryError: CUDA out of memory")
         assert watched.failed([memory]).action == "smaller batch"
     finally:
@@ -198,38 +215,44 @@ def test_a_diary_that_somebody_else_wrote_in_ends_no_job(tmp_path: Path) -> None
 
 
 def test_a_node_that_meets_nobody_any_more_hears_that_the_job_was_stopped(tmp_path: Path) -> None:
-    """By what another node of the same group has written since: not by an older stop, another group's, or a decision to go on."""
+    """A node learns of a stop from an incident that another node of its group has written since it began.
+
+    An older stop, another group's stop and a decision to continue do not count.
+    """
     now = [1000.0]
     store = open_bytes(tmp_path / "store")
 
-    def of(group: str) -> Supervisor:
-        made = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / group, lambda: now[0], group=group)
-        made.begin([0], {})
-        made.started({0: os.getpid()})
-        made._book.at(store, "run")
-        return made
+    def begun(group: str) -> Supervisor:
+        supervisor = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / group, lambda: now[0], group=group)
+        supervisor.begin([0], {})
+        supervisor.started({0: os.getpid()})
+        supervisor._book.at(store, "run")
+        return supervisor
 
-    first, second, other = of("a"), of("a"), of("b")
+    first, second, other = begun("a"), begun("a"), begun("b")
     try:
         fenced = Worker(0, 1, 1.0, error="relight.errors.Fenced: gone", tail=("relight.errors.Fenced: another attempt",))
         other.failed([fenced])
         first.failed([Worker(0, -9, 1.0)])
         assert second.ended_elsewhere() == ""
         assert first.failed([fenced]).action == "stop"
-        assert second.ended_elsewhere() == "", "not asked again so soon"
+        assert second.ended_elsewhere() == "", "the store is not read again so soon"
         now[0] += 6.0
         assert second.ended_elsewhere() == first.decision.reason  # type: ignore[union-attr]
         now[0] += 6.0
         time.sleep(0.01)
         second._began = now[0]
-        assert second.ended_elsewhere() == "", "a life that began behind it knows nothing of it"
+        assert second.ended_elsewhere() == "", "an incarnation that began after the stop ignores it"
     finally:
-        for one in (first, second, other):
-            one.close()
+        for supervisor in (first, second, other):
+            supervisor.close()
 
 
 def test_each_node_knows_what_ended_a_life(tmp_path: Path) -> None:
-    """One of them: the others lost it, or saw it come and go. Whoever's account is shown has the failure by its name, once."""
+    """One node fails, another loses its connection, a third sees the membership change.
+
+    The account of each has the failure once, with its kind.
+    """
     store = open_bytes(tmp_path / "store")
     nodes = [
         Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / str(number), group=group) for number, group in enumerate("aaab")
@@ -237,73 +260,76 @@ def test_each_node_knows_what_ended_a_life(tmp_path: Path) -> None:
     died, lost, left, other = nodes
     gone = Worker(0, 1, error="RuntimeError: Connection closed by peer", tail=("RuntimeError: Connection closed by peer",))
 
-    def failures(one: Supervisor) -> dict[str, int]:
-        one._keep_account()
+    def failures(node: Supervisor) -> dict[str, int]:
+        node._keep_account()
         (kept,) = [
             Account(**msgspec.json.decode(path.read_bytes()))
-            for path in (tmp_path / "store" / "run" / DIRECTORY).glob(f"{one._book._number}*")
+            for path in (tmp_path / "store" / "run" / DIRECTORY).glob(f"{node._book._number}*")
         ]
         return kept.failures
 
     try:
-        for one in nodes:
-            one._known = True
-            one._book.at(store, "run")
+        for node in nodes:
+            node._known = True
+            node._book.at(store, "run")
         for kind in ("killed", "numerical"):
-            for one in nodes:
-                one.begin([0], {})
-                one.started({0: os.getpid()})
+            for node in nodes:
+                node.begin([0], {})
+                node.started({0: os.getpid()})
             time.sleep(0.01)
-            lost.failed([gone])  # it may be the first to notice
+            lost.failed([gone])  # a node that lost its connection may notice first
             died.failed(
                 [Worker(0, -9, 1.0) if kind == "killed" else Worker(0, 1, 1.0, error="relight.errors.Diverged: the loss is nan at step 3")]
             )
             left.end_for_membership_change()
             time.sleep(0.01)
-        for one in (died, lost, left):
-            assert failures(one) == {"killed": 1, "numerical": 1}
+        for node in (died, lost, left):
+            assert failures(node) == {"killed": 1, "numerical": 1}
         other.end_for_membership_change()
-        assert failures(other) == {}, "what another job's nodes wrote is not its"
+        assert failures(other) == {}, "incidents of another job's nodes do not count"
         time.sleep(0.01)
         left.begin([0], {})
         left.end_for_membership_change()
         assert failures(left) == {"killed": 1, "numerical": 1}, "a node that joins is no failure"
     finally:
-        for one in nodes:
-            one.close()
+        for node in nodes:
+            node.close()
 
 
 def test_a_job_that_was_taken_over_is_not_started_again_whatever_it_failed_of(tmp_path: Path) -> None:
-    """Its own processes took charge, one life after the other; then somebody else's did. Who never was in charge knows nothing of it."""
+    """If another job has taken over the run, the job stops, whatever its rank failed of.
+
+    A job that never held the run resumes.
+    """
     store = open_bytes(tmp_path / "store")
 
     def life(watched: Supervisor, number: int) -> Decision:
-        told = watched.begin([0], {})
+        environments = watched.begin([0], {})
         watched.started({0: os.getpid() if number else 1})
-        HeartbeatPage(told[0][SETTING]).write(
+        HeartbeatPage(environments[0][SETTING]).write(
             Heartbeat(pid=1, phase="training", step=10 * number + 3, steps=number + 1, url=str(tmp_path / "store"), run="run")
         )
         watched.poll()
         return watched.failed([Worker(0, -9, 1.0)])
 
-    mine, nobody = (Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name) for name in ("mine", "nobody"))
+    mine, other = (Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name) for name in ("mine", "other"))
     try:
         Attempt.begin(store, "run")  # by this process, which is rank 0 of the second life
         assert life(mine, 0).action == "resume" and life(mine, 1).action == "resume"
         script = "import sys; from relight.store import open_bytes; from relight.commit import Attempt; Attempt.begin(open_bytes(sys.argv[1]), 'run')"
         subprocess.run([sys.executable, "-c", script, str(tmp_path / "store")], check=True)
-        found = life(mine, 2)
-        assert found.action == "stop" and "taken this run over" in found.reason and "SIGKILL" in found.reason
-        assert life(nobody, 0).action == "resume"
+        decision = life(mine, 2)
+        assert decision.action == "stop" and "taken this run over" in decision.reason and "SIGKILL" in decision.reason
+        assert life(other, 0).action == "resume"
         (tmp_path / "store" / "relight.json").rename(tmp_path / "away")
         assert life(mine, 3).action != "end"
     finally:
         mine.close()
-        nobody.close()
+        other.close()
 
 
 def test_a_log_that_cannot_be_read_in_time_holds_nobody_up() -> None:
-    """Nor one that cannot be read at all: the job goes on as if nobody had asked."""
+    """If the log cannot be read, or not in time, the job continues as if it had not been checked."""
 
     class Slow(MemoryStore):
         def get(self, key: str, limit: int) -> bytes:
@@ -319,16 +345,21 @@ NAN = Worker(0, 1, 1.0, error="relight.errors.Diverged: the loss is nan at step 
 
 
 def restored(watched: Supervisor, step: int, *, goes_on: bool = True) -> None:
-    """A life begins; if it ``goes_on`` it restores, and ends steps."""
-    told = watched.begin([0], {})
+    """Begin an incarnation. If it ``goes_on``, it restores and completes steps."""
+    environments = watched.begin([0], {})
     watched.started({0: os.getpid()})
     if goes_on:
-        HeartbeatPage(told[0][SETTING]).write(Heartbeat(pid=1, phase="training", step=step, steps=5, restored=step - 5, first_at=2.0))
+        HeartbeatPage(environments[0][SETTING]).write(
+            Heartbeat(pid=1, phase="training", step=step, steps=5, restored=step - 5, first_at=2.0)
+        )
         watched.poll()
 
 
 def test_nobody_goes_back_twice(tmp_path: Path) -> None:
-    """A life went back and trained on; then others came. What the next one is told, whether it restores or not, is not to go back once more."""
+    """An incarnation rolled back and trained; then nodes joined.
+
+    The incarnations after it get no setting to roll back again, whether they restore or not.
+    """
     watched = Supervisor(SuperviseRules(split=True), HangTimeouts(), "job", tmp_path)
     try:
         restored(watched, 40)
@@ -338,7 +369,7 @@ def test_nobody_goes_back_twice(tmp_path: Path) -> None:
         assert watched.decision is not None and {BEFORE, SPLIT} <= watched.decision.settings.keys()
         restored(watched, 0, goes_on=False)
         watched.end_for_membership_change()
-        assert BEFORE in watched.decision.settings, "none has restored yet"
+        assert BEFORE in watched.decision.settings, "no incarnation has restored yet"
         restored(watched, 50_000)
         watched.end_for_membership_change()
         assert watched.decision.settings == {SPLIT: "2"}
@@ -349,26 +380,26 @@ def test_nobody_goes_back_twice(tmp_path: Path) -> None:
 
 
 def test_the_next_job_does_not_go_back_either(tmp_path: Path) -> None:
-    """What went back, and was followed up, is over; what nobody has followed up may not have been done."""
+    """A rollback after which an incarnation restored is over. Without a recovery record it may not have been done."""
     failure = Failure("numerical", "why", 0, 40, 41, "words")
-    told = {BEFORE: "10", SPLIT: "2"}
-    one = incident_of(FailureEvidence(()), failure, Decision("roll back", "so", 0.0, told), job="job", host="a", life=1)
-    assert one.past("a")[1].settings == told
-    done = msgspec.structs.replace(one, after=RecoveryRecord(one.id, 9, 31, {}))
+    settings = {BEFORE: "10", SPLIT: "2"}
+    incident = incident_of(FailureEvidence(()), failure, Decision("roll back", "so", 0.0, settings), job="job", host="a", life=1)
+    assert incident.past("a")[1].settings == settings
+    done = msgspec.structs.replace(incident, after=RecoveryRecord(incident.id, 9, 31, {}))
     assert done.past("a")[1].settings == {SPLIT: "2"}
 
 
 def test_asked_to_end_between_two_lives(tmp_path: Path) -> None:
-    """The life before is over, and accounted for: nothing was trained again, nothing of it is done once more."""
+    """The incarnation before is over and accounted for: no step of it was repeated."""
     now = [1000.0]
     store = open_bytes(tmp_path / "store")
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "here", lambda: now[0], group="a")
     try:
         watched._known = True
         watched._book.at(store, "run")
-        told = watched.begin([0], {})
+        environments = watched.begin([0], {})
         watched.started({0: os.getpid()})
-        HeartbeatPage(told[0][SETTING]).write(Heartbeat(pid=1, phase="training", step=9, steps=10, restored=-1, first_at=1001.0))
+        HeartbeatPage(environments[0][SETTING]).write(Heartbeat(pid=1, phase="training", step=9, steps=10, restored=-1, first_at=1001.0))
         now[0] += 10
         watched.poll()
         assert watched.failed([Worker(0, -9, 1010.0)]).action == "resume"
@@ -383,7 +414,7 @@ def test_asked_to_end_between_two_lives(tmp_path: Path) -> None:
 
 
 def test_a_store_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
-    """Where the time went is written down by a thread of its own: ranks are looked after meanwhile, and the job comes to its end."""
+    """A thread of its own stores the account. The supervisor monitors ranks meanwhile, and the job ends."""
 
     class Slow(MemoryStore):
         def put_once(self, key: str, data: bytes) -> bool:
@@ -405,7 +436,8 @@ def test_a_store_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
 
 
 def test_what_ended_a_life_is_asked_again_where_the_store_did_not_answer(tmp_path: Path) -> None:
-    """Or where only those have written that lost it: whoever failed may be late."""
+    """The cause of an end is read again if the store did not answer, or if only nodes that lost a connection have
+    written: the failed node may be late."""
 
     class Absent(LocalStore):
         away = False
@@ -425,14 +457,14 @@ def test_what_ended_a_life_is_asked_again_where_the_store_did_not_answer(tmp_pat
         return lost._goodput._causes
 
     try:
-        for one in nodes:
-            one._known = True
-            one._book.at(store, "run")
-            one.begin([0], {})
-            one.started({0: os.getpid()})
+        for node in nodes:
+            node._known = True
+            node._book.at(store, "run")
+            node.begin([0], {})
+            node.started({0: os.getpid()})
         time.sleep(0.01)
         lost.failed([gone])
-        assert causes() == ["", "network"], "nobody else has written yet"
+        assert causes() == ["", "network"], "no other node has written yet"
         incident = died._book.write
         late: list[Incident] = []
         died._book.write = late.append  # type: ignore[assignment, method-assign]
@@ -447,22 +479,23 @@ def test_what_ended_a_life_is_asked_again_where_the_store_did_not_answer(tmp_pat
         assert causes() == ["", "killed"]
         assert not lost._endings._unsure
     finally:
-        for one in nodes:
-            one.close()
+        for node in nodes:
+            node.close()
 
 
 @pytest.mark.parametrize("ahead_s", [-1800.0, 1800.0])
 def test_nodes_whose_clocks_differ_know_what_ended_a_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
-    """They have agreed on a name for each: what one wrote down half an hour ago, or will in half an hour, was of this one."""
+    """The nodes agree on a name for each incarnation, so an incident that seems to be half an hour old, or half an hour
+    ahead, is assigned to the right one."""
     store = open_bytes(tmp_path / "store")
     died, left = nodes = [Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name, group="a") for name in ("died", "left")]
     try:
         for life in range(3):
-            for one in nodes:
-                one._known = True
-                one._book.at(store, "run")
-                one.begin([0], {}, f"life {life}")
-                one.started({0: os.getpid()})
+            for node in nodes:
+                node._known = True
+                node._book.at(store, "run")
+                node.begin([0], {}, f"life {life}")
+                node.started({0: os.getpid()})
             if life == 1:
                 with monkeypatch.context() as patch:
                     patch.setattr("relight.supervise.incidents.time", SimpleNamespace(time=lambda: time.time() + ahead_s))
@@ -474,12 +507,15 @@ def test_nodes_whose_clocks_differ_know_what_ended_a_life(tmp_path: Path, monkey
         left._endings.learn(left._goodput, left._book)
         assert left._goodput._causes == ["", "", "killed", ""]
     finally:
-        for one in nodes:
-            one.close()
+        for node in nodes:
+            node.close()
 
 
 def test_a_stop_of_the_job_before_is_not_one_of_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was written by a clock that is ahead, so it looks like one that is to come; a stop of this job, by one that is behind, counts."""
+    """A stop of the previous job has a time in the future, because its clock was ahead.
+
+    It does not count. A stop of this job counts, although its clock is late.
+    """
     store = open_bytes(tmp_path / "store")
     fenced = Worker(0, 1, 1.0, error="relight.errors.Fenced: gone", tail=("relight.errors.Fenced: another attempt",))
 
@@ -497,9 +533,11 @@ def test_a_stop_of_the_job_before_is_not_one_of_this(tmp_path: Path, monkeypatch
     stops(60.0)
     mine = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "mine", group="a")
     try:
-        told = mine.begin([0], {})
+        environments = mine.begin([0], {})
         mine.started({0: os.getpid()})
-        HeartbeatPage(told[0][SETTING]).write(Heartbeat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run"))
+        HeartbeatPage(environments[0][SETTING]).write(
+            Heartbeat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run")
+        )
         mine.poll()
         mine._looked_elsewhere = 0.0
         assert mine.ended_elsewhere() == ""
@@ -511,7 +549,8 @@ def test_a_stop_of_the_job_before_is_not_one_of_this(tmp_path: Path, monkeypatch
 
 
 def test_only_directories_of_own_supervisors_are_removed(tmp_path: Path) -> None:
-    """A sweep removes what a killed supervisor made, and nothing else that has such a name: no store, link, or directory of others."""
+    """A sweep removes the directory of a killed supervisor, and no store, link or foreign directory of a similar
+    name."""
     kept = [
         "relight-run-20261126",
         "relight-run-424242-lr0.1",
@@ -540,7 +579,7 @@ def test_only_directories_of_own_supervisors_are_removed(tmp_path: Path) -> None
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory of another user")
 def test_a_directory_of_another_user_is_neither_removed_nor_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another user's directory stands for no supervisor, dead or alive."""
+    """Another user's directory counts as no supervisor's, dead or alive."""
     monkeypatch.setattr("relight.supervise.own_memory.MEMORY", str(tmp_path))
     for pid in (4194303, os.getpid()):
         folder = tmp_path / f"relight-run-{pid}-othersdi"
@@ -551,7 +590,7 @@ def test_a_directory_of_another_user_is_neither_removed_nor_read(tmp_path: Path,
 
 
 def test_a_page_that_is_no_file_has_no_beat(tmp_path: Path) -> None:
-    """A page that is a pipe or a device is not read: it might have no end."""
+    """A heartbeat page that is a pipe or a device is not read, because it might have no end."""
     os.mkfifo(tmp_path / "pulse-0")
     (tmp_path / "pulse-1").symlink_to("/dev/zero")
     assert read_beat(tmp_path / "pulse-0") is None and read_beat(tmp_path / "pulse-1") is None

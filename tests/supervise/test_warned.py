@@ -1,4 +1,4 @@
-"""What is foreseen of a node comes to the trainers there: told, read, faded, and heeded by ``relight.adaptive()``."""
+"""A node's failure warnings reach its trainers, fade with time, and shorten the interval of ``relight.adaptive()``."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ HERE = Path(__file__).parent
 
 
 def test_a_warning_fades_evenly_and_more_is_never_replaced_by_less(tmp_path: Path) -> None:
-    """Half of it is left after half its time; a weaker one does not take its place before it has faded below it."""
+    """Half of a warning is left after half its time. A weaker warning replaces it only once it has faded below it."""
     page = tmp_path / "pulse-0"
     write_risk(page, RiskWarning(100.0, 0.8, 1000.0, "so"))
     assert read_risk(page) == RiskWarning(100.0, 0.8, 1000.0, "so")
-    assert [RiskWarning(100.0, 0.8, 1000.0).remaining(at) for at in (50.0, 100.0, 600.0, 1100.0, 9e9)] == pytest.approx(
+    assert [RiskWarning(100.0, 0.8, 1000.0).remaining(now) for now in (50.0, 100.0, 600.0, 1100.0, 9e9)] == pytest.approx(
         [0.8, 0.8, 0.4, 0, 0]
     )
     write_risk(page, RiskWarning(200.0, 0.5, 1000.0, "less"))
@@ -50,22 +50,22 @@ def test_a_warning_fades_evenly_and_more_is_never_replaced_by_less(tmp_path: Pat
     ids=range(13),
 )  # fmt: skip
 def test_what_makes_no_sense_is_no_warning(tmp_path: Path, data: bytes) -> None:
-    """Whatever lies there."""
+    """An invalid risk file is no warning."""
     risk_path(tmp_path / "pulse-0").write_bytes(data)
     assert read_risk(tmp_path / "pulse-0") is None
     assert read_risk(tmp_path / "none" / "pulse-0") is None
 
 
 def test_the_supervisor_tells_its_ranks_and_a_new_life_knows_nothing_of_it(tmp_path: Path) -> None:
-    """How probable, for how long, and why; behind a failure it is over."""
+    """The warning has a probability, a duration and a reason. It ends with the incarnation."""
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     try:
         page = watched.begin([0, 1], {})[1][SETTING]
         watched.foreseen(Alarm(0.0, "disk", "preventive save", "no room", "as it is", 0.9, "rules", 0.7), False)
-        told = read_risk(page)
-        assert told is not None
-        assert (told.likely, told.within_s, told.why) == (0.7, HORIZON_S, "no room")
-        assert abs(told.at - time.monotonic()) < 5
+        warning = read_risk(page)
+        assert warning is not None
+        assert (warning.likely, warning.within_s, warning.why) == (0.7, HORIZON_S, "no room")
+        assert abs(warning.at - time.monotonic()) < 5
         watched.begin([0, 1], {})
         assert read_risk(page) is None
     finally:
@@ -73,7 +73,8 @@ def test_the_supervisor_tells_its_ranks_and_a_new_life_knows_nothing_of_it(tmp_p
 
 
 def test_a_preventive_save_has_the_alarm_as_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint of a preventive save names the alarm, a person's request goes before it, and a bare signal keeps its name."""
+    """The checkpoint of a preventive save names the alarm, a user's request has priority over it, and a bare signal
+    keeps its name."""
     sent: list[int] = []
     monkeypatch.setattr("relight.supervise.supervisor.catches", lambda pid, number: True)
     monkeypatch.setattr("relight.supervise.supervisor.os.kill", lambda pid, number: sent.append(number))
@@ -104,7 +105,7 @@ def test_a_preventive_save_has_the_alarm_as_its_reason(tmp_path: Path, monkeypat
 
 
 def usual(foreseen: float, before: ScheduleDecision | None = None) -> ScheduleDecision:
-    """What is decided by a run that knows what saves cost."""
+    """Return the decision of a run with known costs of saves."""
     seen = ScheduleInput(
         stalls_s=(0.1,), durables_s=(2.0,), restarts_s=(60.0,), devices=64, foreseen=foreseen, foreseen_why="no room, soon; really"
     )
@@ -112,7 +113,7 @@ def usual(foreseen: float, before: ScheduleDecision | None = None) -> ScheduleDe
 
 
 def test_a_failure_that_is_foreseen_adds_to_the_rate() -> None:
-    """A probability of one half within 20 min is 1.5 an hour beside the usual; the reason says so in one part, and no more than it is."""
+    """A probability of one half within 20 min adds 1.5 failures an hour to the rate. The reason has it in one part."""
     calm, warned = usual(0.0), usual(0.5)
     assert warned.numbers["rate_per_h"] - calm.numbers["rate_per_h"] == pytest.approx(1.5)
     assert warned.interval_s < calm.interval_s / 5
@@ -122,18 +123,18 @@ def test_a_failure_that_is_foreseen_adds_to_the_rate() -> None:
 
 
 class Clock:
-    """One that is set."""
+    """A clock that the test sets."""
 
     now = 1000.0
 
     def __call__(self) -> float:
-        """What it shows."""
+        """Return the time."""
         return self.now
 
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """This process's, as if under ``relight run``."""
+    """Make this process's heartbeat page, as under ``relight run``."""
     path = tmp_path / "pulse-0"
     path.write_bytes(b"\0" * 4096)
     monkeypatch.setenv(SETTING, str(path))
@@ -143,26 +144,27 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def follow(schedule: AdaptiveSchedule, clock: Clock, seconds: int) -> list[float | None]:
-    """Its interval in each second, at a step a second."""
-    found = []
+    """Return the schedule's interval in each second, with one step a second."""
+    intervals = []
     for _ in range(seconds):
         clock.now += 1.0
-        found.append(schedule.interval(int(clock.now), {}, False))
-    return found
+        intervals.append(schedule.interval(int(clock.now), {}, False))
+    return intervals
 
 
 def test_the_interval_falls_within_seconds_and_comes_back_smoothly(page: Path) -> None:
-    """Without a save in between: by a factor of two a second at most, to a fifth or less, and back as the warning fades."""
+    """Without a save the interval falls to a fifth or less, and rises again as the warning fades, by a factor of two a
+    second at most."""
     clock = Clock()
     schedule = AdaptiveSchedule(adaptive(at_most="1d"), 0, 64, clock)
     before = follow(schedule, clock, 30)[-1]
     assert before is not None
     write_risk(page, RiskWarning(clock.now, 0.5, 1200.0, "no room"))
-    fell = [one for one in follow(schedule, clock, 15) if one is not None]
+    fell = [interval_s for interval_s in follow(schedule, clock, 15) if interval_s is not None]
     assert fell[-1] < before / 5
-    rose = [one for one in follow(schedule, clock, 1300) if one is not None]
-    assert rose == sorted(rose), "it never turns back"
-    assert all(later <= 2.001 * one for one, later in zip(rose, rose[1:]))
+    rose = [interval_s for interval_s in follow(schedule, clock, 1300) if interval_s is not None]
+    assert rose == sorted(rose), "it only rises"
+    assert all(later <= 2.001 * interval_s for interval_s, later in zip(rose, rose[1:]))
     assert rose[1190] > 2 * rose[0]
     for _ in range(10):
         schedule.learn({"blocked": 0.1, "copy": 1.0, "total": 8.9}, 10**6, False)
@@ -171,12 +173,12 @@ def test_the_interval_falls_within_seconds_and_comes_back_smoothly(page: Path) -
 
 
 def test_another_rank_than_0_has_an_interval_only_while_its_own_node_is_at_risk(page: Path) -> None:
-    """Of another node rank 0 hears nothing: whoever is there asks all to save."""
+    """Rank 0 has no warning of another node, so a rank on that node requests a save of all ranks."""
     clock = Clock()
     schedule = AdaptiveSchedule(adaptive(), 3, 64, clock)
     assert follow(schedule, clock, 5) == [None] * 5
     write_risk(page, RiskWarning(clock.now, 0.5, 100.0))
-    assert all(one is not None for one in follow(schedule, clock, 99)[1:])
+    assert all(interval_s is not None for interval_s in follow(schedule, clock, 99)[1:])
     assert follow(schedule, clock, 5)[-1] is None
     (page.with_name("risk")).unlink()
     assert AdaptiveSchedule(None, 0, 8, clock).interval(1, {}, False) is None
@@ -194,7 +196,10 @@ with relight.Checkpointer(sys.argv[1], model=model, save=relight.adaptive(at_lea
 
 @pytest.mark.slow
 def test_a_real_job_under_relight_run_saves_more_often_once_something_is_foreseen(tmp_path: Path) -> None:
-    """Nothing in the script knows of it: the disk of a minute's job fills up behind 25 s, and ``relight explain schedule`` says so."""
+    """The disk of a job of one minute fills up after 25 s.
+
+    The unchanged script saves more often, and ``relight explain schedule`` shows it.
+    """
     (tmp_path / "train.py").write_text(SCRIPT)
     store = tmp_path / "store" / "demo"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -202,12 +207,12 @@ def test_a_real_job_under_relight_run_saves_more_often_once_something_is_foresee
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     explain = [sys.executable, "-m", "relight", "explain", "schedule", str(store), "--last", "100"]
-    told = json.loads(subprocess.run([*explain, "--json"], capture_output=True, check=True).stdout)
-    foreseen = [one["numbers"]["foreseen"] > 0 for one in told]
+    result = json.loads(subprocess.run([*explain, "--json"], capture_output=True, check=True).stdout)
+    foreseen = [decision["numbers"]["foreseen"] > 0 for decision in result]
     assert any(foreseen), done.stdout + done.stderr
-    calm = told[foreseen.index(True) - 1]["interval_s"]
-    warned = min(one["interval_s"] for one in told if one["numbers"]["foreseen"] > 0)
+    calm = result[foreseen.index(True) - 1]["interval_s"]
+    warned = min(decision["interval_s"] for decision in result if decision["numbers"]["foreseen"] > 0)
     assert warned < calm / 3
-    said = subprocess.run(explain, capture_output=True, text=True, check=True).stdout
-    assert "one is foreseen within 20 min" in said
-    assert "are left" in said
+    output = subprocess.run(explain, capture_output=True, text=True, check=True).stdout
+    assert "one is foreseen within 20 min" in output
+    assert "are left" in output

@@ -1,4 +1,4 @@
-"""Branches: runs that begin with another run's checkpoint, whoever dies on the way and whatever is pruned."""
+"""Branches: runs that begin with another run's checkpoint, with kills at any point and with pruning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Weights = list[float]
 
 
 def train(url: Path, steps: int, by: float, keep: Keep | None = None) -> Weights:
-    """A run that goes on from what is there; the weights after each of its steps."""
+    """Train a run from its newest checkpoint. Return the weights after each step."""
     weights, seen = torch.zeros(1000), []
     with relight.Checkpointer(url, weights=weights, save=relight.every(steps=1), keep=keep) as ckpt:
         start = ckpt.restore()
@@ -40,30 +40,30 @@ def train(url: Path, steps: int, by: float, keep: Keep | None = None) -> Weights
 
 
 def run_at(url: Path) -> Run:
-    """For looking."""
+    """Open a run for reading."""
     return Run(open_bytes(url.parent), url.name)
 
 
 def steps_of(run: Run) -> list[tuple[int, str]]:
-    """Step and home of what is live."""
-    return [(one.step, one.body.home) for one in run.history().live]
+    """Return step and home run of the live checkpoints."""
+    return [(checkpoint.step, checkpoint.body.home) for checkpoint in run.history().live]
 
 
 def sound(run: Run) -> bool:
-    """Whether all that is live is as it was committed."""
+    """Return whether all live checkpoints verify."""
     view = run.view()
-    return not any(verify_checkpoint(run.store, view, one) for one in fold(view).live)
+    return not any(verify_checkpoint(run.store, view, checkpoint) for checkpoint in fold(view).live)
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """Five steps of a run."""
+    """Train five steps of a run."""
     assert train(tmp_path / "s" / "base", 5, 1.0) == [1.0, 2.0, 3.0, 4.0, 5.0]
     return tmp_path / "s" / "base"
 
 
 def test_a_branch_goes_on_from_where_it_left(base: Path) -> None:
-    """With the state of that step, under its own name, and neither run sees what the other does."""
+    """A branch starts with that step's state under its own name. Neither run sees the other's saves."""
     made = branch(run_at(base), run_at(base).history().live[2], "other", by="me", why="try")
     assert (made.name, made.home, made.checkpoint.step, made.made) == ("other", "base", 2, True)
     assert train(base.parent / "other", 2, 10.0) == [13.0, 23.0]
@@ -78,33 +78,36 @@ def test_a_branch_goes_on_from_where_it_left(base: Path) -> None:
 
 
 def test_it_costs_records_and_no_bytes(base: Path) -> None:
-    """Less than 10 kB, of which nothing grows with the checkpoint."""
+    """A branch costs less than 10 kB, independent of the checkpoint's size."""
     branch(run_at(base), run_at(base).history().live[2], "other")
     assert sum(path.stat().st_size for path in (base.parent / "other").rglob("*") if path.is_file()) < 4096
     assert sum(len(list((base.parent / name / "log").iterdir())) for name in ("other",)) == 2
 
 
 def test_said_again_it_changes_nothing_and_a_run_is_not_taken_over(base: Path) -> None:
-    """The same branch is there; another checkpoint under that name, the run itself, or somebody's run are refused."""
+    """The same branch again changes nothing.
+
+    A name that is used by another branch, the run itself or another run is refused.
+    """
     run = run_at(base)
-    one, two = run.history().live[1:3]
-    assert branch(run, one, "other").made and not branch(run, one, "other").made
+    first, second = run.history().live[1:3]
+    assert branch(run, first, "other").made and not branch(run, first, "other").made
     records = run.view().head
     for name, checkpoint, words in (
-        ("other", two, "there is a run 'other' already"),
-        ("base", one, "a name of its own"),
-        ("x" * 201, one, "cannot be a run"),
+        ("other", second, "there is a run 'other' already"),
+        ("base", first, "a name of its own"),
+        ("x" * 201, first, "cannot be a run"),
     ):
         with pytest.raises(ConfigError, match=words):
             branch(run, checkpoint, name)
     train(base.parent / "somebody", 1, 1.0)
     with pytest.raises(ConfigError, match="there is a run 'somebody' already"):
-        branch(run, one, "somebody")
+        branch(run, first, "somebody")
     assert run.view().head == records
 
 
 def test_what_a_branch_has_is_not_removed_and_what_it_gives_up_may_be(base: Path) -> None:
-    """Rules that keep one; the tag goes with the branch's own retention, and then the checkpoint may go."""
+    """Retention keeps a branched checkpoint until the branch's own retention removes the tag."""
     run = run_at(base)
     branch(run, run.history().live[1], "other")
     execute(plan_prune(run.store, "base", relight.keep(last=1)), run.store)
@@ -119,20 +122,20 @@ def test_what_a_branch_has_is_not_removed_and_what_it_gives_up_may_be(base: Path
 
 
 def test_as_long_as_it_may_be_recalled_it_is_held(base: Path) -> None:
-    """A branch retires with time to undo: recalled, the checkpoint is whole; swept, it is let go."""
+    """After a branch retired the checkpoint it can be recalled completely. After a sweep the home run may delete it."""
     run = run_at(base)
-    one = run.history().live[1]
-    branch(run, one, "other")
+    checkpoint = run.history().live[1]
+    branch(run, checkpoint, "other")
     train(base.parent / "other", 3, 10.0)
     other = run_at(base.parent / "other")
     execute(plan_prune(run.store, "other", Keep(last=2, undo_s=3600.0)), run.store)
     assert branches_of(run) and [step for step, _ in steps_of(other)] == [3, 4]
-    recall(run.store, "other", [one.id])
+    recall(run.store, "other", [checkpoint.id])
     assert [step for step, _ in steps_of(other)] == [1, 3, 4] and sound(other)
 
 
 def test_a_branch_of_a_branch_lies_where_the_bytes_are(base: Path) -> None:
-    """The one between may go altogether."""
+    """The run between a run and a branch of its branch may be deleted."""
     run = run_at(base)
     branch(run, run.history().live[3], "second")
     second = run_at(base.parent / "second")
@@ -147,11 +150,11 @@ def test_a_branch_of_a_branch_lies_where_the_bytes_are(base: Path) -> None:
 
 @pytest.mark.parametrize("sign", ["swapped", "gone"])
 def test_a_swapped_origin_is_found_out(base: Path, sign: str) -> None:
-    """The branch's own log has the root's hash."""
+    """A changed root is detected, because the branch's own log has its hash."""
     run = run_at(base)
-    one = run.history().live[2]
-    branch(run, one, "other")
-    root = base / one.body.dir / "root.json"
+    checkpoint = run.history().live[2]
+    branch(run, checkpoint, "other")
+    root = base / checkpoint.body.dir / "root.json"
     if sign == "gone":
         root.unlink()
     else:
@@ -161,29 +164,30 @@ def test_a_swapped_origin_is_found_out(base: Path, sign: str) -> None:
 
 
 def test_killed_anywhere_it_keeps_too_much_and_never_too_little(base: Path) -> None:
-    """Before each change: a tag without a branch at most, and said again it is complete."""
+    """A kill before any change leaves at most a tag without a branch. A repeated branch completes it."""
     ends = 0
     for left in range(40):
         store, name = Mortal(open_bytes(base.parent), left), f"branch{left}"
         run = Run(store, "base")
-        one = run.history().live[2]
+        checkpoint = run.history().live[2]
         try:
-            branch(run, one, name)
+            branch(run, checkpoint, name)
         except Killed:
             ends += 1
             assert name not in list_runs(store) or not Run(store, name).history().live
         else:
             break
         store.left = -1
-        assert branch(run, one, name).made
-        assert f"{PREFIX}{name}" in run.history().tags and Run(store, name).history().live[0].id == one.id
+        assert branch(run, checkpoint, name).made
+        assert f"{PREFIX}{name}" in run.history().tags and Run(store, name).history().live[0].id == checkpoint.id
     assert ends >= 3 and left < 39
     execute(plan_prune(run.store, "base", relight.keep(last=1)), open_bytes(base.parent))
     assert all(sound(run_at(base.parent / name)) for name in list_runs(run.store))
 
 
 def test_giving_up_is_safe_wherever_it_ends(base: Path) -> None:
-    """A branch's pruning killed before each change: the tag is there as long as the branch has it, and goes at last."""
+    """If a branch's pruning is killed before any change, the tag exists as long as the branch needs it, and is removed
+    in the end."""
     run = run_at(base)
     for left in range(12):
         name = f"b{left}"
@@ -195,7 +199,7 @@ def test_giving_up_is_safe_wherever_it_ends(base: Path) -> None:
         except Killed:
             pass
         assert sound(run_at(base.parent / name))
-        has = [one for one in run_at(base.parent / name).history().live if one.body.home]
+        has = [checkpoint for checkpoint in run_at(base.parent / name).history().live if checkpoint.body.home]
         assert not has or f"{PREFIX}{name}" in run.history().tags
         store.left = -1
         execute(plan_prune(store, name, relight.keep(last=1)), store)
@@ -204,7 +208,7 @@ def test_giving_up_is_safe_wherever_it_ends(base: Path) -> None:
 
 
 def test_a_damaged_log_of_a_branch_lets_nothing_go(base: Path) -> None:
-    """The record that cannot be read may be the one that says what the branch has."""
+    """An unreadable record may name the branch's checkpoint, so the tag is kept."""
     run = run_at(base)
     branch(run, run.history().live[1], "other")
     record = base.parent / "other" / "log" / sorted(path.name for path in (base.parent / "other" / "log").iterdir())[1]
@@ -215,7 +219,7 @@ def test_a_damaged_log_of_a_branch_lets_nothing_go(base: Path) -> None:
 
 
 def test_copies_of_a_branch_stand_by_themselves(base: Path, tmp_path: Path) -> None:
-    """What is copied to another store needs nothing of the run it lay in."""
+    """A copy of a branch in another store does not need the home run."""
     run = run_at(base)
     branch(run, run.history().live[2], "other")
     train(base.parent / "other", 1, 10.0)
@@ -230,7 +234,7 @@ def test_copies_of_a_branch_stand_by_themselves(base: Path, tmp_path: Path) -> N
 
 
 def test_a_checkpoint_that_needs_others_is_branched_off_with_them(tmp_path: Path) -> None:
-    """A checkpoint that needs its donors' bytes: they lie with it, and are kept with it."""
+    """A checkpoint that needs donors' bytes keeps its donors in the home run."""
     url = tmp_path / "s" / "base"
     frozen, moving = torch.arange(300_000.0), torch.zeros(300_000)
     options: dict[str, Any] = {"compact": relight.Compact(codecs="always", full_every=50)}
@@ -240,9 +244,9 @@ def test_a_checkpoint_that_needs_others_is_branched_off_with_them(tmp_path: Path
             moving += 1
             ckpt.step(step)
     run = run_at(url)
-    one = run.history().live[-1]
-    assert one.requires
-    branch(run, one, "other")
+    checkpoint = run.history().live[-1]
+    assert checkpoint.requires
+    branch(run, checkpoint, "other")
     execute(plan_prune(run.store, "base", relight.keep(last=1)), run.store)
     with relight.Checkpointer(tmp_path / "s" / "other", frozen=frozen, moving=moving, save=relight.every(steps=1), **options) as ckpt:
         frozen.zero_(), moving.zero_()
@@ -254,7 +258,7 @@ def test_a_checkpoint_that_needs_others_is_branched_off_with_them(tmp_path: Path
 
 
 def test_it_takes_no_longer_for_a_larger_one(tmp_path: Path) -> None:
-    """What is read and written is counted: of 64 MiB as of 64 kB, the same files and as many bytes."""
+    """Reads and writes are counted: the same files and bytes for 64 MiB and for 64 kB."""
     from relight.testing.counting import CountingStore
 
     counts = []
@@ -272,7 +276,7 @@ def test_it_takes_no_longer_for_a_larger_one(tmp_path: Path) -> None:
 
 
 def test_nobody_else_takes_such_a_tag(base: Path) -> None:
-    """Not by name, not away: it would be the branch's end."""
+    """A branch's tag can be neither moved nor deleted by hand, because the branch needs it."""
     run = run_at(base)
     branch(run, run.history().live[1], "other")
     for target in (None, run.history().live[0].id):
@@ -302,6 +306,6 @@ def test_in_an_encrypted_store(tmp_path: Path) -> None:
     with relight.Checkpointer(tmp_path / "s" / "other", weights=weights, save=relight.every(steps=1), **options) as ckpt:
         assert ckpt.restore() == 1 and float(weights[0]) == 1.0
         ckpt.step(1)
-    assert [one.step for one in relight.open(tmp_path / "s" / "other", **options).checkpoints()] == [0, 1]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "s" / "other", **options).checkpoints()] == [0, 1]
     with pytest.raises(WrongKey):
         relight.open(tmp_path / "s" / "other").checkpoints()

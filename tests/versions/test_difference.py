@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, held against numpy; and what is read for it."""
+"""Differences between two checkpoints, compared with numpy, and the bytes that are read for them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from relight.versions.numbers import compare
 
 
 def saved(url: Path, step: int = 1, **state: Any) -> Opened:
-    """As a checkpoint of its own."""
+    """Save the values as a checkpoint of a new run."""
     relight.save(url, state, step=step)
     return opened(url)
 
 
 def opened(url: Path) -> Opened:
-    """The newest of a run."""
+    """Open the newest checkpoint of a run."""
     run = Run(open_bytes(url.parent), url.name)
     return run.open(run.history().live[-1])
 
 
 def expected(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
-    """The same, the plain way."""
+    """Compute the same numbers with numpy."""
     x, y = a.astype("f8").ravel(), b.astype("f8").ravel()
     apart = y - x
     return {
@@ -49,45 +49,45 @@ def expected(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
 @pytest.mark.parametrize("elements", [1, 7, 32 << 10, 100_001])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64", "int8", "uint8"])
 def test_the_numbers_are_numpys(dtype: str, elements: int) -> None:
-    """Of every usual dtype, across blocks."""
+    """Numbers are right for every usual dtype, across blocks."""
     rng = np.random.default_rng(elements)
     a = (rng.normal(size=elements) * 20 + 40).astype(dtype)
     b = a.copy()
     b[:: max(1, elements // 9)] += np.array(3, dtype)
-    found = compare(memoryview(a.tobytes()), dtype, memoryview(b.tobytes()), dtype).to_dict()
+    result = compare(memoryview(a.tobytes()), dtype, memoryview(b.tobytes()), dtype).to_dict()
     for name, value in expected(a, b).items():
-        assert found[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+        assert result[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
 
 
 def test_of_two_dtypes_the_values_count() -> None:
     """A float32 and the bfloat16 nearest to it."""
     a = np.linspace(1, 2, 1000, dtype="f4")
     b = torch.from_numpy(a).bfloat16()
-    found = compare(memoryview(a.tobytes()), "float32", memoryview(b.view(torch.uint8).numpy().tobytes()), "bfloat16")
-    assert 0 < found.largest <= 2**-8 and found.relative is not None and found.relative < 2**-8
+    result = compare(memoryview(a.tobytes()), "float32", memoryview(b.view(torch.uint8).numpy().tobytes()), "bfloat16")
+    assert 0 < result.largest <= 2**-8 and result.relative is not None and result.relative < 2**-8
 
 
 def test_what_is_no_number_is_counted_and_harms_no_sum() -> None:
     """NaN on both sides is no change; NaN for a number is one; infinities and numbers whose squares overflow."""
     a = np.array([1, np.nan, np.inf, 2, np.nan, 5], "f4")
     b = np.array([1, np.nan, np.inf, np.nan, 3, 7], "f4")
-    found = compare(memoryview(a.tobytes()), "float32", memoryview(b.tobytes()), "float32")
-    assert (found.changed, found.odd_a, found.odd_b, found.largest, found.finite) == (3, 3, 3, 2.0, 2)
-    assert found.relative == pytest.approx(2 / math.sqrt(26))
+    result = compare(memoryview(a.tobytes()), "float32", memoryview(b.tobytes()), "float32")
+    assert (result.changed, result.odd_a, result.odd_b, result.largest, result.finite) == (3, 3, 3, 2.0, 2)
+    assert result.relative == pytest.approx(2 / math.sqrt(26))
     huge = np.array([1e200, -1e200], "f8")
     assert compare(memoryview(huge.tobytes()), "float64", memoryview((-huge).tobytes()), "float64").changed == 2
 
 
 def both_ways(a: np.ndarray, b: np.ndarray) -> None:
-    """``compare`` beside numpy."""
-    found = compare(memoryview(a.tobytes()), str(a.dtype), memoryview(b.tobytes()), str(b.dtype)).to_dict()
+    """Check ``compare`` against numpy."""
+    result = compare(memoryview(a.tobytes()), str(a.dtype), memoryview(b.tobytes()), str(b.dtype)).to_dict()
     for name, value in expected(a, b).items():
-        assert found[name] == pytest.approx(value, rel=1e-12, abs=1e-14), name
+        assert result[name] == pytest.approx(value, rel=1e-12, abs=1e-14), name
 
 
 @pytest.mark.parametrize("factor", [1.0001, -1.0, 3.9, 4.1, 1e-3, 1e9, 0.0])
 def test_lengths_and_angles_far_apart_lose_no_digit(factor: float) -> None:
-    """A product that is had from three sums is right to the last digits, and where it would not be it is worked out."""
+    """A product that is derived from three sums is exact to the last digits. Otherwise it is computed directly."""
     rng = np.random.default_rng(1)
     a = rng.normal(size=70_001)
     b = a * factor
@@ -103,9 +103,9 @@ def test_kinds_that_numpy_lacks_are_compared_by_value(dtype: torch.dtype) -> Non
     b = (a.float() * 1.5).to(dtype)
     raw = [memoryview(one.view(torch.uint8).numpy().tobytes()) for one in (a, b)]
     name = str(dtype).removeprefix("torch.")
-    found = compare(raw[0], name, raw[1], name).to_dict()
+    result = compare(raw[0], name, raw[1], name).to_dict()
     for key, value in expected(a.double().numpy(), b.double().numpy()).items():
-        assert found[key] == pytest.approx(value, rel=1e-12), key
+        assert result[key] == pytest.approx(value, rel=1e-12), key
 
 
 def test_zeros_of_two_signs_are_equal() -> None:
@@ -116,7 +116,7 @@ def test_zeros_of_two_signs_are_equal() -> None:
 
 
 def test_a_number_that_is_none_costs_its_own_place_alone() -> None:
-    """One NaN and one infinity in a block, others in none: the sums are those of all the rest."""
+    """With a NaN and an infinity in one block the sums are those of all other elements."""
     rng = np.random.default_rng(3)
     a = rng.normal(size=100_000)
     b = a + rng.normal(size=a.size)
@@ -124,20 +124,20 @@ def test_a_number_that_is_none_costs_its_own_place_alone() -> None:
     fine[[5, 40_000, 40_001]] = False
     want = expected(a[fine], b[fine])
     a[5], b[40_000], a[40_001], b[40_001] = np.nan, -np.inf, np.inf, np.inf
-    found = compare(memoryview(a.tobytes()), "float64", memoryview(b.tobytes()), "float64")
-    assert (found.odd_a, found.odd_b, found.finite, found.changed) == (2, 2, a.size - 3, want.pop("changed") + 2)
-    said = found.to_dict()
-    assert {name: said[name] for name in want} == pytest.approx(want, rel=1e-12)
+    result = compare(memoryview(a.tobytes()), "float64", memoryview(b.tobytes()), "float64")
+    assert (result.odd_a, result.odd_b, result.finite, result.changed) == (2, 2, a.size - 3, want.pop("changed") + 2)
+    values = result.to_dict()
+    assert {name: values[name] for name in want} == pytest.approx(want, rel=1e-12)
 
 
 def test_of_complex_and_real_numbers_all_are_changed() -> None:
-    """They have no difference that is a number."""
-    found = compare(memoryview(np.ones(10, "c8").tobytes()), "complex64", memoryview(np.ones(10, "f4").tobytes()), "float32")
-    assert (found.elements, found.changed) == (20, 20)
+    """Such tensors have no numeric difference."""
+    result = compare(memoryview(np.ones(10, "c8").tobytes()), "complex64", memoryview(np.ones(10, "f4").tobytes()), "float32")
+    assert (result.elements, result.changed) == (20, 20)
 
 
 def test_nothing_is_read_of_what_is_the_same(tmp_path: Path) -> None:
-    """Two saves of one state: chunks' hashes say so, and no pack is opened."""
+    """For two saves of one state equal chunk hashes suffice, and no pack is opened."""
     state = {"model": torch.nn.Linear(64, 64), "big": torch.arange(1_000_000.0)}
     a = saved(tmp_path / "s" / "a", **state)
     saved(tmp_path / "s" / "b", **state)
@@ -145,9 +145,9 @@ def test_nothing_is_read_of_what_is_the_same(tmp_path: Path) -> None:
     run = Run(store, "b")
     b = run.open(run.history().live[-1])
     before = store.through
-    found = diff(a, b)
-    assert found.is_none and not found.bytes_read and store.through == before
-    assert {one.state for one in found.tensors} == {"same"}
+    result = diff(a, b)
+    assert result.is_none and not result.bytes_read and store.through == before
+    assert {tensor.state for tensor in result.tensors} == {"same"}
 
 
 def test_of_a_large_tensor_all_is_compared_and_little_is_held(tmp_path: Path) -> None:
@@ -172,17 +172,17 @@ def test_structure_values_and_facts(tmp_path: Path) -> None:
         step=5,
         metrics={"loss": 2.0},
     )
-    found = diff(a, opened(tmp_path / "b" / "run"))
-    assert {one.name: one.state for one in found.tensors} == {
+    result = diff(a, opened(tmp_path / "b" / "run"))
+    assert {tensor.name: tensor.state for tensor in result.tensors} == {
         "one": "same",
         "gone": "only in a",
         "shaped": "other shape",
         "new": "only in b",
     }
-    assert [(one.path, one.a, one.b) for one in found.values] == [("rate", 0.1, 0.2)]
-    facts = {one.path: (one.a, one.b) for one in found.facts}
+    assert [(value.path, value.a, value.b) for value in result.values] == [("rate", 0.1, 0.2)]
+    facts = {fact.path: (fact.a, fact.b) for fact in result.facts}
     assert facts["step"] == (1, 5) and facts["metrics/loss"] == (None, 2.0)
-    assert not found.is_none
+    assert not result.is_none
 
 
 def test_changes_by_layer(tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ def test_changes_by_layer(tmp_path: Path) -> None:
     with torch.no_grad():
         model["h"][1].weight += 1.0
         model["h"][1].bias *= 2.0
-    found = diff(a, saved(tmp_path / "b" / "run", model=model))
-    assert list(found.layers()) == ["model/h.1"] and found.layers()["model/h.1"].changed == 72
+    result = diff(a, saved(tmp_path / "b" / "run", model=model))
+    assert list(result.layers()) == ["model/h.1"] and result.layers()["model/h.1"].changed == 72
     names = {
         "model/h.3.mlp.weight": "model/h.3",
         "model/head.weight": "model/head",
@@ -205,7 +205,7 @@ def test_changes_by_layer(tmp_path: Path) -> None:
 
 
 def test_damage_is_said_not_compared(tmp_path: Path) -> None:
-    """A flipped bit in what is read."""
+    """A flipped bit in the read bytes raises an error."""
     a = saved(tmp_path / "a" / "run", weights=torch.zeros(100_000))
     b = saved(tmp_path / "b" / "run", weights=torch.ones(100_000))
     (pack,) = (tmp_path / "b" / "run").glob("*-e1/*.safetensors")
@@ -235,7 +235,7 @@ def test_the_command(tmp_path: Path) -> None:
     same = ask("s/run@1", "s/run")
     assert same.returncode == 0 and "the same, to the bit" in same.stdout
     facts = json.loads(ask("s/run@0", "s/run@1", "--json").stdout)
-    changed = [one for one in facts["tensors"] if one["state"] == "changed"]
+    changed = [tensor for tensor in facts["tensors"] if tensor["state"] == "changed"]
     assert (
         [one["name"] for one in changed] == ["model/weight"] and changed[0]["max_abs"] == pytest.approx(0.5) and facts["bytes_read"] == 160
     )  # the bias lies in the same chunk

@@ -1,4 +1,4 @@
-"""Which checkpoint came from which: drawn, listed, pictured; and what people say about them."""
+"""The lineage of checkpoints as text, list and picture, and users' notes on checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from relight.versions.stages import notes_of, promote, promotions, stages_of, ta
 
 
 def train(url: Path, steps: int, keep: int | None = None) -> None:
-    """Go on for so many steps."""
+    """Train for some more steps."""
     weights = torch.zeros(10)
     rules = relight.keep(last=keep) if keep else None
     with relight.Checkpointer(url, weights=weights, loader={"position": 7}, save=relight.every(steps=1), keep=rules) as ckpt:
@@ -31,7 +31,7 @@ def train(url: Path, steps: int, keep: int | None = None) -> None:
 
 
 def run_at(url: Path) -> Run:
-    """For looking."""
+    """Open a run for reading."""
     return Run(open_bytes(url.parent), url.name)
 
 
@@ -43,7 +43,7 @@ def nodes(*edges: tuple[str, str]) -> list[Node]:
             id=name, step=100 - number, dir="d", root="", root_bytes=1, parents=[], reason="", metrics={}, logical_bytes=0, stored_bytes=0,
             new_bytes=0, requires=[],
         )  # fmt: skip
-        made.append(Node(Checkpoint(number, "", 1, body), "r", parents=[(one.lower(), one.isupper()) for one in parents]))
+        made.append(Node(Checkpoint(number, "", 1, body), "r", parents=[(parent.lower(), parent.isupper()) for parent in parents]))
     return made
 
 
@@ -65,7 +65,8 @@ def test_the_drawing(edges: list[tuple[str, str]], drawn: list[str]) -> None:
 
 
 def test_all_runs_of_a_store_are_one_graph(tmp_path: Path) -> None:
-    """A branch hangs on where it left; what retention has taken out is between; only what a run comes from, if asked."""
+    """A branch hangs on where it left; what retention has taken out is between; only what a run comes from, if
+    asked."""
     base, other = tmp_path / "base", tmp_path / "other"
     train(base, 3)
     branch(run_at(base), run_at(base).history().live[1], "other")
@@ -88,7 +89,7 @@ def test_all_runs_of_a_store_are_one_graph(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_log_is_gone_hides_no_other(tmp_path: Path) -> None:
-    """It is named, with the reason."""
+    """An unreadable run is named with the reason."""
     train(tmp_path / "base", 1)
     train(tmp_path / "bad", 1)
     for record in (tmp_path / "bad" / "log").iterdir():
@@ -98,7 +99,7 @@ def test_a_run_whose_log_is_gone_hides_no_other(tmp_path: Path) -> None:
 
 
 def test_stages_move_on_and_back(tmp_path: Path) -> None:
-    """Who, when and why stand in the log; the checkpoint is kept; nothing is behind the last one."""
+    """The log has author, time and reason of a stage. The checkpoint is kept, and the last stage has no next one."""
     train(tmp_path / "run", 4)
     run = run_at(tmp_path / "run")
     one, two = run.history().live[:2]
@@ -122,7 +123,7 @@ def test_stages_move_on_and_back(tmp_path: Path) -> None:
 
 
 def test_notes_stay(tmp_path: Path) -> None:
-    """In order, by whom; of one that is not there, refused."""
+    """Notes are in order with their authors. Empty and too long notes are refused."""
     train(tmp_path / "run", 2)
     run = run_at(tmp_path / "run")
     one = run.history().live[0]
