@@ -98,7 +98,7 @@ def of_record(text: str, kind: str, by: str) -> SaveReason:
         return SaveReason(kind, text, by)  # type: ignore[arg-type]
     if text in _SIGNALS:
         return of_signal(text)
-    for start, found in _STARTS.items():
+    for start, mapped in _STARTS.items():
         if text.startswith(start):
-            return SaveReason(found, text)
+            return SaveReason(mapped, text)
     return SaveReason(text, text) if text in ("end", "import") else SaveReason("user", text)  # type: ignore[arg-type]

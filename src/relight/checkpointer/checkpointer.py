@@ -243,8 +243,8 @@ class Checkpointer(Holds):
         if reason is not None:
             with self._saving():
                 if not ends or self._last_moments.allow(step, self._under_way.saves, self._ranks):
-                    due = self._best.due(metrics)
-                    save = self._save(step, add_requester(reason), due, None, micro_step, may_wait=reason.kind == "signal")
+                    why, values, may_wait = add_requester(reason), self._best.due(metrics), reason.kind == "signal"
+                    save = self._save(step, why, values, None, micro_step, may_wait=may_wait)
         if self._signals is not None:
             self._signals.saved()
             at_end = self._last_saved == (step, micro_step) if self._ranks is None else self._ranks.lost
@@ -274,8 +274,7 @@ class Checkpointer(Holds):
         priority: str = "normal",
     ) -> Save:
         """Save now, as the state at the end of ``step``, and return the handle. ``tag`` names the checkpoint, and retention keeps it.
-        ``block=False`` does not wait until the save is durable; ``Save.wait`` does. ``priority="high"``: replace a less urgent waiting one.
-        ``on_failure`` handles a store's failure, and the handle's ``error`` has it.
+        ``block=False`` does not wait until it is durable; ``Save.wait`` does. ``priority="high"``: replace a less urgent one. ``error`` has a failure.
         """
         step, micro_step = options.check_step(step, micro_step, metrics, tag, reason)
         self._ensure_started(micro_step, step)
