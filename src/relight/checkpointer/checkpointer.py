@@ -274,7 +274,7 @@ class Checkpointer(Holds):
         priority: str = "normal",
     ) -> Save:
         """Save now, as the state at the end of ``step``, and return the handle. ``tag`` names the checkpoint, and retention keeps it.
-        ``block=False`` does not wait until it is durable; ``Save.wait`` does. ``priority="high"``: replace a less urgent one. ``error`` has a failure.
+        ``block=False`` does not wait until it is durable; ``Save.wait`` does. ``priority="high"``: replace a less urgent one.
         """
         step, micro_step = options.check_step(step, micro_step, metrics, tag, reason)
         self._ensure_started(micro_step, step)
