@@ -5,7 +5,6 @@ One function each, which returns what is wrong. ``RULES`` lists them. The docstr
 
 from __future__ import annotations
 
-import contextlib
 import errno as codes
 import functools
 import mmap
@@ -30,7 +29,8 @@ from relight.policy import Candidate, decide_keep, keep
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, LocalStore, MemoryStore, put
 from relight.store.durable import create_once
-from relight.testing.disks import CHANGING, CUTS, DiskCall, FailNth, HookedDisk, SimulatedDisk
+from relight.testing.disks import CUTS, FailNth, HookedDisk, SimulatedDisk
+from relight.testing.racing_disks import AfterLinks, MadeByTheDead
 from relight.testing.scenario import LARGE_BYTES, ROOT, RUN, Fact, examine, fresh_disk, no_second_looks, perform, save, state_of
 
 P = ParamSpec("P")
@@ -547,25 +547,6 @@ def swept_temporary_loses_the_race() -> list[str]:
     return [] if create_once(Raced(disk), "/disk/name", b"loser") is False else ["both creators got True"]
 
 
-class AfterLinks(HookedDisk):
-    """Keeps a copy of the disk after each ``link``, and ``cuts`` disks with a power cut after every changing call."""
-
-    def __init__(self, inner: SimulatedDisk, *, cuts: int = 0) -> None:
-        super().__init__(inner)
-        self.simulated, self.cuts = inner, cuts
-        self.linked: list[SimulatedDisk] = []
-        self.cut: list[SimulatedDisk] = []
-
-    def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do the call, then copy."""
-        result = go(*args, **kwargs)
-        if call.name == "link":
-            self.linked.append(self.simulated.clone())
-        if call.name in CHANGING:
-            self.cut += [self.simulated.power_cut(seed, "mixed") for seed in range(self.cuts)]
-        return result
-
-
 @rule
 def record_of_the_dead_is_durable_before_the_next() -> list[str]:
     """A record is durable before the next one is chained to it.
@@ -584,23 +565,6 @@ def record_of_the_dead_is_durable_before_the_next() -> list[str]:
             view = Log(LocalStore(ROOT, disk=after), RUN).read()
             wrong |= {f"record {fault.seq} of {view.head}: {fault.reason}" for fault in view.faults}
     return sorted(wrong)
-
-
-class MadeByTheDead(HookedDisk):
-    """Just before the ``nth`` call ``name`` of ``path``, another process makes that directory and dies before the parent's fsync."""
-
-    def __init__(self, inner: SimulatedDisk, name: str, path: str, nth: int) -> None:
-        super().__init__(inner)
-        self.wanted, self.nth, self.seen = (name, path), nth, 0
-
-    def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Make the directory first, if it is this call."""
-        if call[:2] == self.wanted:
-            self.seen += 1
-            if self.seen == self.nth:
-                with contextlib.suppress(FileExistsError, FileNotFoundError):
-                    self.inner.mkdir(call.path)
-        return go(*args, **kwargs)
 
 
 @rule

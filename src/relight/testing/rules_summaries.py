@@ -17,7 +17,8 @@ from relight.reclaim import execute, plan_prune
 from relight.store import ByteStore, LocalStore
 from relight.testing.crash import Observed
 from relight.testing.disks import CUTS, DiskCall, SimulatedDisk
-from relight.testing.invariants import AfterLinks, MadeByTheDead, rule, simulated
+from relight.testing.invariants import rule, simulated
+from relight.testing.racing_disks import AfterLinks, MadeByTheDead
 from relight.testing.rules_lines import line
 from relight.testing.scenario import ROOT, RUN, fresh_disk, patched, short_folders
 
