@@ -24,6 +24,7 @@ do) and ``retryable``. ``details`` lists the findings if there are several.
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Sequence
 
@@ -187,6 +188,10 @@ def is_fault(error: BaseException) -> bool:
     return isinstance(error, PROGRAMMING_ERRORS) and not isinstance(error, OSError)
 
 
+_ADVICE = re.compile(r"\n(?=Search for `cuda|CUDA kernel errors might|For debugging consider|Compile with `TORCH)")
+"""Where the advice begins that torch appends to every error of CUDA."""
+
+
 def known(error: BaseException, where: str = "") -> RelightError:
     """Return ``error`` as a ``RelightError``: itself, ``InternalError`` for a fault in Relight's code, else ``SaveFailed``.
 
@@ -194,7 +199,7 @@ def known(error: BaseException, where: str = "") -> RelightError:
     """
     if isinstance(error, RelightError):
         return error
-    what = f"{type(error).__name__}: {error}"
+    what = f"{type(error).__name__}: {_ADVICE.split(str(error), maxsplit=1)[0]}"
     frames = traceback.extract_tb(error.__traceback__)
     made: RelightError
     if not is_fault(error):

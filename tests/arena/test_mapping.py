@@ -15,6 +15,7 @@ from tests.descriptors import open_descriptors
 from relight.arena import SharedMapping, adopt, allocate, mapping
 from relight.arena.mapping import Mapping, huge_bytes, make_huge
 from relight.errors import NoSpace
+from relight.layout.sources import address_of
 
 HUGE = huge_bytes() or 2 << 20
 PAGE = mmap.PAGESIZE
@@ -124,3 +125,21 @@ def test_no_huge_pages_no_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
         Mapping(-1, size, writable=False)
     os.close(fd)
+
+
+def test_actions_before_unmapping_run_once_when_the_last_view_is_gone() -> None:
+    """They see the memory still mapped: page locks must be undone before another mapping can get the address."""
+    size = 1 << 20
+    memory = SharedMapping(allocate(size), size, writable=True)
+    address, seen = address_of(memory.view), list[int]()
+    memory.view[7] = 42
+    memory.before_unmap(lambda: seen.append(ctypes.c_ubyte.from_address(address + 7).value))
+    kept = memory.view[:16]
+    memory.close()
+    assert seen == [], "a view keeps the memory mapped"
+    del memory
+    gc.collect()
+    assert seen == []
+    del kept
+    gc.collect()
+    assert seen == [42]

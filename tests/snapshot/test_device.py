@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 
 import pytest
 import torch
 
 from relight.snapshot import device as module
-from relight.snapshot.device import DeviceCopies, Placed, pin_slot
+from relight.snapshot.device import DeviceCopies, Placed
 
 CPU = torch.device("cpu")
 
@@ -59,7 +58,7 @@ class FakeEvent:
         self.fake.log.append(("synchronize", self.on))
 
 
-def pin(size: int) -> torch.Tensor:
+def pin(size: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(size, dtype=torch.uint8)
 
 
@@ -118,11 +117,36 @@ def test_a_write_before_the_step_is_told_and_one_after_it_is_not() -> None:
     assert late.finish() == set()
 
 
-def test_a_slot_is_pinned_by_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pin every segment once. Return False if a segment is refused."""
-    monkeypatch.setattr(module, "SEGMENT", 4096)
-    memory = (ctypes.c_ubyte * 10_000)()
-    asked: list[tuple[int, int]] = []
-    assert pin_slot(memoryview(memory), lambda at, size: asked.append((at - ctypes.addressof(memory), size)) or 0)
-    assert asked == [(0, 4096), (4096, 4096), (8192, 1808)]
-    assert not pin_slot(memoryview(memory), lambda at, size: 2)
+def test_no_copy_crosses_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each segment is pinned by a call of its own, and CUDA refuses a copy that begins in one and ends in the next."""
+    monkeypatch.setattr(module, "SEGMENT", 1 << 20)
+    monkeypatch.setattr(module, "PACKED_BELOW", 1 << 18)
+    copies, placed, slot = made(Fake())
+    targets: list[tuple[int, int]] = []
+    copy = torch.Tensor.copy_
+
+    def recorded(self: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
+        offset = self.data_ptr() - slot.data_ptr()
+        if 0 <= offset < slot.numel():
+            targets.append((offset, offset + self.numel() - 1))
+        return copy(self, *args, **options)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", recorded)
+    assert copies.begin(slot).finish() == set()
+    assert all(first >> 20 == last >> 20 for first, last in targets) and {first >> 20 for first, _ in targets} >= {0, 1, 2}
+    for item in placed:
+        assert torch.equal(slot[item.offset : item.offset + item.bytes.numel()], item.bytes)
+    assert list(module.pieces(5, 0)) == [] and list(module.pieces(1 << 20, 1)) == [(1 << 20, (1 << 20) + 1)]
+
+
+def test_without_device_memory_small_tensors_are_copied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training may use the whole device memory, so that there is none for a pack."""
+
+    def no_memory(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    copies, placed, slot = made(Fake())
+    monkeypatch.setattr(torch, "cat", no_memory)
+    assert copies.begin(slot).finish() == set()
+    for item in placed:
+        assert torch.equal(slot[item.offset : item.offset + item.bytes.numel()], item.bytes)

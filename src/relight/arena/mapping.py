@@ -15,7 +15,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 _COLLAPSE = 25
 _AT_ONCE = 64 << 20
@@ -39,7 +39,8 @@ class Mapping:
         self.size = size
         self.address = _aligned(fd, size, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
         buffer = (ctypes.c_ubyte * size).from_address(self.address)
-        unmap = weakref.finalize(buffer, _munmap, self.address, size)
+        self._before_unmap: list[Callable[[], object]] = []
+        unmap = weakref.finalize(buffer, _unmap, self.address, size, self._before_unmap)
         unmap.atexit = False  # threads may use the memory until the process ends
         view = memoryview(buffer).cast("B")
         self.view = view if writable else view.toreadonly()
@@ -51,10 +52,22 @@ class Mapping:
         if _madvise(self.address + start, length, advice):
             raise _error()
 
+    def before_unmap(self, action: Callable[[], object]) -> None:
+        """Call ``action`` just before the memory is unmapped, in the thread that releases the last view. Not at the end of the process."""
+        self._before_unmap.append(action)
+
     def release(self) -> None:
         """Release the view. Raise ``BufferError`` if other views of it exist; these keep the memory mapped."""
         self.view.release()
         self.source.release()
+
+
+def _unmap(address: int, size: int, before: Iterable[Callable[[], object]]) -> None:
+    try:
+        for action in before:
+            action()
+    finally:
+        _munmap(address, size)
 
 
 def make_huge(fd: int, size: int) -> None:

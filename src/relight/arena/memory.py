@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 from typing import NamedTuple
 
 from relight.arena.mapping import Mapping, make_huge
@@ -47,6 +48,10 @@ class SharedMapping:
                 return
             except OSError:
                 continue
+
+    def before_unmap(self, action: Callable[[], object]) -> None:
+        """Call ``action`` just before the memory is unmapped, in the thread that releases the last view. Not at the end of the process."""
+        self._map.before_unmap(action)
 
     def close(self) -> None:
         """Close the descriptor, and unmap the memory unless views of it exist."""

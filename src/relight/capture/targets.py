@@ -14,7 +14,7 @@ from relight.capture.objects import FORM, flattens, is_mark, parts_of, unfit_par
 from relight.capture.rebuild import FreshTensors, torch_dtype
 from relight.capture.regions import regions_for
 from relight.capture.sharded import Flat, is_spread, local_of
-from relight.capture.tensors import TORCH_DTYPES, FanOut, identity, sink_for, touch_all, without_repeats
+from relight.capture.tensors import TORCH_DTYPES, FanOut, finish_kernels, identity, sink_for, touch_all, without_repeats
 from relight.format import Leaf, Tensor
 from relight.format.tree import join_path
 from relight.layout import Sink
@@ -184,6 +184,7 @@ class Targets:
 
     def sinks(self, memory: FreshTensors) -> dict[int, Sink]:
         """Return the sinks of all assigned tensors, and of those that ``memory`` allocated."""
+        self._finish_kernels()
         sinks = memory.sinks
         for index, sink in self._sinks.items():
             into = self._several.get(index, [sink])
@@ -193,8 +194,14 @@ class Targets:
         return sinks
 
     def filled(self) -> None:
-        """Increment the version counters of all tensors that were written."""
+        """Wait for copies to accelerators, and increment the version counters of all tensors that were written."""
+        self._finish_kernels()
         touch_all(self._live)
+
+    def _finish_kernels(self) -> None:
+        """Wait for the accelerators: bytes are copied on other streams than those on which training may have made the tensors."""
+        for device in {tensor.device for tensor in self._live}:
+            finish_kernels(device)
 
     def _owner(self, tensor: torch.Tensor, index: int) -> int:
         """Return the stored tensor that goes to that memory; ``index`` if it is the first. Compares full identities

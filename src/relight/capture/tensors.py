@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from relight.errors import IncompatibleState
 from relight.format import DTYPES
 from relight.layout import Sink
-from relight.layout.sources import HostMemorySink
+from relight.layout.sources import HostMemorySink, copy_bytes
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
@@ -19,6 +20,9 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 SUBCLASS = "give its values by a _save_to_state_dict of the module's class, or convert it to a plain tensor"
 _SLAB_BYTES = 16 << 20
 """Bytes that are gathered or scattered at once, at most."""
+_QUEUED_BYTES = 8 << 20
+"""Bytes that one thread has queued to an accelerator, at most, beyond one slab: as much page-locked memory is in use."""
+_own = threading.local()
 
 
 def dtype_name(dtype: torch.dtype) -> str | None:
@@ -119,7 +123,11 @@ class TensorSource:
         return self.tensor if self.tensor.device.type != "cpu" and self.tensor.is_contiguous() else None
 
     def fill(self, start: int, into: memoryview) -> None:
-        """Gather a range of elements into ``into``. Uses temporary memory of one slab at most."""
+        """Gather a range of elements into ``into``. Uses temporary memory of one slab at most.
+
+        Waits for an accelerator's streams first: the tensor may be written on another than the calling thread's.
+        """
+        finish_kernels(self.tensor.device)
         size = self.tensor.element_size()
         integers = as_integers(self.tensor)
         offset = 0
@@ -132,6 +140,28 @@ class TensorSource:
                 offset += len(memory)
 
 
+def finish_kernels(device: torch.device) -> None:
+    """Wait until everything queued on an accelerator, on any of its streams, is done. Free of cost for host memory."""
+    if device.type == "cpu":
+        return
+    current = torch.accelerator.current_accelerator()
+    if current is not None and current.type == device.type:
+        torch.accelerator.synchronize(device)
+
+
+def copies_are_queued(device: torch.device) -> bool:
+    """Return whether copies to ``device`` run beside the reads of the next bytes, from page-locked memory."""
+    return device.type == "cuda"
+
+
+def bounded(device: torch.device, length: int) -> None:
+    """Count ``length`` bytes that the calling thread has queued to ``device``. Wait for them whenever they exceed ``_QUEUED_BYTES``."""
+    _own.queued = getattr(_own, "queued", 0) + length
+    if _own.queued > _QUEUED_BYTES:
+        torch.cuda.current_stream(device).synchronize()
+        _own.queued = 0
+
+
 def sink_for(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Sink:
     """Return the sink that writes bytes of ``dtype`` (None: its own) into ``tensor``. The caller must increment the
     version counter."""
@@ -142,13 +172,17 @@ def sink_for(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Sink:
 
 class TensorSink:
     """A live tensor that cannot take the bytes directly: on a device, strided, or of another dtype, to which they are
-    cast."""
+    cast.
+
+    Copies to CUDA are queued, from page-locked memory. ``finish_kernels`` waits for them.
+    """
 
     def __init__(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> None:
         self.tensor = tensor.detach()
         self._cast = dtype if dtype is not None and dtype != tensor.dtype else None
         self._size = (dtype or tensor.dtype).itemsize
         self.length = tensor.numel() * self._size
+        self._queues = copies_are_queued(tensor.device)
 
     def view(self) -> memoryview | None:
         """Return None: there is no direct memory."""
@@ -161,14 +195,20 @@ class TensorSink:
         for first, last in _slabs(start // self._size, (start + len(data)) // self._size, self._size):
             for piece in runs(target, first, last):
                 length = piece.numel() * self._size
-                flat = torch.empty(piece.numel(), dtype=self._cast or self.tensor.dtype, device="cpu")
+                flat = self._host_memory(piece.numel())
                 memory = memory_of(flat)
                 assert memory is not None
-                memory[:] = data[offset : offset + length]
+                copy_bytes(data[offset : offset + length], memory)
                 source = flat if self._cast is not None else as_integers(flat)
                 with torch.inference_mode() if piece.is_inference() else torch.no_grad():
-                    piece.copy_(source.view(piece.shape))
+                    piece.copy_(source.view(piece.shape), non_blocking=self._queues)
                 offset += length
+        if self._queues:
+            bounded(self.tensor.device, len(data))
+
+    def _host_memory(self, count: int) -> torch.Tensor:
+        """Return memory for ``count`` elements: page-locked if the copy out of it is queued. torch's allocator reuses it after the copy."""
+        return torch.empty(count, dtype=self._cast or self.tensor.dtype, device="cpu", pin_memory=self._queues)
 
 
 class FanOut:

@@ -8,6 +8,7 @@ busy. Other threads hash what was read, and copy it to the sinks while it is in 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 from bisect import bisect_left
 from collections import deque
@@ -32,7 +33,7 @@ from relight.store import PAGE, ByteStore, Reader, page_buffer
 from relight.store.base import READS_AT_ONCE, invalidate_cache, lanes_of
 from relight.store.retry import report_reread
 
-HASHERS = 2
+_THREADS_MIN, _THREADS_MAX = 2, 8
 READ_BYTES = 8 << 20
 """Largest number of bytes of adjacent chunks in one read, with up to ``FEW`` readers. With more readers, half of it."""
 FEW = 4
@@ -95,13 +96,20 @@ class _OpenPack(NamedTuple):
 _Job = tuple[_OpenPack, ChunkRange]
 
 
+def cpu_threads() -> int:
+    """Return how many threads of this rank hash or copy at once: half of its share of the node's cores, from 2 to 8."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    cores = len(os.sched_getaffinity(0)) // max(1, int(ranks) if ranks.isdecimal() else 1)
+    return min(max(cores // 2, _THREADS_MIN), _THREADS_MAX)
+
+
 def read_tensors(
     opened: Opened,
     part: Part,
     sinks: Mapping[int, Sink],
     *,
     readers: int | None = None,
-    hashers: int = HASHERS,
+    hashers: int | None = None,
     progress: Progress | None = None,
     rooms: list[memoryview] | None = None,
 ) -> int:
@@ -109,8 +117,9 @@ def read_tensors(
 
     Each chunk is read once and verified before use; a chunk that fails is read again. ``CorruptCheckpoint`` names file, chunk and tensors.
     Sinks may then hold wrong or missing bytes: the caller must fill them again or discard them. ``readers``: number of reading threads;
-    None: the store's number of parallel reads. Memory: ``readers + hashers + 1`` buffers of the largest read. ``rooms`` keeps the buffers
-    for the next call. ``progress`` is called in other threads, with the bytes of each verified chunk.
+    None: the store's number of parallel reads. ``hashers``: of hashing threads; None: ``cpu_threads``. Memory: ``readers + hashers + 1``
+    buffers of the largest read. ``rooms`` keeps the buffers for the next call. ``progress`` is called in other threads, with the bytes of
+    each verified chunk.
     """
     readers = opened.store.parallel_reads if readers is None else readers
     most = READ_BYTES if readers <= FEW else READ_BYTES // 2
@@ -124,7 +133,7 @@ def read_runs(
     runs: Mapping[int, list[ChunkRange]],
     *,
     readers: int | None = None,
-    hashers: int = HASHERS,
+    hashers: int | None = None,
     progress: Progress | None = None,
     lend: Lend | None = None,
     rooms: list[memoryview] | None = None,
@@ -137,6 +146,7 @@ def read_runs(
     plan = sorted(runs.items())
     total = sum(run.length for _, ranges in plan for run in ranges)
     longest = max((run.length for _, ranges in plan for run in ranges), default=0)
+    hashers = cpu_threads() if hashers is None else hashers
     if total <= INLINE_BYTES:
         readers = hashers = 0
     work = _Work(readers, hashers, longest, progress, lend, [] if rooms is None else rooms)
@@ -281,15 +291,15 @@ def each_chunk(
     If a chunk cannot be read, or is not what was committed even when read again, the error is yielded instead of the bytes. Chunks that
     are not ``wanted``, by number, are skipped and not read. ``key``: the pack's name in errors and events.
 
-    ``at_once`` threads, at most ``AHEAD_MAX``, read ahead, and ``HASHERS`` others hash, while the caller works on what it got. Memory: a
-    buffer of the longest chunk for each.
+    ``at_once`` threads, at most ``AHEAD_MAX``, read ahead, and ``cpu_threads()`` others hash, while the caller works on what it got.
+    Memory: a buffer of the longest chunk for each.
     """
     longest = max(length for length, _ in pack.chunks)
     if longest > reader.size:  # allocate no memory for bytes that cannot exist
         longest = reader.size
     rooms: deque[memoryview] = deque()
     places = ((number, offset, length) for number, offset, length in _places(pack) if wanted(number))
-    at_once = min(at_once, AHEAD_MAX)
+    at_once, hashing = min(at_once, AHEAD_MAX), cpu_threads()
 
     def check(number: int, offset: int, data: memoryview) -> memoryview:
         if not _is_sound(reader, offset, data, pack.chunks[number][1], key):
@@ -297,7 +307,7 @@ def each_chunk(
         return data
 
     with (
-        ThreadPool(HASHERS, "relight-hash") as hashers,
+        ThreadPool(hashing, "relight-hash") as hashers,
         ThreadPool(at_once, "relight-read") as readers,
     ):
 
@@ -313,7 +323,7 @@ def each_chunk(
         ahead: deque[tuple[int, int, memoryview, Future[Future[memoryview]]]] = deque()
         try:
             while True:
-                while len(ahead) < at_once + HASHERS and (place := next(places, None)) is not None:
+                while len(ahead) < at_once + hashing and (place := next(places, None)) is not None:
                     number, offset, length = place
                     room = rooms.popleft() if rooms else page_buffer(longest + 2 * PAGE)
                     ahead.append((number, offset, room, readers.submit(read, number, offset, length, room)))

@@ -27,14 +27,14 @@ from relight.arena import SEALED, Slot, SlotLayout, lay_out
 from relight.capture import Captured
 from relight.capture.capture import TemplateItems
 from relight.checkpointer.frozen_params import FrozenParams
-from relight.checkpointer.slot_copy_plan import SlotCopyPlan, in_order, register, unregister
+from relight.checkpointer.slot_copy_plan import SlotCopyPlan, Staging, in_order, pin_memory, pinned, written_meanwhile
 from relight.comm import new_threads
 from relight.comm.new_threads import ThreadPool
 from relight.commit import Attempt, CommitTarget, SavePlan
 from relight.commit.multi_rank import abort_part
 from relight.commit.parallel_packs import lanes_of_rank
 from relight.commit.save import Participant, new_id
-from relight.errors import RelightError, StoreUnavailable, known
+from relight.errors import RelightError, known
 from relight.format import encode_tree
 from relight.heartbeat import heartbeat
 from relight.layout import Item
@@ -52,7 +52,6 @@ from relight.snapshot import (
     Streams,
     TensorMarks,
     can_overlap,
-    pin_slot,
 )
 from relight.store.wrapper import guard_of
 
@@ -80,6 +79,7 @@ class _Shape:
     """Copy plans of the fixed part, by whether some of it is copied while training continues, and by the items that are left out."""
     filled: dict[int, tuple[int, FrozenTensors, TensorMarks]] = field(default_factory=dict)
     """By slot: the save that it has, and the marks of the frozen tensors at that save."""
+    staging: Staging = field(default_factory=Staging)
     pinned: frozenset[str] = frozenset()
     """Kinds of accelerators that copy to the slots by DMA, because the slots are pinned."""
 
@@ -96,8 +96,9 @@ class _Shape:
     def copies_of(self, state: Captured, overlap: bool, same: frozenset[int]) -> list[SlotCopyPlan]:
         """Return the plans that copy the state to a slot. The fixed part's plan is computed once. ``same``: items that the slot has."""
         places, packs, streams_of = self.plan.tensors, self.layout.packs, self.streams_of
+        self.staging.reuse()
         if state.fixed is None:
-            return [SlotCopyPlan(state.items, places, packs, overlap, streams_of)]
+            return [SlotCopyPlan(state.items, places, packs, overlap, streams_of, self.staging.temporary)]
         count = len(state.fixed.items)
         if self.fixed is not state.fixed:
             self.fixed, self.rest, self.copies = state.fixed, _key(state.items[count:]), {}
@@ -106,8 +107,9 @@ class _Shape:
                 self.copies.clear()
             kept = [number for number in range(count) if number not in same]
             items, kept_places = [state.items[number] for number in kept], [places[number] for number in kept]
-            self.copies[overlap, same] = SlotCopyPlan(items, kept_places, packs, overlap, streams_of)
-        return [self.copies[overlap, same], SlotCopyPlan(state.items[count:], places[count:], packs, overlap, streams_of)]
+            self.copies[overlap, same] = SlotCopyPlan(items, kept_places, packs, overlap, streams_of, pinned)
+        variable = SlotCopyPlan(state.items[count:], places[count:], packs, overlap, streams_of, self.staging.temporary)
+        return [self.copies[overlap, same], variable]
 
     def address(self, index: int) -> int:
         """Return the address of a slot's first byte."""
@@ -323,9 +325,9 @@ class Background:
             slot.clear()
             self._free(number)
             self._give_up_part(number, checkpoint_id, error)
-            if not isinstance(error, RelightError):
+            if not isinstance(error, (RelightError, torch.OutOfMemoryError)):
                 raise
-            self._on_done(SaveOutcome(_report(number, checkpoint_id), error))  # another rank's bytes did not arrive
+            self._on_done(SaveOutcome(_report(number, checkpoint_id), known(error)))  # such as another rank's bytes that did not arrive
             return number
         later = [plan.later for plan in copies if plan.later.slices]
         watched = later[0] if len(later) == 1 else GuardedTensors(in_order(placed for tensors in later for placed in tensors.placed))
@@ -338,20 +340,23 @@ class Background:
                 copied(touched)
 
         def arrived(touched: list[str]) -> None:
-            copied(sorted({*touched, *(name for device in devices for name in device.finish())}))
+            try:
+                late = {name for device in devices for name in device.finish()}
+            except RuntimeError as error:  # the accelerator failed: an earlier kernel of training, most often
+                cannot_save(known(error))
+            else:
+                copied(sorted({*touched, *late}))
+
+        def cannot_save(error: RelightError) -> None:
+            slot.clear()
+            self._free(number)
+            self._give_up_part(number, checkpoint_id, error)
+            self._on_done(SaveOutcome(_report(number, checkpoint_id), error))
 
         def copied(touched: list[str]) -> None:
             if touched:
-                slot.clear()
                 self._untouched = False
-                self._free(number)
-                shown = ", ".join(touched[:3]) + (f" and {len(touched) - 3} more" if len(touched) > 3 else "")
-                error = StoreUnavailable(
-                    f"training wrote to tensors while they were copied: {shown}",
-                    hint="the next saves copy before step() returns; call ckpt.barrier() before changing weights outside an optimizer",
-                )
-                self._give_up_part(number, checkpoint_id, error)
-                self._on_done(SaveOutcome(_report(number, checkpoint_id), error))
+                cannot_save(written_meanwhile(touched))
                 return
             slot.seal(number, shape.layout.request, len(body))
             if frozen is not None and marks is not None:
@@ -574,16 +579,14 @@ def _key(items: Sequence[Item]) -> tuple[Any, ...]:
 
 def _pin(slots: Sequence[Slot], items: Sequence[Item]) -> frozenset[str]:
     """Pin the slots, so that the accelerators that have some of ``items`` copy to them by DMA. Return the kinds of accelerators that do."""
-    if not any(getattr(item.source, "device_tensor", None) is not None and item.source.device_tensor.is_cuda for item in items):  # type: ignore[attr-defined]
-        return frozenset()
-    return frozenset({"cuda"}) if all(pin_slot(slot.view, register) for slot in slots) else frozenset()
+    tensors = (getattr(item.source, "device_tensor", None) for item in items)
+    device = next((tensor.device for tensor in tensors if tensor is not None and tensor.is_cuda), None)
+    return frozenset({"cuda"}) if device is not None and pin_memory([slot.memory for slot in slots], device) else frozenset()
 
 
 def _give_back(shape: _Shape) -> None:
     """Unmap the slots; the agent keeps its own mapping as long as it needs them."""
     for slot in shape.slots:
-        if shape.pinned:
-            unregister(slot.view)
         slot.memory.close()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from relight.agent import Agent, HeldPart, reach
 from relight.catalog import check_pack
 from relight.catalog.opened import Opened
+from relight.catalog.read import cpu_threads
 from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable, known
 from relight.observe import emit
 from relight.peers import Remote
@@ -79,7 +80,7 @@ class MemorySources:
             return None
         places = zip(part.packs, snapshot.starts, strict=True)
         openers = {f"{opened.prefix}/{pack.file}": partial(_OverlayReader, snapshot, start, pack.size) for pack, start in places}
-        return replace(opened, store=_OverlayStore(opened.store, openers, opened.store.parallel_reads), spares=())
+        return replace(opened, store=_OverlayStore(opened.store, openers, max(opened.store.parallel_reads, cpu_threads())), spares=())
 
     def close(self) -> None:
         """Disconnect from the agent and unmap its memory."""

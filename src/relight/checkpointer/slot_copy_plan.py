@@ -3,13 +3,18 @@ memory."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import torch
 
+from relight.arena.memory import PAGE, SharedMapping, allocate
+from relight.errors import StoreUnavailable
 from relight.format import Tensor
 from relight.layout import Item, Source
 from relight.layout.sources import copy_from
@@ -18,14 +23,20 @@ from relight.snapshot import DeviceCopies, GuardedTensors, Placed, SmallCopies, 
 OVERLAP_FROM = 16 << 10
 """Smaller tensors in host memory are copied at once: guarding them costs more than copying them."""
 
+_PORTABLE = 1
+"""``cudaHostRegisterPortable``: pinned for every device, not only the current one."""
+
+Pin = Callable[[int, torch.device], torch.Tensor]
 StreamsOf = Callable[[torch.device], Streams | None]
 
 
 class SlotCopyPlan:
     """Copy plan of some items: where each goes, and when. Made once for a layout."""
 
-    def __init__(self, items: Sequence[Item], places: Sequence[Tensor], packs: Sequence[int], overlap: bool, streams_of: StreamsOf) -> None:
-        """``places``: the items' positions in the packs. ``packs``: the offset of each pack in a slot."""
+    def __init__(
+        self, items: Sequence[Item], places: Sequence[Tensor], packs: Sequence[int], overlap: bool, streams_of: StreamsOf, pin: Pin
+    ) -> None:
+        """``places``: the items' positions in the packs. ``packs``: the offset of each pack in a slot. ``pin``: see ``Staging``."""
         later: list[tuple[str, torch.Tensor, int]] = []
         small: list[tuple[int, int, int]] = []
         self._now: list[tuple[Source, int]] = []
@@ -47,7 +58,7 @@ class SlotCopyPlan:
                 self._now.append((item.source, offset))
         self.later, self._small = GuardedTensors(in_order(later)), SmallCopies(small)
         self.devices = [
-            DeviceCopies(now, then, device, streams, pinned)
+            DeviceCopies(now, then, device, streams, pin)
             for device, (now, then) in devices.items()
             if (streams := streams_of(device)) is not None
         ]
@@ -64,17 +75,80 @@ def in_order(placed: Iterable[tuple[str, torch.Tensor, int]]) -> list[tuple[str,
     return sorted(placed, key=itemgetter(2))
 
 
-def pinned(size: int) -> torch.Tensor:
-    """Return page-locked host memory, to which an accelerator copies by DMA."""
-    return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+def written_meanwhile(names: Sequence[str]) -> StoreUnavailable:
+    """Return the error for a save whose tensors training has changed before they were copied."""
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return StoreUnavailable(
+        f"training wrote to tensors while they were copied: {shown}",
+        hint="the next saves copy before step() returns; call ckpt.barrier() before changing weights outside an optimizer",
+    )
 
 
-def register(address: int, length: int) -> int:
-    """Page-lock existing memory of this process. Return 0 on success."""
-    return int(torch.cuda.cudart().cudaHostRegister(address, length, 0))  # type: ignore[no-untyped-call]
+class Staging:
+    """Page-locked host memory in which small tensors arrive from an accelerator. One save at a time uses it.
+
+    Not torch's own page-locked memory: if the accelerator has failed, freeing that ends the process with SIGABRT.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[torch.Tensor] = []
+        self._used: list[torch.Tensor] = []
+
+    def reuse(self) -> None:
+        """Make available again what ``temporary`` returned: the save that it was for is over."""
+        self._free, self._used = [*self._free, *self._used], []
+
+    def temporary(self, size: int, device: torch.device) -> torch.Tensor:
+        """Return ``size`` bytes that are valid until ``reuse``."""
+        fitting = [memory for memory in self._free if memory.numel() >= size]
+        memory = min(fitting, key=torch.Tensor.numel) if fitting else pinned(1 << max(size - 1, 0).bit_length(), device)
+        self._free = [other for other in self._free if other is not memory]
+        self._used.append(memory)
+        return memory[:size]
 
 
-def unregister(view: memoryview) -> None:
-    """Unlock the memory that ``pin_slot`` has pinned."""
-    for address, _ in segments(view):
-        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+def pinned(size: int, device: torch.device) -> torch.Tensor:
+    """Return new host memory, page-locked for copies from ``device`` if that is possible. It lives as long as the tensor."""
+    pages = -(-max(size, 1) // PAGE) * PAGE
+    memory = SharedMapping(allocate(pages, "relight-staging"), pages, writable=True)
+    pin_memory([memory], device)
+    return torch.frombuffer(memory.view, dtype=torch.uint8)[:size]
+
+
+def pin_memory(memories: Iterable[SharedMapping], device: torch.device) -> bool:
+    """Page-lock mapped memory for copies from a CUDA device. Return whether that succeeded for all of it.
+
+    It stays locked until it is unmapped, however that happens. Memory that is unmapped while it is locked makes CUDA take
+    whatever is mapped at that address next for locked memory, and copy the old pages instead of the new ones.
+
+    Threads that have not chosen a device use device 0, on which a registration would create a context of several
+    hundred MB for every rank. So ``device`` is made the current one meanwhile.
+    """
+    with torch.cuda.device(device):
+        for memory in memories:
+            locked: list[int] = []
+            memory.before_unmap(partial(_unlock, os.getpid(), locked))
+            for address, length in segments(memory.view):
+                if _register(address, length) != 0:
+                    _clear_error(device)
+                    return False
+                locked.append(address)
+    return True
+
+
+def _register(address: int, length: int) -> int:
+    """Page-lock existing memory of this process for all its devices. Return 0 on success."""
+    return int(torch.cuda.cudart().cudaHostRegister(address, length, _PORTABLE))  # type: ignore[no-untyped-call]
+
+
+def _unlock(owner: int, locked: Iterable[int]) -> None:
+    """Unlock ranges, but not in a forked child: CUDA cannot be used there, and the locks are the parent's."""
+    if os.getpid() == owner:
+        for address in locked:
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+
+
+def _clear_error(device: torch.device) -> None:
+    """Take the error of a failed registration from CUDA, which would report it to the trainer's next kernel."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)

@@ -6,7 +6,7 @@ import torch, ``layout``, ``policy``, ``observe``, ``errors``.
 """
 
 from relight.snapshot.copier import Copier, Snapshot
-from relight.snapshot.device import DeviceCopies, DeviceSnapshot, Placed, Streams, pin_slot, segments
+from relight.snapshot.device import DeviceCopies, DeviceSnapshot, Placed, Streams, segments
 from relight.snapshot.frozen import FrozenTensors, TensorMarks
 from relight.snapshot.hooks import OptimizerHook, StepHook, can_overlap
 from relight.snapshot.touch_detection import GuardedTensors, SmallCopies
@@ -25,6 +25,5 @@ __all__ = [
     "Streams",
     "TensorMarks",
     "can_overlap",
-    "pin_slot",
     "segments",
 ]

@@ -8,7 +8,7 @@ transfer; the host copies them to their places at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -59,6 +59,14 @@ class _Pack(NamedTuple):
     arrived: torch.Tensor
     dealt: SmallCopies
 
+    def copy_singly(self) -> None:
+        """Queue one transfer for each tensor. Slower than one for all, and needs no device memory."""
+        start = 0
+        for placed in self.held:
+            data = placed.bytes
+            self.arrived[start : start + data.numel()].copy_(data, non_blocking=True)
+            start += data.numel()
+
 
 class DeviceCopies:
     """The tensors of one device, prepared once and copied for every snapshot. ``pin`` allocates that many bytes of
@@ -70,10 +78,10 @@ class DeviceCopies:
         later: Iterable[Placed],
         device: torch.device,
         streams: Streams,
-        pin: Callable[[int], torch.Tensor],
+        pin: Callable[[int, torch.device], torch.Tensor],
     ) -> None:
         self.device, self._streams = device, streams
-        self._now, self._later = _packed(now, pin), _packed(later, pin)
+        self._now, self._later = (_packed(tensors, lambda size: pin(size, device)) for tensors in (now, later))
         self._tensors = [placed.tensor for placed in self._later.all]
         self._names = [placed.name for placed in self._later.all]
         self._side = streams.Stream(device)
@@ -141,12 +149,17 @@ class _Packed(NamedTuple):
         """Queue the copies on the current stream. Return the device memory that must stay alive until they are done."""
         for placed in self.large:
             data = placed.bytes
-            slot[placed.offset : placed.offset + data.numel()].copy_(data, non_blocking=True)
+            for begin, end in pieces(placed.offset, data.numel()):
+                slot[begin:end].copy_(data[begin - placed.offset : end - placed.offset], non_blocking=True)
         keeps = []
         for pack in self.packs:
-            together = torch.cat([placed.bytes for placed in pack.held])
-            pack.arrived.copy_(together, non_blocking=True)
-            keeps.append(together)
+            try:
+                together = torch.cat([placed.bytes for placed in pack.held])
+            except torch.OutOfMemoryError:  # training uses the device's whole memory: one transfer for each tensor needs none
+                pack.copy_singly()
+            else:
+                pack.arrived.copy_(together, non_blocking=True)
+                keeps.append(together)
         return keeps
 
     def deal(self, slot: int) -> None:
@@ -186,15 +199,19 @@ def _packed(placed: Iterable[Placed], pin: Callable[[int], torch.Tensor]) -> _Pa
     return _Packed(tensors, large, packs)
 
 
-def pin_slot(view: memoryview, register: Callable[[int, int], int]) -> bool:
-    """Pin a slot's memory for this process, segment by segment. Return False if a registration fails.
-
-    ``register(address, length)`` is ``cudaHostRegister`` without its flags; it returns 0 on success.
-    """
-    return all(register(address, length) == 0 for address, length in segments(view))
-
-
 def segments(view: memoryview) -> list[tuple[int, int]]:
     """Return the address and length of each segment that is pinned with one call."""
     begin = address_of(view)
     return [(begin + start, min(SEGMENT, len(view) - start)) for start in range(0, len(view), SEGMENT)]
+
+
+def pieces(offset: int, length: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of a slot in which ``length`` bytes from ``offset`` on are copied, none beyond the end of a segment.
+
+    A copy from one pinned range into the next is an error to CUDA ("invalid argument").
+    """
+    end = offset + length
+    while offset < end:
+        stop = min(end, (offset // SEGMENT + 1) * SEGMENT)
+        yield offset, stop
+        offset = stop
