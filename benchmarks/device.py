@@ -1,6 +1,6 @@
-"""``python -m benchmarks.device``: saves and restores of a GPT that trains on an accelerator, beside the floors of its link.
+"""``python -m benchmarks.device``: saves and restores of a GPT that trains on an accelerator, and the floors of its link.
 
-One process; in each round every system saves once, in a random order, while training goes on. ``blocked`` are the seconds
+One process; in each round every system saves once, in a random order, while training continues. ``blocked`` are the seconds
 of the call, ``lost`` those by which the steps around the save took longer than as many steps without one, ``durable``
 those from the call until all bytes are fsynced. ``torch.accelerator`` finds the device, so any accelerator will do.
 """
@@ -129,7 +129,7 @@ def link_floors(device: torch.device, size: int, folder: Path) -> dict[str, floa
         "host memory, one thread": lambda: torch.frombuffer(other.numpy().data, dtype=torch.uint8).copy_(plain),
         "write and fsync": write,
     }
-    found = {}
+    speeds = {}
     for name, action in actions.items():
         seconds = []
         for _ in range(3 if name == "write and fsync" else 6):
@@ -138,13 +138,13 @@ def link_floors(device: torch.device, size: int, folder: Path) -> dict[str, floa
             action()
             torch.accelerator.synchronize()
             seconds.append(clock() - began)
-        found[name] = size / statistics.median(seconds[1:]) / 1e9
+        speeds[name] = size / statistics.median(seconds[1:]) / 1e9
     (folder / "floor").unlink()
-    return found
+    return speeds
 
 
 def one_save(system: Base, training: Training, step: int, plain_s: float) -> dict[str, float]:
-    """One save while training goes on until it is durable."""
+    """One save while training continues, until it is durable."""
     module: Any = torch.get_device_module(training.device)
     torch.accelerator.synchronize()
     module.reset_peak_memory_stats()

@@ -3,6 +3,8 @@ raw."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +90,11 @@ def test_urgent_saves_are_stored_as_they_are(tmp_path: Path) -> None:
         ckpt.restore()
         for step in range(5):
             one_step(model, optimizer)
-            ckpt.save(step, reason="SIGUSR1" if step == 3 else "asked")
+            if step == 3:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                ckpt.step(step)
+            else:
+                ckpt.save(step)
     first, _, third, urgent, after = rows(run)
     assert first.new_bytes < 0.9 * first.logical_bytes
     assert third.requires and after.requires

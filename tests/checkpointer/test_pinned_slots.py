@@ -68,7 +68,7 @@ def mapping() -> SharedMapping:
 
 @pytest.mark.parametrize("way", ["close", "forget"])
 def test_memory_is_unlocked_before_it_is_unmapped(runtime: Runtime, way: str) -> None:
-    """Also if nobody closes it, as after the death of an agent: CUDA would copy the old pages for whatever gets the address next."""
+    """Also without a close(), as after the death of an agent: CUDA would copy the old pages for whatever gets the address next."""
     memory = mapping()
     base = address_of(memory.view)
     assert pin_memory([memory], CUDA)
@@ -80,7 +80,7 @@ def test_memory_is_unlocked_before_it_is_unmapped(runtime: Runtime, way: str) ->
     assert runtime.locked == {}
 
 
-def test_a_refused_lock_leaves_none_behind(runtime: Runtime) -> None:
+def test_after_a_refusal_all_locks_end_with_their_memory(runtime: Runtime) -> None:
     """The error is taken from CUDA. What was locked before it is unlocked with its memory."""
     first, second = mapping(), mapping()
     runtime.refuse = lambda address: address == address_of(second.view) + (1 << 20)

@@ -23,6 +23,7 @@ from relight.commit import Attempt, SaveRequest
 from relight.errors import Fenced
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
+from relight.save_reason import of_record
 from relight.store import open_bytes
 
 SOURCE = Path(relight.cli.__file__).parents[2]
@@ -62,6 +63,8 @@ def request(step: int, **more: Any) -> SaveRequest:
     more.setdefault("metrics", {"loss": 300.0 / (step + 1)})
     more.setdefault("components", {"model": "module", "optimizer": "optimizer", "rng": "rng", "scalar": "value", "odd": "value"})
     more.setdefault("environment", {"relight": "0.1.0", "torch": "2.13.0", "host": "node-1", "threads": 8, "devices": []})
+    if isinstance(more["reason"], str):
+        more["reason"] = of_record(more["reason"], "", "")
     return SaveRequest(step=step, tree=encode_tree(tree), items=items, **more)
 
 

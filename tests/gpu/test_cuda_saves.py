@@ -37,20 +37,20 @@ def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor
 
 
 def test_what_is_copied_is_the_state_at_the_call() -> None:
-    """Kernels queued behind the call do not reach the copy, though the host waits for nothing."""
+    """Kernels queued after the call do not reach the copy, though the host waits for nothing."""
     device = torch.device("cuda", torch.cuda.current_device())
     tensors = [torch.randn(size, device=device) for size in (3, 70_000, 40_000_000, 1_000)]
-    placed, at = [], 0
+    placed, offset = [], 0
     for number, tensor in enumerate(tensors):
-        placed.append(Placed(f"t{number}", tensor, at))
-        at += -(-tensor.numel() * 4 // 64) * 64
-    slot = pinned(at, device)
+        placed.append(Placed(f"t{number}", tensor, offset))
+        offset += -(-tensor.numel() * 4 // 64) * 64
+    slot = pinned(offset, device)
     copies = DeviceCopies(placed[:2], placed[2:], device, torch.cuda, pinned)  # type: ignore[arg-type]
     for turn in range(20):
         expected = [tensor.clone() for tensor in tensors]
         began = time.perf_counter()
         snapshot = copies.begin(slot)
-        tensors[0].add_(1)  # what the next forward may do at once: behind the copy on the same stream
+        tensors[0].add_(1)  # what the next forward may do at once: after the copy on the same stream
         tensors[1].mul_(2)
         took = time.perf_counter() - began
         snapshot.before_step()
@@ -59,9 +59,9 @@ def test_what_is_copied_is_the_state_at_the_call() -> None:
         assert snapshot.finish() == set()
         torch.cuda.synchronize()
         assert not turn or took < 0.02, "the call waited for the device"  # the first loads kernels
-        for one, then in zip(placed, expected, strict=True):
+        for item, then in zip(placed, expected, strict=True):
             length = then.numel() * 4
-            assert torch.equal(slot[one.offset : one.offset + length].view(torch.float32), then.cpu())
+            assert torch.equal(slot[item.offset : item.offset + length].view(torch.float32), then.cpu())
 
 
 def test_memory_of_the_agent_can_be_pinned() -> None:

@@ -99,7 +99,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Ten
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_continues_to_the_bit(tmp_path: Path, name: str, scaled: bool) -> None:
-    """A save at every step while training goes on, a restart, and the same losses, weights and moments as without either."""
+    """A save at every step while training continues, a restart, and the same losses, weights and moments as without either."""
     if scaled and name in ("AdamW capturable", "tensor lr"):
         pytest.skip("one scaled case for each kind of step is enough")
     torch.use_deterministic_algorithms(True)
@@ -140,8 +140,8 @@ def test_training_continues_to_the_bit(tmp_path: Path, name: str, scaled: bool) 
                 begin = ckpt.restore()
                 losses[begin:] = run(range(begin, end), *live, ckpt)
         assert losses == expected
-        for one, other in zip(digest(*live[:2]), digest(*straight[:2]), strict=True):
-            assert torch.equal(one, other)
+        for tensor, other in zip(digest(*live[:2]), digest(*straight[:2]), strict=True):
+            assert torch.equal(tensor, other)
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -164,7 +164,7 @@ def test_generators_of_the_device_continue(tmp_path: Path) -> None:
 
 
 def test_replays_of_a_graph_wait_for_the_copies(tmp_path: Path) -> None:
-    """A CUDA graph contains the optimizer's step, which calls no hook: ``barrier()`` before each replay queues it behind the copies."""
+    """A CUDA graph contains the optimizer's step, which calls no hook: ``barrier()`` before each replay queues it after the copies."""
     model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
     batch = torch.randn(32, 1024, device="cuda")
@@ -193,7 +193,7 @@ def test_replays_of_a_graph_wait_for_the_copies(tmp_path: Path) -> None:
             kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
             save = ckpt.save(step, block=False)
             ckpt.barrier()
-            graph.replay()  # writes to the weights at once, behind the copies
+            graph.replay()  # writes to the weights at once, after the copies
             save.wait(60)
             snapshots[step] = {name: bits(tensor) for name, tensor in kept.items()}
     for step in (0, 7):
@@ -228,7 +228,7 @@ def test_a_write_outside_an_optimizer_is_refused(tmp_path: Path) -> None:
     with relight.Checkpointer(tmp_path / "r", save=None, model=model, optimizer=optimizer, limits=QUEUE) as ckpt:
         ckpt.restore()
         ckpt.save(0)  # the agent is started, and memory is allocated
-        torch.cuda._sleep(500_000_000)  # the copies wait behind this kernel
+        torch.cuda._sleep(500_000_000)  # the copies wait for this kernel
         save = ckpt.save(1, block=False)
         with torch.no_grad():
             model.weight.mul_(2)
@@ -273,7 +273,7 @@ def test_tensors_larger_than_what_is_pinned_at_once(tmp_path: Path) -> None:
     target = [torch.zeros_like(tensor) for tensor in weights]
     with relight.Checkpointer(tmp_path / "r", save=None, limits=QUEUE, weights=target) as ckpt:
         assert ckpt.restore() == 1
-    assert all(torch.equal(one, other) for one, other in zip(target, weights, strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(target, weights, strict=True))
 
 
 SCRIPT = """

@@ -17,15 +17,15 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_what_a_device_codes_is_read_here() -> None:
     """To the byte, in frames that come to about as little as the processor's; how fast both are is printed."""
     pytest.importorskip("nvidia.nvcomp")
-    found, why = on_gpu()
-    assert found is not None, why
+    compressor, why = on_gpu()
+    assert compressor is not None, why
     values = np.random.default_rng(0).standard_normal(4 << 20).astype("<f4")
     plane = memoryview(((values.view("<u4") >> 23) & 0xFF).astype("u1")).cast("B")
-    found.compress(plane, "entropy")
+    compressor.compress(plane, "entropy")
     began = time.perf_counter()
-    frames = found.compress(plane, "entropy")
+    frames = compressor.compress(plane, "entropy")
     there_s = time.perf_counter() - began
-    assert not found.why_not, found.why_not
+    assert not compressor.why_not, compressor.why_not
     into = memoryview(bytearray(len(plane)))
     decompress(memoryview(frames), into)
     assert into == plane

@@ -17,6 +17,7 @@ from relight.format import encode_tree
 from relight.format.names import is_run_name
 from relight.layout import Bytes, Item
 from relight.log import Log, fold
+from relight.save_reason import SaveReason
 from relight.store import LocalStore, MemoryStore
 
 KEYS = [
@@ -33,7 +34,7 @@ METADATA: list[tuple[str, dict[str, Any]]] = [
     ("user: five megabytes", {"user": {"a": "x" * 5_000_000}}),
     ("user: nested 40 deep", {"user": {"a": eval("[" * 40 + "]" * 40)}}),
     ("user: nested 5,000 deep", {"user": {"a": None}}),
-    ("reason: a lone surrogate", {"reason": "\ud800"}),
+    ("reason: a lone surrogate", {"reason": SaveReason("user", "\ud800")}),
     ("environment: bytes that are no text", {"environment": {"argv": [os.fsdecode(b"\xff")]}}),
     ("components: a number", {"components": {"a": 5}}),
     ("exact: a number", {"exact": [1]}),

@@ -150,7 +150,7 @@ def finish_kernels(device: torch.device) -> None:
 
 
 def copies_are_queued(device: torch.device) -> bool:
-    """Return whether copies to ``device`` run beside the reads of the next bytes, from page-locked memory."""
+    """Return whether copies to ``device`` run while the next bytes are read, from page-locked memory."""
     return device.type == "cuda"
 
 

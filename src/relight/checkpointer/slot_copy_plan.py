@@ -76,7 +76,7 @@ def in_order(placed: Iterable[tuple[str, torch.Tensor, int]]) -> list[tuple[str,
 
 
 def written_meanwhile(names: Sequence[str]) -> StoreUnavailable:
-    """Return the error for a save whose tensors training has changed before they were copied."""
+    """Return the error for a save, after training has changed tensors before they were copied."""
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return StoreUnavailable(
         f"training wrote to tensors while they were copied: {shown}",

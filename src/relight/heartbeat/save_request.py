@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from relight.decode import from_msgpack
 from relight.save_reason import SaveReason
 
 _TEXT_MAX, _BYTES_MAX = 500, 4096
@@ -44,7 +45,7 @@ def take_request(page: str | os.PathLike[str]) -> SaveReason | None:
         with path.open("rb") as file:
             data = file.read(_BYTES_MAX)
         path.unlink()
-        reason = msgspec.msgpack.decode(data, type=SaveReason)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        reason = from_msgpack(data, SaveReason)
+    except (OSError, msgspec.MsgspecError):
         return None
     return msgspec.structs.replace(reason, text="".join(character for character in reason.text if character.isprintable()))

@@ -1,6 +1,6 @@
 """Disks on which another process acts or dies at a chosen call.
 
-Both wrap another disk, and both keep what that process left behind.
+Both wrap another disk, and keep what that process left.
 """
 
 from __future__ import annotations
