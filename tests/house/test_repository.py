@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from tree import PRODUCT, ROOT, files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-NEEDS_A_GPU = {"nvidia-nvcomp-cu12"}
+NEEDS_A_GPU = {"nvidia-nvcomp-cu13"}
 """Of no use on the machines that CI has: `make gpu` takes what is there."""
 GOLDEN = ROOT / "tests" / "golden" / "v1"
 
