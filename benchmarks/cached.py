@@ -25,7 +25,7 @@ from tests.store.servers import has_rados, moto, rados
 from benchmarks.drain import timed
 from benchmarks.machine import describe
 from relight.catalog import Run, open_checkpoint, read_tensors
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
 from relight.store import ByteStore, LocalStore
@@ -39,7 +39,7 @@ def save(store: ByteStore, megabytes: int) -> None:
     rng, each = random.Random(7), megabytes * 1_000_000 // 64
     items = [Item(f"t{n}", "uint8", (each,), "param", Bytes(rng.randbytes(each)), None, True) for n in range(64)]
     tree = encode_tree({item.name: Leaf("tensor", (n,)) for n, item in enumerate(items)})
-    Attempt.begin(store, "run").save(SaveRequest(step=0, tree=tree, items=items))
+    Attempt.begin(store, "run").save(SaveRequest(SaveInfo(step=0), tree=tree, items=items))
 
 
 def read(store: ByteStore) -> None:

@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.codecs import train
 from benchmarks.machine import describe
-from relight.commit import Attempt, PackPlan, SaveRequest, plan_save
+from relight.commit import Attempt, PackPlan, SaveInfo, SaveRequest, plan_save
 from relight.commit.chunk_index import IncrementalState
 from relight.commit.save import new_id
 from relight.format import encode_tree
@@ -95,7 +95,7 @@ class Case:
         plan = plan_save(self.items, id=saved)
         plan = replace(plan, packs=[replace(pack, image=in_memory(pack)) for pack in plan.packs])
         began = time.perf_counter()
-        request = SaveRequest(step=self.step, tree=encode_tree({}), items=self.items, id=saved, plan=plan, smaller=self.smaller)
+        request = SaveRequest(SaveInfo(step=self.step), tree=encode_tree({}), items=self.items, id=saved, plan=plan, smaller=self.smaller)
         report = self.attempt.save(request)
         seconds, self.step = time.perf_counter() - began, self.step + 1
         for path in (self.folder / "run" / report.dir).glob("pack-*"):

@@ -30,7 +30,7 @@ from tests.store.servers import has_rados, moto, rados
 from benchmarks.machine import describe
 from relight.catalog import Run, open_checkpoint, read_tensors
 from relight.catalog.tiers import announce
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.drain import drain
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
@@ -48,7 +48,7 @@ def save(folder: Path, url: str, megabytes: int) -> Attempt:
     announce(attempt.place.log, tiers.tiers, attempt.epoch)
     rng, each = random.Random(7), megabytes * 1_000_000 // 64
     items = [Item(f"t{n}", "uint8", (each,), "param", Bytes(rng.randbytes(each)), None, True) for n in range(64)]
-    attempt.save(SaveRequest(step=0, tree=encode_tree({i.name: Leaf("tensor", (n,)) for n, i in enumerate(items)}), items=items))
+    attempt.save(SaveRequest(SaveInfo(step=0), tree=encode_tree({i.name: Leaf("tensor", (n,)) for n, i in enumerate(items)}), items=items))
     return attempt
 
 

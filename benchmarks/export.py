@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.machine import describe
 from relight.bench.cache import drop_cache
 from relight.bench.floors import BLOCK_BYTES, direct_works, random_bytes, read, timed, write
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
 from relight.store import open_bytes
@@ -46,7 +46,7 @@ def make(store: Path, size: int) -> None:
         layer += 1
     items = [Item(f"model/{name}", "bfloat16", shape, "param", Bytes(memory[: 2 * shape[0] * shape[1]])) for name, shape in shapes.items()]
     tree = {"model": {name: Leaf("tensor", (index,)) for index, name in enumerate(shapes)}}
-    Attempt.begin(open_bytes(store), "run").save(SaveRequest(step=1, tree=encode_tree(tree), items=items))
+    Attempt.begin(open_bytes(store), "run").save(SaveRequest(SaveInfo(step=1), tree=encode_tree(tree), items=items))
 
 
 def peak_bytes() -> int:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from relight.commit import Attempt, SaveRequest, plan_save
+from relight.commit import Attempt, SaveInfo, SaveRequest, plan_save
 from relight.commit.save import CommitTarget, Participant
 from relight.format import Part, PartRef, Root, encode_part, encode_root, encode_tree
 from relight.format.manifest import SHORT_PARTS, Pack
@@ -288,7 +288,7 @@ def _save_as(number: int, world: int, own: CommitTarget, store: CountingStore, t
     store.asked.clear()
     row = Item("t", "uint8", (world, 64), "value", Bytes(bytes(64)), Box((number, 0), (1, 64)))
     seat = Participant(number, world, "0" * 16, 60.0) if world > 1 else None
-    request = SaveRequest(step=1, tree=encode_tree({}), items=[row], id="0" * 10, seat=seat)
+    request = SaveRequest(SaveInfo(step=1), tree=encode_tree({}), items=[row], id="0" * 10, seat=seat)
     together()
     Attempt(place).save(request)
 

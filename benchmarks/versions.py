@@ -26,7 +26,7 @@ from benchmarks.machine import describe
 from relight.bench.cache import drop_cache
 from relight.bench.floors import direct_works, read, timed
 from relight.catalog.run import Run
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
 from relight.store import open_bytes
@@ -50,7 +50,7 @@ def make(store: Path, size: int) -> None:
         tensors = {name: first if shape == first.shape else layer for name, shape in shapes.items()}
         views = {name: Bytes(memoryview(tensors[name]).cast("B")) for name in shapes}
         items = [Item(f"model/{name}", "float32", shape, "param", views[name]) for name, shape in shapes.items()]
-        attempt.save(SaveRequest(step=step, tree=encode_tree(tree), items=items))
+        attempt.save(SaveRequest(SaveInfo(step=step), tree=encode_tree(tree), items=items))
         first *= 1.001
         layer *= 0.999
 

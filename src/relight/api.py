@@ -15,7 +15,7 @@ from relight.catalog.find import choose, choose_all, nothing_there, report
 from relight.catalog.mapped import Mapped
 from relight.catalog.merged_parts import check_pieces, whole_of
 from relight.catalog.one_writer import apart
-from relight.commit import Attempt, SaveReport, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent, shown
 from relight.format import decode_tree, encode_tree
 from relight.format.class_names import CLASSES
@@ -64,15 +64,17 @@ def save(
     newest = newest_good(attempt.history())
     return attempt.save(
         SaveRequest(
-            step=step,
+            SaveInfo(
+                step=step,
+                metrics=numbers_of(metrics),
+                environment=environment(),
+                components=captured.kinds,
+                exact=captured.notes,
+                parents=[newest.id] if newest is not None else [],
+                user={CLASSES: class_paths(state)},
+            ),
             tree=encode_tree(captured.tree),
             items=captured.items,
-            metrics=numbers_of(metrics),
-            environment=environment(),
-            components=captured.kinds,
-            exact=captured.notes,
-            parents=[newest.id] if newest is not None else [],
-            user={CLASSES: class_paths(state)},
         )
     )
 

@@ -13,7 +13,7 @@ from forge import DIRS, RUN, STEPS, Forge, load, request, values, write
 
 from relight.catalog import Run, candidates, list_runs, read, read_tensors, verify_checkpoint
 from relight.catalog.opened import Opened
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint, RelightError
 from relight.format import encode_tree
 from relight.layout import Bytes, Item
@@ -144,7 +144,7 @@ def test_verify_says_when_it_names_not_all() -> None:
     """Of many tensors in one damaged chunk the first are named, and how many more there are."""
     store = load({})
     items = [Item(f"t{n:02d}", "uint8", (4,), "value", Bytes(bytes([n] * 4))) for n in range(30)]
-    saved = Attempt.begin(store, RUN).save(SaveRequest(step=1, tree=encode_tree(None), items=items))
+    saved = Attempt.begin(store, RUN).save(SaveRequest(SaveInfo(step=1), tree=encode_tree(None), items=items))
     run = Run(store, RUN)
     key = f"{RUN}/{saved.dir}/pack-00000-000.safetensors"
     store._files[key] = bytes(store._files[key][:-1]) + b"\xff"

@@ -30,7 +30,7 @@ from relight.catalog.read_assignment import deal, decode_needs, encode_needs
 from relight.comm import ThreadGroup, this_node
 from relight.comm.local_sockets import LocalDirectory, name_of
 from relight.comm.proof import ProofFailed, prove_as_caller
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint, RelightError
 from relight.format import encode_tree
 from relight.layout import Bytes, Item, cut_chunks
@@ -71,7 +71,7 @@ class Made(NamedTuple):
 
 def make(root: Path, values: list[bytes]) -> Made:
     items = [Item(f"t/{i}", "uint8", (len(value),), "param", Bytes(value)) for i, value in enumerate(values)]
-    Attempt.begin(LocalStore(root), "r").save(SaveRequest(step=1, items=items, tree=encode_tree({"t": []})))
+    Attempt.begin(LocalStore(root), "r").save(SaveRequest(SaveInfo(step=1), items=items, tree=encode_tree({"t": []})))
     return Made(root, values)
 
 

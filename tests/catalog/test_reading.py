@@ -14,7 +14,7 @@ from tests.descriptors import new_descriptors, new_threads, open_descriptors
 
 from relight.catalog import Run, candidates, read, read_tensors
 from relight.catalog.opened import Opened
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.format import encode_tree
 from relight.layout import Bytes, Item
@@ -46,7 +46,7 @@ def made(tmp_path: Path) -> Made:
     values = tensors()
     items = [Item(f"t/{i}", "uint8", (len(value),), "param", Bytes(value)) for i, value in enumerate(values)]
     attempt = Attempt.begin(LocalStore(tmp_path), "r")
-    attempt.save(SaveRequest(step=1, items=items, tree=encode_tree({"t": []})))
+    attempt.save(SaveRequest(SaveInfo(step=1), items=items, tree=encode_tree({"t": []})))
     pack = next(tmp_path.glob("r/*/pack-*"))
     forget(pack)
     return Made(tmp_path, pack, values)

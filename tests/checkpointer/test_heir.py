@@ -19,7 +19,7 @@ from relight.checkpointer.handover import Handover
 from relight.checkpointer.pre_update_state import AHEAD_S, OFTEN, PreUpdateState
 from relight.checkpointer.ranks import Ranks
 from relight.comm import RankTimeout
-from relight.commit import Attempt, CommitTarget, SaveReport, SaveRequest
+from relight.commit import Attempt, CommitTarget, SaveInfo, SaveReport, SaveRequest
 from relight.commit.multi_rank import save_multi_rank
 from relight.commit.save import Participant
 from relight.format import encode_tree
@@ -71,7 +71,7 @@ class Rank:
 
 
 def _request(state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
-    return SaveRequest(step=step, tree=encode_tree(state.tree), items=state.items, reason=reason, components=state.kinds)
+    return SaveRequest(SaveInfo(step=step, reason=reason, components=state.kinds), tree=encode_tree(state.tree), items=state.items)
 
 
 @pytest.fixture

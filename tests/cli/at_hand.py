@@ -19,7 +19,7 @@ from typing import Any
 
 import relight.cli
 from relight.catalog import open_run
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import Fenced
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
@@ -65,7 +65,8 @@ def request(step: int, **more: Any) -> SaveRequest:
     more.setdefault("environment", {"relight": "0.1.0", "torch": "2.13.0", "host": "node-1", "threads": 8, "devices": []})
     if isinstance(more["reason"], str):
         more["reason"] = of_record(more["reason"], "", "")
-    return SaveRequest(step=step, tree=encode_tree(tree), items=items, **more)
+    info = SaveInfo(step, **{name: more.pop(name) for name in SaveInfo.__struct_fields__ if name in more})
+    return SaveRequest(info, tree=encode_tree(tree), items=items, **more)
 
 
 def fill(path: Path) -> None:

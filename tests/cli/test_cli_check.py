@@ -13,7 +13,7 @@ import pytest
 from at_hand import STEPS, directory, environment, flip, ids, on_terminal, request
 
 from relight.catalog import open_run
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.layout import Bytes, Item
 from relight.store import open_bytes
 
@@ -107,7 +107,7 @@ def test_verify_on_a_terminal_draws_on_stderr_and_leaves_stdout_to_the_pipe(runs
     attempt = Attempt.begin(open_bytes(runs), "big")
     more = Item("model/big", "uint8", (8 << 20,), "param", Bytes(bytes(8 << 20)))
     wanted = request(1)
-    attempt.save(SaveRequest(step=1, tree=wanted.tree, items=[*wanted.items, more]))
+    attempt.save(SaveRequest(SaveInfo(step=1), tree=wanted.tree, items=[*wanted.items, more]))
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "relight", "verify", "runs/big"]
     drawn = b""

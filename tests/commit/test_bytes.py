@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from relight.commit import Attempt, SaveRequest, plan_save
+from relight.commit import Attempt, SaveInfo, SaveRequest, plan_save
 from relight.commit.multi_rank import _proven, save_multi_rank
 from relight.commit.save import CommitTarget, Participant, write_part
 from relight.format import encode_tree
@@ -46,7 +46,7 @@ class Ranks:
 
     def request(self, rank: int) -> SaveRequest:
         row = Item("t", "uint8", (self.world, 64), "value", Bytes(bytes(64)), Box((rank, 0), (1, 64)))
-        return SaveRequest(step=1, tree=encode_tree({}), items=[row], id=ID, seat=Participant(rank, self.world, "0" * 16, 60.0))
+        return SaveRequest(SaveInfo(step=1), tree=encode_tree({}), items=[row], id=ID, seat=Participant(rank, self.world, "0" * 16, 60.0))
 
     def ready(self, rank: int) -> None:
         """Write the packs and part of ``rank`` and report that it is ready."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relight.catalog import Run, candidates
-from relight.commit import Attempt, SaveRequest, plan_save
+from relight.commit import Attempt, SaveInfo, SaveRequest, plan_save
 from relight.errors import RelightError
 from relight.format import encode_tree
 from relight.layout import Bytes, Item
@@ -48,7 +48,7 @@ def test_a_disk_that_begins_to_lie_gets_no_further_commit(suffix: str) -> None:
     plan = plan_save(ITEMS, id="0" * 10)
 
     def save(step: int) -> None:
-        attempt.save(SaveRequest(step=step, tree=encode_tree({"t": []}), items=(), plan=plan))
+        attempt.save(SaveRequest(SaveInfo(step=step), tree=encode_tree({"t": []}), items=(), plan=plan))
 
     save(1)
     assert plan.proven

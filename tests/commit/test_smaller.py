@@ -16,7 +16,7 @@ from relight.catalog import Run
 from relight.catalog.packs import open_pack
 from relight.catalog.read import read_tensors
 from relight.catalog.verify import verify_checkpoint
-from relight.commit import Attempt, PackPlan, SaveRequest, plan_save
+from relight.commit import Attempt, PackPlan, SaveInfo, SaveRequest, plan_save
 from relight.commit.chunk_index import IncrementalState, chunks_of, rows_of
 from relight.commit.save import new_id
 from relight.errors import NoSpace
@@ -59,7 +59,7 @@ def request(step: int, held: State, smaller: IncrementalState | None) -> SaveReq
         Item(name, names[values.dtype.str], values.shape, "param", Bytes(values.tobytes()), trainable=name == "adapter")
         for name, values in held.items()
     ]
-    return SaveRequest(step=step, tree=encode_tree({}), items=items, smaller=smaller)
+    return SaveRequest(SaveInfo(step=step), tree=encode_tree({}), items=items, smaller=smaller)
 
 
 def stores(tmp_path: Path) -> list[ByteStore]:

@@ -13,7 +13,7 @@ import relight
 from relight.catalog import Run
 from relight.catalog.read import read_tensors
 from relight.catalog.storage_stats import stored_as, stored_of
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.chunk_index import OLDER_SAVES
 from relight.commit.save import LOSSY
 from relight.format import encode_tree
@@ -33,7 +33,7 @@ def noise(megabytes: float, seed: int) -> bytes:
 
 def saved(attempt: Attempt, step: int, values: dict[str, bytes]) -> None:
     items = [Item(name, "uint8", (len(data),), "param", Bytes(data)) for name, data in values.items()]
-    attempt.save(SaveRequest(step=step, tree=encode_tree({}), items=items))
+    attempt.save(SaveRequest(SaveInfo(step=step), tree=encode_tree({}), items=items))
 
 
 def new_megabytes(run: Run) -> list[float]:
@@ -140,7 +140,7 @@ def test_rows_that_did_not_change_are_not_stored_again(tmp_path: Path, monkeypat
 
 def floats(attempt: Attempt, values: dict[str, Any]) -> None:
     items = [Item(name, "float32", data.shape, "param", Bytes(data.tobytes())) for name, data in values.items()]
-    attempt.save(SaveRequest(step=0, tree=encode_tree({}), items=items))
+    attempt.save(SaveRequest(SaveInfo(step=0), tree=encode_tree({}), items=items))
 
 
 def test_an_exact_tensor_is_not_displayed_as_lossy(tmp_path: Path) -> None:

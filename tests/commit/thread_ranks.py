@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from relight.catalog import verify_checkpoint
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.multi_rank import save_multi_rank
 from relight.commit.save import CommitTarget, Participant
 from relight.format import encode_tree
@@ -38,7 +38,7 @@ class Ranks:
         row = Item("t", "uint8", (self.world, ROW), "value", Bytes(bytes([value]) * ROW), Box((rank, 0), (1, ROW)))
         tree = encode_tree({"t": Leaf("tensor", (0,))} if rank == 0 else {"rank": {}})
         seat = Participant(rank, self.world, "0" * 16, timeout_s)
-        return SaveRequest(step=step, tree=tree, items=[row], id=f"{step:010d}", seat=seat, metrics={"rank": rank})
+        return SaveRequest(SaveInfo(step=step, metrics={"rank": rank}), tree=tree, items=[row], id=f"{step:010d}", seat=seat)
 
     def save(self, step: int = 0, timeout_s: float = 20.0, before: Callable[[int], Any] = lambda rank: None) -> list[Any]:
         """Return each rank's report or error. ``before`` is called first on each rank, and may raise."""

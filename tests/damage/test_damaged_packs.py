@@ -14,7 +14,7 @@ from forge import RUN, chunked, fixed
 
 from relight.catalog import Run, read_tensors, verify_checkpoint
 from relight.catalog.opened import Opened
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint
 from relight.format import Leaf, encode_tree
 from relight.format.dtypes import dtype_named
@@ -55,7 +55,7 @@ def saved(attempt: Attempt, step: int) -> None:
         for extent in shape:
             length *= extent
         items.append(Item(name, dtype, shape, "param", Bytes(rng.randbytes(length)), trainable=True))
-    attempt.save(SaveRequest(step=step, tree=encode_tree([Leaf("tensor", (n,)) for n in range(len(items))]), items=items))
+    attempt.save(SaveRequest(SaveInfo(step=step), tree=encode_tree([Leaf("tensor", (n,)) for n in range(len(items))]), items=items))
 
 
 @cache

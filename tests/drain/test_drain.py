@@ -10,7 +10,7 @@ from tests.log.test_log_stale_listings import save
 from relight.catalog import Run, open_checkpoint, read_tensors
 from relight.catalog.tiers import announce, drained_to, merge
 from relight.checkpointer.tier_replication import read_further
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.attempt import take_over
 from relight.drain import drain
 from relight.drain.outwards import residency
@@ -336,7 +336,7 @@ def test_a_tier_that_a_lost_near_tier_was_restored_from_is_the_same_run(tmp_path
     item = Item("t", "uint8", (4,), "param", Bytes(bytes(4)), None, True)
     attempt = begin(tmp_path)
     take_over(Log(LocalStore(tmp_path / "far"), "run"), attempt.history().attempts[-1])  # as a Checkpointer does before its first save
-    attempt.save(SaveRequest(step=60, tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item], parents=[far]))
+    attempt.save(SaveRequest(SaveInfo(step=60, parents=[far]), tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item]))
     report = drain(LocalStore(tmp_path / "near"), "run")
     assert not report.errors and live(tmp_path, "far") == [50, 60]
     near = Run(LocalStore(tmp_path / "near"), "run").history()

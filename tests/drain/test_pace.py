@@ -14,7 +14,7 @@ import relight
 from relight.catalog import Run
 from relight.checkpointer.tier_pacing import REMEMBERED, TierPacer
 from relight.cli import cli
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.cost_model import Costs, Level, ScheduleDecision, onwards, waste
 from relight.drain import drain
 from relight.errors import ConfigError
@@ -77,7 +77,7 @@ def begin(folder: Path) -> Attempt:
 
 def made(attempt: Attempt, step: int, reason: str = "adaptive, every 1 s") -> str:
     """Save with that reason and return the id."""
-    return attempt.save(SaveRequest(step=step, tree=encode_tree({}), items=(), reason=of_record(reason, "", ""))).id
+    return attempt.save(SaveRequest(SaveInfo(step=step, reason=of_record(reason, "", "")), tree=encode_tree({}), items=())).id
 
 
 def paced(attempt: Attempt, **data: object) -> None:

@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.format import cipher as module
 from relight.format import encode_tree
 from relight.keys import Keychain, write_key_file
@@ -62,7 +62,7 @@ class Ledger:
 def save(attempt: Attempt, step: int, size: int) -> None:
     """One, of so many bytes."""
     data = Bytes(bytes([step % 251]) * size)
-    attempt.save(SaveRequest(step=step, tree=encode_tree({}), items=[Item("x", "uint8", (size,), "param", data)]))
+    attempt.save(SaveRequest(SaveInfo(step=step), tree=encode_tree({}), items=[Item("x", "uint8", (size,), "param", data)]))
 
 
 def run(saves: int, seed: int, folder: Path) -> dict[str, Any]:

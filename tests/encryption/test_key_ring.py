@@ -15,7 +15,7 @@ import pytest
 
 from relight.catalog import verify_checkpoint
 from relight.catalog.run import open_run
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, RelightError, WrongKey
 from relight.format import encode_tree
 from relight.format.keyring import KEYS_DIR
@@ -44,7 +44,7 @@ def specs(tmp_path: Path) -> list[str]:
 def save(store: ByteStore, step: int, run: str = "run") -> None:
     """One checkpoint."""
     items = [Item("x", "uint8", (len(DATA),), "param", Bytes(DATA))]
-    Attempt.begin(store, run).save(SaveRequest(step=step, tree=encode_tree({}), items=items))
+    Attempt.begin(store, run).save(SaveRequest(SaveInfo(step=step), tree=encode_tree({}), items=items))
 
 
 def sound(inner: ByteStore, *specs: str) -> int:

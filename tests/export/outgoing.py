@@ -13,7 +13,7 @@ import relight
 from relight.capture.tensors import TORCH_DTYPES
 from relight.catalog import open_run
 from relight.catalog.opened import Opened
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.multi_rank import save_multi_rank
 from relight.commit.save import CommitTarget, Participant
 from relight.format import Leaf, encode_tree
@@ -81,8 +81,7 @@ def saved_by_ranks(path: Path, tensors: Mapping[str, torch.Tensor], world: int) 
             dtype = str(tensor.dtype).removeprefix("torch.")
             items.append(Item(f"model/{name}", dtype, tuple(tensor.shape), "param", Bytes(raw(columns[rank])), box))
         tree = {"model": {name: Leaf("tensor", (index,)) for index, name in enumerate(tensors)}}
-        request = SaveRequest(step=7, tree=encode_tree(tree if rank == 0 else {**tree, "rank": {}}), items=items, id="0000000007",
-                              seat=Participant(rank, world, "0" * 16, 60.0))  # fmt: skip
+        request = SaveRequest(SaveInfo(step=7), tree=encode_tree(tree if rank == 0 else {**tree, "rank": {}}), items=items, id="0000000007", seat=Participant(rank, world, "0" * 16, 60.0))  # fmt: skip
         try:
             save_multi_rank(CommitTarget(store, Log(store, "run"), own.store_id, own.run_id, own.epoch), request)
         except BaseException as error:

@@ -14,7 +14,7 @@ from unittest import mock
 import msgpack
 from blake3 import blake3
 
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.format import Leaf, encode_tree
 from relight.format.dtypes import dtype_named
 from relight.format.records import RetireBody, TagBody
@@ -68,7 +68,8 @@ def request(step: int, **more: Any) -> SaveRequest:
     """A save of the state at ``step``."""
     held = values(step)
     items = [Item(name, dtype, shape, role, Bytes(held[name]), trainable=t) for name, dtype, shape, role, t in TENSORS]
-    return SaveRequest(step=step, tree=encode_tree(tree()), items=items, metrics={"loss": 1.0 / step}, **more)
+    info = SaveInfo(step, metrics={"loss": 1.0 / step}, **{name: more.pop(name) for name in SaveInfo.__struct_fields__ if name in more})
+    return SaveRequest(info, tree=encode_tree(tree()), items=items, **more)
 
 
 def chunked(chunk_bytes: int, group_bytes: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import independent_reader
 import pytest
 
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.save import CommitTarget, Participant
 from relight.errors import UnsafeContent
 from relight.format import PartRef, Root, decode_root, encode_root, encode_tree, hexdigest
@@ -76,7 +76,7 @@ def test_the_independent_reader_reads_them(tmp_path: Path) -> None:
     def work(rank: int) -> None:
         store = LocalStore(str(tmp_path))
         row = Item("t", "uint8", (2, 8), "value", Bytes(bytes([rank]) * 8), Box((rank, 0), (1, 8)))
-        request = SaveRequest(step=1, tree=encode_tree({}), items=[row], id="0" * 10, seat=Participant(rank, 2, "0" * 16, 20.0))
+        request = SaveRequest(SaveInfo(step=1), tree=encode_tree({}), items=[row], id="0" * 10, seat=Participant(rank, 2, "0" * 16, 20.0))
         Attempt(CommitTarget(store, Log(store, "run"), own.store_id, own.run_id, own.epoch)).save(request)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]

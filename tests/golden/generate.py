@@ -19,7 +19,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "format")]
 from forge import TIME, chunked, fixed, write  # noqa: E402
 from render import render  # noqa: E402
 
-from relight.commit import Attempt, SaveRequest, plan_save  # noqa: E402
+from relight.commit import Attempt, SaveInfo, SaveRequest, plan_save  # noqa: E402
 from relight.commit.pack_writer import write_pack  # noqa: E402
 from relight.commit.save import check_written  # noqa: E402
 from relight.format import DTYPES, Leaf, Part, PartRef, Root, encode_part, encode_root, encode_tree, hexdigest  # noqa: E402
@@ -149,7 +149,7 @@ def one_rank(expected: dict[str, Any]) -> MemoryStore:
         first = Attempt.begin(store, "run", now=lambda: TIME)
         for step in (1, 2):
             rows, tree = small(step)
-            first.save(SaveRequest(step=step, tree=encode_tree(tree), items=items(rows), metrics={"loss": 1 / step}))
+            first.save(SaveRequest(SaveInfo(step=step, metrics={"loss": 1 / step}), tree=encode_tree(tree), items=items(rows)))
             keep(expected, "wx"[step - 1] * 10, [(rows, tree)])
         first.note("weather", {"rain": True, "mm": 3.5, "n": 7, "where": "é", "none": None})
         log = first._place.log
@@ -159,17 +159,7 @@ def one_rank(expected: dict[str, Any]) -> MemoryStore:
         second = Attempt.begin(store, "run", reason="again", now=lambda: TIME)
         log.append(lambda view: (TagBody(name="fenced", id="x" * 10), 1))  # void: the fence is above it
         rows, tree = everything()
-        request = SaveRequest(
-            step=3,
-            tree=encode_tree(tree),
-            items=items(rows),
-            metrics={"loss": math.nan, "accuracy": 0.5, "high": math.inf, "low": -math.inf, "count": 2**63},
-            user={"note": "é", "nested": {"list": [1, None, True, 1.5]}},
-            environment={"python": "3.11.7"},
-            components=dict.fromkeys(tree, "value"),
-            exact=["a reason"],
-            parents=["x" * 10],
-        )
+        request = SaveRequest(SaveInfo(step=3, metrics={"loss": math.nan, "accuracy": 0.5, "high": math.inf, "low": -math.inf, "count": 2**63}, user={"note": "é", "nested": {"list": [1, None, True, 1.5]}}, environment={"python": "3.11.7"}, components=dict.fromkeys(tree, "value"), exact=["a reason"], parents=["x" * 10]), tree=encode_tree(tree), items=items(rows))
         second.save(request)
         keep(expected, "y" * 10, [(rows, tree)])
     return store

@@ -11,7 +11,7 @@ from examine import unprintable
 from forge import RUN, SEQ, Forge, load, request, write
 
 from relight.catalog import Run, resolve
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError, UnsafeContent
 from relight.format import encode_tree
 from relight.format.names import is_run_name
@@ -126,7 +126,7 @@ def test_tensors_that_cannot_be_stored_are_refused_by_name(item: tuple[str, str,
     attempt = Attempt.begin(store, RUN)
     name, dtype, shape, role, data = item
     with pytest.raises(RelightError):
-        attempt.save(SaveRequest(step=1, tree=encode_tree(None), items=[Item(name, dtype, shape, role, Bytes(data))]))
+        attempt.save(SaveRequest(SaveInfo(step=1), tree=encode_tree(None), items=[Item(name, dtype, shape, role, Bytes(data))]))
     assert not [key for key in store._files if "/log/" not in key and key != "relight.json"]
 
 
@@ -134,7 +134,7 @@ def test_tensors_that_cannot_be_stored_are_refused_by_name(item: tuple[str, str,
 def test_a_step_out_of_range_is_refused(step: int) -> None:
     """Steps are 0 to 10^15."""
     with pytest.raises(RelightError):
-        Attempt.begin(MemoryStore(), RUN).save(SaveRequest(step=step, tree=encode_tree(None), items=[]))
+        Attempt.begin(MemoryStore(), RUN).save(SaveRequest(SaveInfo(step=step), tree=encode_tree(None), items=[]))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import Fenced, StoreUnavailable
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
@@ -49,7 +49,7 @@ class Doubtful(MemoryStore):
 
 def request() -> SaveRequest:
     item = Item("t", "uint8", (4,), "param", Bytes(b"1234"), None, True)
-    return SaveRequest(step=0, tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item])
+    return SaveRequest(SaveInfo(step=0), tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item])
 
 
 @pytest.fixture

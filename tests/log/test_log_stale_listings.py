@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CheckpointNotFound, StoreUnavailable
 from relight.format import Leaf, encode_tree
 from relight.format.names import record_file
@@ -40,7 +40,7 @@ class Odd(MemoryStore):
 
 def save(attempt: Attempt, step: int) -> str:
     item = Item("t", "uint8", (4,), "param", Bytes(bytes([step] * 4)), None, True)
-    return attempt.save(SaveRequest(step=step, tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item])).id
+    return attempt.save(SaveRequest(SaveInfo(step=step), tree=encode_tree({"t": Leaf("tensor", (0,))}), items=[item])).id
 
 
 @pytest.mark.parametrize("missing", [1, 2, 4, 99], ids=lambda n: f"the last {n}")

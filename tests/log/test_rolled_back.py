@@ -12,7 +12,7 @@ import relight
 from relight.catalog.find import candidates, resolve
 from relight.catalog.tiers import merge
 from relight.checkpointer.rollback import apply_requested_rollback, scale_learning_rates
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
 from relight.log import History
@@ -27,7 +27,7 @@ def save(attempt: Attempt, step: int, loss: float = 1.0) -> str:
     """A checkpoint's id."""
     item = Item("t", "uint8", (4,), "param", Bytes(bytes([step] * 4)), None, True)
     tree = encode_tree({"t": Leaf("tensor", (0,))})
-    return attempt.save(SaveRequest(step=step, tree=tree, items=[item], metrics={"loss": loss})).id
+    return attempt.save(SaveRequest(SaveInfo(step=step, metrics={"loss": loss}), tree=tree, items=[item])).id
 
 
 def steps(history: History) -> list[int]:

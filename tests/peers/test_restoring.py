@@ -15,7 +15,7 @@ from in_process import MB, TOKEN, join, part_of, several
 from relight.arena import SharedMapping, allocate, lay_out
 from relight.catalog import Run, open_checkpoint, read_tensors
 from relight.catalog.opened import Opened
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
@@ -43,7 +43,9 @@ def saved(tmp_path: Path) -> tuple[Opened, dict[str, bytes], HeldPartFile]:
     held = {f"t{number}": rng.randbytes(rng.randrange(1, 900_000)) for number in range(20)}
     items = [Item(name, "uint8", (len(data),), "param", Bytes(data), None, True) for name, data in held.items()]
     attempt.save(
-        SaveRequest(step=0, tree=encode_tree({item.name: Leaf("tensor", (number,)) for number, item in enumerate(items)}), items=items)
+        SaveRequest(
+            SaveInfo(step=0), tree=encode_tree({item.name: Leaf("tensor", (number,)) for number, item in enumerate(items)}), items=items
+        )
     )
     run = Run(attempt.store, "run")
     view, one = run.view(), run.history().live[-1]

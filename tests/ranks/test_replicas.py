@@ -21,7 +21,7 @@ from relight.checkpointer.replicas import ReplicaDifference, differences
 from relight.checkpointer.replicas import _sum as sum_of
 from relight.checkpointer.restorable import Restorable
 from relight.comm import ThreadGroup
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.save import SUSPECT, CommitTarget
 from relight.format import encode_tree
 from relight.layout import Bytes
@@ -129,10 +129,7 @@ def test_a_suspect_checkpoint_is_marked_and_passed_over(tmp_path: Path) -> None:
             place = attempt.place
             mine = Attempt(CommitTarget(LocalStore(url), Log(LocalStore(url), "run"), place.store_id, place.run_id, place.epoch))
             made = mine.save(
-                SaveRequest(
-                    step=step, tree=encode_tree(state.tree), items=state.items, id=ranks.id_of(place), seat=ranks.seat, components=state.kinds,
-                    user={SUSPECT: ranks.suspect} if ranks.suspect else {},
-                )
+                SaveRequest(SaveInfo(step=step, components=state.kinds, user={SUSPECT: ranks.suspect} if ranks.suspect else {}), tree=encode_tree(state.tree), items=state.items, id=ranks.id_of(place), seat=ranks.seat)
             ).id  # fmt: skip
         return made
 

@@ -15,7 +15,7 @@ from relight.catalog import list_runs
 from relight.catalog.run import Run
 from relight.catalog.verify import verify_checkpoint, verify_log
 from relight.checkpointer.resume import begun_history
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.doctor.facts_run import collect_run
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format.records import CommitBody, FenceBody, NoteBody
@@ -36,7 +36,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def save(attempt: Attempt, step: int, parent: str | None, **more: object) -> str:
     state = state_of(f"life/{step}")
     request = SaveRequest(
-        step=step, tree=state.tree, items=state.items, parents=[parent] if parent else [], metrics={"loss": 1.0 / (step + 1)}
+        SaveInfo(step=step, parents=[parent] if parent else [], metrics={"loss": 1.0 / (step + 1)}), tree=state.tree, items=state.items
     )
     return attempt.save(request).id
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.save import SUSPECT
 from relight.log import Log, fold
 from relight.policy import keep
@@ -18,7 +18,9 @@ from relight.testing.scenario import state_of
 def save(attempt: Attempt, step: int, parent: str | None, suspect: bool) -> str:
     state = state_of(f"line/{step}")
     user = {SUSPECT: "replicas differ"} if suspect else {}
-    return attempt.save(SaveRequest(step=step, tree=state.tree, items=state.items, parents=[parent] if parent else [], user=user)).id
+    return attempt.save(
+        SaveRequest(SaveInfo(step=step, parents=[parent] if parent else [], user=user), tree=state.tree, items=state.items)
+    ).id
 
 
 @pytest.mark.parametrize("suspects", [1, 3, 8])

@@ -31,7 +31,7 @@ from typing import Any
 
 from tests.format.forge import values
 
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
 from relight.serve.state import TokenFile
@@ -61,7 +61,7 @@ def make_store(root: Path, tensors: int = 100_000, wide_bytes: int = 64 << 20) -
             held = values(step, rows)
             items = [Item(path, dtype, shape, role, Bytes(held[path]), trainable=t) for path, dtype, shape, role, t in rows]
             tree = {"model": {str(n): Leaf("tensor", (n,)) for n in range(len(rows))}}
-            attempt.save(SaveRequest(step=step, tree=encode_tree(tree), items=items, metrics={"loss": 1.0 / step}))
+            attempt.save(SaveRequest(SaveInfo(step=step, metrics={"loss": 1.0 / step}), tree=encode_tree(tree), items=items))
     return root
 
 

@@ -18,7 +18,7 @@ from tests.log.test_log_stale_listings import save
 from tests.store.proxy import Request, proxied
 from tests.store.servers import Server
 
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.save import Participant
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, NoSpace, RelightError, StoreUnavailable
 from relight.format.names import CheckpointDir
@@ -197,7 +197,7 @@ def test_one_writer_may_use_it_and_is_told_every_time(s3_server: Server, s3: str
         assert counters["store.no_conditional_put"] > before
         assert store.put_once("x", b"1") and not store.put_once("x", b"1")
         save(attempt, 0)
-        request = SaveRequest(step=1, tree=b"", items=[], id="0123456789", seat=Participant(0, 2, "0" * 16, 1.0))
+        request = SaveRequest(SaveInfo(step=1), tree=b"", items=[], id="0123456789", seat=Participant(0, 2, "0" * 16, 1.0))
         assert "rank 0" in refuses(ConfigError, lambda: attempt.save(request)).hint
 
 
@@ -295,7 +295,7 @@ def test_a_reader_is_bound_to_the_version_it_found(s3: str) -> None:
 
 UPLOAD = """
 import os, sys, time
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.save import Participant
 from relight.store import open_bytes
 attempt = Attempt.begin(open_bytes(sys.argv[1]), "run")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit import plan as plan_module
 from relight.commit.parallel_packs import lanes_of_rank
 from relight.errors import ConfigError, NoSpace, StoreUnavailable, UnsafeContent
@@ -378,7 +378,7 @@ def items_of(count: int, size: int) -> list[Item]:
 
 def saved(store: ByteStore, items: list[Item]) -> str:
     attempt = Attempt.begin(store, "run", reason="test")
-    return attempt.save(SaveRequest(step=1, tree=encode_tree({}), items=items)).id
+    return attempt.save(SaveRequest(SaveInfo(step=1), tree=encode_tree({}), items=items)).id
 
 
 def test_a_rank_writes_a_pack_for_each_drive_and_at_once(tmp_path: Path, small_lanes: None) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 
-from relight.commit.save import Participant
+from relight.commit.save import Participant, SaveInfo
 from relight.errors import known
 from relight.layout import Box
-from relight.save_reason import SaveReason
 
 PROTOCOL = 4
 MESSAGE_BYTES_MAX = 1 << 30
@@ -99,16 +98,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     id: str
-    step: int
-    reason: SaveReason
+    info: SaveInfo
     tree: bytes
-    metrics: dict[str, float]
-    user: dict[str, Any]
-    environment: dict[str, Any]
-    components: dict[str, str]
-    exact: list[str]
-    parent: str | None
-    tag: str | None = None
     seat: Participant | None = None
     """The rank's place among the ranks that save together, if there are several."""
     patient: bool = True

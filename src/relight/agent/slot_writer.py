@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
+
 from relight.agent.messages import OpenRun, Request, SaveResult, TensorLayout, from_bits, words_of
 from relight.agent.slot_follower import Abandoned, SlotFollower
 from relight.arena import SEALED, Slot, lay_out
@@ -143,20 +145,14 @@ class SlotWriter:
         if request.patient:
             began = time.perf_counter()
             self._hold_back(prepared.plan.stored_bytes, request, hold)
-            record_span("held", request.id, request.step, began, time.perf_counter(), rank=prepared.rank)
+            record_span("held", request.id, request.info.step, began, time.perf_counter(), rank=prepared.rank)
         try:
+            parent = self._parent_of(request)
             report = self._attempt.save(
                 SaveRequest(
-                    step=request.step,
+                    msgspec.structs.replace(request.info, parents=[parent] if parent else []),
                     tree=request.tree,
                     items=(),
-                    reason=request.reason,
-                    metrics=request.metrics,
-                    user=request.user,
-                    environment=request.environment,
-                    components=request.components,
-                    exact=request.exact,
-                    parents=[parent] if (parent := self._parent_of(request)) else [],
                     id=request.id,
                     plan=prepared.filled(slot, request.id, follow),
                     pace=WriteLimits(self.place.threads, self.place.bytes_per_second, _Counter(slot)),
@@ -170,8 +166,8 @@ class SlotWriter:
             )
             self._last, self._last_in = request.id, (slot, number, prepared)
             self._failed.clear()
-            if request.tag and (request.seat is None or request.seat.rank == 0):
-                tag_if_possible(self._log, request.tag, request.id)
+            if request.info.tag and (request.seat is None or request.seat.rank == 0):
+                tag_if_possible(self._log, request.info.tag, request.id)
         except Abandoned:
             self._failed[request.id] = self._parent_of(request)
             raise
@@ -183,7 +179,7 @@ class SlotWriter:
 
     def _parent_of(self, request: Request) -> str | None:
         """Return the newest committed ancestor of a save. The trainer names the save before it, which may have failed since."""
-        parent = request.parent
+        parent = next(iter(request.info.parents), None)
         while parent in self._failed:
             parent = self._failed[parent]
         return parent
@@ -271,8 +267,8 @@ class SlotWriter:
             return
 
         def report(why: str, at_most_s: float) -> None:
-            message = f"the save of step {request.step} waits for space, at most {at_most_s:.0f} s: {why}"
-            hold.emit("save.backpressured", message, {"id": request.id, "step": request.step, "seconds": at_most_s})
+            message = f"the save of step {request.info.step} waits for space, at most {at_most_s:.0f} s: {why}"
+            hold.emit("save.backpressured", message, {"id": request.id, "step": request.info.step, "seconds": at_most_s})
 
         with contextlib.suppress(RelightError):
             history = fold(self._log.read())

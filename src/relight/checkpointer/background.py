@@ -304,7 +304,7 @@ class Background:
         with self._changed:
             shape.busy[index] = number
         if asked.seat is not None:
-            self._seats[number] = asked.step, asked.seat
+            self._seats[number] = asked.info.step, asked.seat
         devices: list[DeviceSnapshot] = []
         try:
             slot.begin(number)

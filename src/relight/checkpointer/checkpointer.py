@@ -12,7 +12,7 @@ from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Any
 
-from relight.agent import Request, SaveOutcome, dismiss
+from relight.agent import Request, SaveResult, dismiss
 from relight.capture import CaptureCache, Captured, capture, environment_soon, warm_up_vector_math
 from relight.checkpointer import options
 from relight.checkpointer.adaptive_schedule import AdaptiveSchedule
@@ -47,7 +47,7 @@ from relight.checkpointer.resume_from_one import resume_any
 from relight.checkpointer.retention_hook import record_damage, sweep
 from relight.checkpointer.rollback import scale_learning_rates
 from relight.checkpointer.save_handle import Save
-from relight.checkpointer.save_requests import request_of
+from relight.checkpointer.save_requests import info_of, request_of
 from relight.checkpointer.signals import SignalHandlers, add_requester
 from relight.checkpointer.stale_model_check import StaleModelCheck
 from relight.checkpointer.takeover import Takeover
@@ -472,17 +472,14 @@ class Checkpointer(Holds):
         started: float,
     ) -> Save | None:
         """Pass the save to the agent and return its handle. Return None if the agent cannot make it."""
-        numbers = numbers_of(metrics)
-        save, parent = self._outwards.expect(Save(step, reason)), self._under_way.newest_id or self._parent
-        seat = self._ranks.seat if self._ranks is not None else None
+        save, numbers = self._outwards.expect(Save(step, reason)), numbers_of(metrics)
+        parent, seat = self._under_way.newest_id or self._parent, self._ranks.seat if self._ranks is not None else None
+        info = info_of(state, step, reason, numbers, self._user(micro_step), self._environment_info(), parent, tag)
 
         def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
             save.id = checkpoint_id
             self._under_way.add(number, InflightSave(save, numbers, (step, micro_step), self._last_saved, tag))
-            return Request(
-                number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._environment_info(),
-                state.kinds, state.notes, parent, tag, seat, self._under_way.patient(reason),
-            )  # fmt: skip
+            return Request(number, checkpoint_id, info, tree, seat, self._under_way.patient(reason))
 
         number: int | None = None
         try:
@@ -507,7 +504,7 @@ class Checkpointer(Holds):
         """Process the saves that ended since the last call. Unless ``quiet``, raise ``Fenced``, or the error that the policy raises."""
         for begun, done in self._under_way.over():
             if done.error is None:
-                self._on_durable(begun, done)
+                self._is_durable(begun.save, begun.before[0] if begun.before else None, done.report, begun.save.timings)
                 continue
             if self._last_saved == begun.at:
                 self._last_saved = begun.before
@@ -526,12 +523,12 @@ class Checkpointer(Holds):
         self._under_way.wait(self._last_moments.bound(self._limits.deadline_s), writer)
         self._poll_completed(quiet=quiet)
 
-    def _on_durable(self, begun: InflightSave, done: SaveOutcome) -> None:
-        self._failed_in_a_row = 0
-        self._last_moments.learn(begun.save.timings)
-        self._schedule.learn(begun.save.timings, begun.save.bytes, bool(self._under_way))
-        self._stale.notice(begun.save, begun.before[0] if begun.before else None, done.report.trainable_digest, done.report.logical_bytes)
-        self._parent = done.report.id
+    def _is_durable(self, save: Save, before: int | None, report: SaveResult | SaveReport, timings: Mapping[str, float]) -> None:
+        """Do what follows every save that became a checkpoint, whichever process wrote it. ``before``: step of the save before it."""
+        self._failed_in_a_row, self._parent = 0, report.id
+        self._last_moments.learn(timings)
+        self._schedule.learn(timings, save.bytes, bool(self._under_way))
+        self._stale.notice(save, before, report.trainable_digest, report.logical_bytes)
 
     def _write(
         self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None
@@ -568,17 +565,17 @@ class Checkpointer(Holds):
 
     def _request(self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
         pace = WriteLimits(self._limits.threads, self._limits.bytes_per_second)
-        return request_of(state, step, reason, metrics, self._user(micro_step), self._environment_info(), self._parent, pace)
+        return request_of(
+            state, info_of(state, step, reason, metrics, self._user(micro_step), self._environment_info(), self._parent), pace
+        )
 
     def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float, micro_step: int | None) -> None:
         self._trusted.committed(report.id)
-        self._last_moments.learn({"total": seconds})
         save.id, save.sealed, save.done = report.id, True, True
         save.bytes, save.timings = report.stored_bytes, {**report.timings_s, "blocked": seconds}
         save.mark_durable(f" in {seconds:.3f} s", seconds)
-        self._schedule.learn({"blocked": seconds}, save.bytes, False)
-        self._stale.notice(save, self._last_saved_step, report.trainable_digest, report.logical_bytes)
-        self._failed_in_a_row, self._parent, self._last_saved, self._last_save_s = 0, report.id, (save.step, micro_step), monotonic()
+        self._is_durable(save, self._last_saved_step, report, {"blocked": seconds})
+        self._last_saved, self._last_save_s = (save.step, micro_step), monotonic()
         self._best.learn(metrics)
 
     def _finish(self, closed: Closed, *, over: bool = True, ends: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Build the request for a save that this process makes itself."""
+"""Build what a save is requested with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relight.capture import Captured, class_paths
-from relight.commit import SaveRequest
+from relight.commit import SaveInfo, SaveRequest
 from relight.commit.pack_writer import WriteLimits
 from relight.format import encode_tree
 from relight.format.class_names import CLASSES
@@ -22,7 +22,7 @@ def user_of(
     return {**metadata, **words, **micro, CLASSES: class_paths(components)}
 
 
-def request_of(
+def info_of(
     state: Captured,
     step: int,
     reason: SaveReason,
@@ -30,20 +30,12 @@ def request_of(
     user: dict[str, Any],
     environment: dict[str, Any],
     parent: str | None,
-    pace: WriteLimits | None = None,
-) -> SaveRequest:
-    """Return the request to save a captured state as ``step``, as a child of the checkpoint ``parent``."""
-    return SaveRequest(
-        step=step,
-        tree=encode_tree(state.tree),
-        items=state.items,
-        reason=reason,
-        metrics=metrics,
-        user=user,
-        environment=environment,
-        components=state.kinds,
-        exact=state.notes,
-        parents=[parent] if parent else [],
-        urgent=reason.is_urgent,
-        pace=pace,
-    )
+    tag: str | None = None,
+) -> SaveInfo:
+    """Return what the checkpoint of a captured state records, as a child of the checkpoint ``parent``."""
+    return SaveInfo(step, reason, metrics, user, environment, state.kinds, state.notes, [parent] if parent else [], tag)
+
+
+def request_of(state: Captured, info: SaveInfo, pace: WriteLimits | None = None) -> SaveRequest:
+    """Return the request for a save that this process makes itself."""
+    return SaveRequest(info, tree=encode_tree(state.tree), items=state.items, urgent=info.reason.is_urgent, pace=pace)

@@ -7,6 +7,17 @@ leaves only files that a sweep deletes. May import: ``log`` and everything below
 from relight.commit.attempt import Attempt
 from relight.commit.pack_writer import write_pack
 from relight.commit.plan import PackPlan, SavePlan, plan_save
-from relight.commit.save import CommitTarget, SaveReport, SaveRequest, delete_directory
+from relight.commit.save import CommitTarget, SaveInfo, SaveReport, SaveRequest, delete_directory
 
-__all__ = ["Attempt", "CommitTarget", "PackPlan", "SavePlan", "SaveReport", "SaveRequest", "delete_directory", "plan_save", "write_pack"]
+__all__ = [
+    "Attempt",
+    "CommitTarget",
+    "PackPlan",
+    "SaveInfo",
+    "SavePlan",
+    "SaveReport",
+    "SaveRequest",
+    "delete_directory",
+    "plan_save",
+    "write_pack",
+]

@@ -7,7 +7,7 @@ import secrets
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, compress
 from typing import Any, NamedTuple
 
@@ -45,9 +45,28 @@ LOSSY = "relight.lossy"
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
+class SaveInfo(msgspec.Struct, frozen=True, array_like=True):
+    """What a checkpoint records about itself, besides its tensors. Trainer, slot, agent and commit hand it on whole.
+
+    ``metrics``: numbers by name. ``user``: the run's metadata, and what a restore needs to know. ``environment``: versions and devices.
+    ``components``: the kind of each component. ``exact``: reasons why a resume is not bit-exact. ``parents``: ids of the checkpoints that
+    training continued from. ``tag``: given to the checkpoint after its commit.
+    """
+
+    step: int
+    reason: SaveReason = ASKED
+    metrics: Mapping[str, float] = {}
+    user: Mapping[str, Any] = {}
+    environment: Mapping[str, Any] = {}
+    components: Mapping[str, str] = {}
+    exact: Sequence[str] = ()
+    parents: Sequence[str] = ()
+    tag: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """A state to save. ``tree`` is encoded; its leaves point into ``items``. ``exact`` lists reasons why resume is not bit-exact.
+    """A state to save. ``tree`` is encoded; its leaves point into ``items``.
 
     ``id``, ``plan``: given if the caller has planned the layout already; ``items`` is not used then.
     ``packs_written``: called when all packs are durable, before part and root are written. An exception aborts the save.
@@ -57,16 +76,9 @@ class SaveRequest:
     ``before``: bytes of the previous save, if in memory. ``vouched``: unchanged tensors, which are neither read nor hashed.
     """
 
-    step: int
+    info: SaveInfo
     tree: bytes
     items: Sequence[Item]
-    reason: SaveReason = ASKED
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    user: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    components: Mapping[str, str] = field(default_factory=dict)
-    exact: Sequence[str] = ()
-    parents: Sequence[str] = ()
     id: str = ""
     plan: SavePlan | None = None
     pace: WriteLimits | None = None
@@ -77,6 +89,11 @@ class SaveRequest:
     urgent: bool = False
     before: PreviousSave | None = None
     vouched: UnchangedTensors | None = None
+
+    @property
+    def step(self) -> int:
+        """Training step of the state."""
+        return self.info.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,15 +329,15 @@ def root_of(
         step=directory.step,
         epoch=directory.epoch,
         created=now_text(),
-        reason=request.reason.text,
-        reason_kind=request.reason.kind,
-        reason_by=request.reason.by,
-        parents=list(request.parents),
-        metrics={name: _metric(value) for name, value in request.metrics.items()},
-        user={**request.user, **_storage_facts(request)},
-        environment=dict(request.environment),
-        components=dict(request.components),
-        exact=[*request.exact, *_inexact(request)],
+        reason=request.info.reason.text,
+        reason_kind=request.info.reason.kind,
+        reason_by=request.info.reason.by,
+        parents=list(request.info.parents),
+        metrics={name: _metric(value) for name, value in request.info.metrics.items()},
+        user={**request.info.user, **_storage_facts(request)},
+        environment=dict(request.info.environment),
+        components=dict(request.info.components),
+        exact=[*request.info.exact, *_inexact(request)],
         world=len(parts) or 1,
         parts=parts,
         logical_bytes=logical_bytes,

@@ -16,7 +16,7 @@ import numpy as np
 from relight.catalog.merged_parts import MergedCheckpoint, renumber_leaves, whole_of
 from relight.catalog.opened import Opened
 from relight.catalog.slab_reader import SLAB_BYTES, Slab, SlabReader
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState
 from relight.export.convert import FLOATS, narrowed, widened
 from relight.export.selection import ExportEntry
@@ -180,12 +180,16 @@ def save_average(
         for tensor in [whole.tensors[number]]
     ]
     root = mixed.last.opened.root
-    report = Attempt.begin(store, run, reason=REASON).save(SaveRequest(
-        step=root.step, tree=encode_tree(renumber_leaves(tree, mapping)), items=items, reason=SaveReason("average", REASON),
+    info = SaveInfo(
+        root.step,
+        SaveReason("average", REASON),
         user={AVERAGED: mixed.to_record()},
-        environment=root.environment, components={name: kind for name, kind in root.components.items() if name in tree},
+        environment=root.environment,
+        components={name: kind for name, kind in root.components.items() if name in tree},
         exact=["an average of several checkpoints: no step of training"],
-    ))  # fmt: skip
+    )
+    request = SaveRequest(info, tree=encode_tree(renumber_leaves(tree, mapping)), items=items)
+    report = Attempt.begin(store, run, reason=REASON).save(request)
     return report.id
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from relight import audit
 from relight.audit.facts import ActionFacts
 from relight.catalog import Run
-from relight.commit import CommitTarget, SaveRequest
+from relight.commit import CommitTarget, SaveInfo, SaveRequest
 from relight.commit.chunk_index import IncrementalState
 from relight.commit.pack_writer import WriteLimits
 from relight.commit.save import save
@@ -108,14 +108,16 @@ def _bring_in(
     report = save(
         CommitTarget(store, log, view.store_id, view.run_id, history.epoch),
         SaveRequest(
-            step=at,
+            SaveInfo(
+                step=at,
+                reason=SaveReason("import", "import"),
+                metrics=found.metrics,
+                user={**(user or {}), IMPORTED: {**told, "left_out": [list(one) for one in planted.left_out[:100]]}},
+                components=planted.kinds,
+                exact=[f"imported from {found.format}", *found.notes],
+            ),
             tree=planted.tree,
             items=planted.items,
-            reason=SaveReason("import", "import"),
-            metrics=found.metrics,
-            user={**(user or {}), IMPORTED: {**told, "left_out": [list(one) for one in planted.left_out[:100]]}},
-            components=planted.kinds,
-            exact=[f"imported from {found.format}", *found.notes],
             pace=WriteLimits(progress=progress) if progress is not None else None,
             packs_written=written,
             smaller=smaller,

@@ -21,7 +21,7 @@ from relight.capture import environment
 from relight.capture.tensors import TensorSource, dtype_name, resolved, why_not
 from relight.capture.walk import Walker
 from relight.checkpointer.metric_values import check_metrics, numbers_of
-from relight.commit import Attempt, CommitTarget, SaveReport, SaveRequest
+from relight.commit import Attempt, CommitTarget, SaveInfo, SaveReport, SaveRequest
 from relight.commit.save import Participant, new_id
 from relight.errors import ConfigError, IncompatibleState
 from relight.format import Leaf, encode_tree
@@ -162,17 +162,21 @@ class StorageWriter(_StorageWriter):
             encoded = encode_tree(tree)
         except BaseException as error:
             if seat is not None:  # report the error to the other ranks, so that they do not wait
-                attempt.save(SaveRequest(self.step, b"", [], id=orders.id, seat=seat, packs_written=_raising(error)))
+                attempt.save(
+                    SaveRequest(SaveInfo(step=self.step), tree=b"", items=[], id=orders.id, seat=seat, packs_written=_raising(error))
+                )
             raise
         self.report = attempt.save(
             SaveRequest(
-                step=self.step,
+                SaveInfo(
+                    step=self.step,
+                    reason=SaveReason("user", self.reason),
+                    metrics=self.metrics,
+                    environment=environment() if orders.rank == 0 else {},
+                    components=dict.fromkeys((str(key) for key in tree), "value") if orders.rank == 0 else {},
+                ),
                 tree=encoded,
                 items=items,
-                reason=SaveReason("user", self.reason),
-                metrics=self.metrics,
-                environment=environment() if orders.rank == 0 else {},
-                components=dict.fromkeys((str(key) for key in tree), "value") if orders.rank == 0 else {},
                 id=orders.id,
                 seat=seat,
             )

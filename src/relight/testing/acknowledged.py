@@ -21,7 +21,7 @@ from typing import Protocol
 
 from relight.catalog import open_checkpoint, read_tensors
 from relight.catalog.run import Run
-from relight.commit import Attempt, SaveReport, SaveRequest, plan_save
+from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest, plan_save
 from relight.commit.save import Participant, new_id
 from relight.errors import Fenced, RelightError
 from relight.format import Leaf, encode_tree
@@ -81,7 +81,9 @@ def save_drawn(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fact
     yield ("saving", digest)
     checkpoint_id = new_id()
     plan = plan_save(items, id=checkpoint_id, pack_bytes_max=rng.choice(PACK_BYTES_MAX))
-    report = attempt.save(SaveRequest(step=step, tree=tree, items=items, id=checkpoint_id, plan=plan, metrics={"loss": rng.random()}))
+    report = attempt.save(
+        SaveRequest(SaveInfo(step=step, metrics={"loss": rng.random()}), tree=tree, items=items, id=checkpoint_id, plan=plan)
+    )
     yield ("saved", report.id, digest)
 
 
@@ -98,7 +100,7 @@ def save_as_two(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fac
         items, tree, _ = states[rank]
         seat = Participant(rank, 2, "0" * 16, timeout_s=20.0)
         try:
-            done.put(Attempt(own).save(SaveRequest(step=step, tree=tree, items=items, id=checkpoint_id, seat=seat)))
+            done.put(Attempt(own).save(SaveRequest(SaveInfo(step=step), tree=tree, items=items, id=checkpoint_id, seat=seat)))
         except BaseException as error:
             done.put(error)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from relight.catalog import open_checkpoint, read_tensors, verify_checkpoint
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import RelightError
 from relight.format import Leaf, encode_tree, hexdigest
 from relight.format.names import READY_DIR, STORE_FILE, is_said_file, is_written_file, parse_record_file, parse_summary_file
@@ -165,7 +165,7 @@ class Promises:
             saved = self.saved(attempt.epoch, 99, 0, 1, True)
             item = Item("t", "uint8", (1, ROW), "param", Bytes(saved.row(0)), None, True)
             tree = encode_tree({"t": Leaf("tensor", (0,))})
-            report = attempt.save(SaveRequest(step=99, tree=tree, items=[item], id=saved.id))
+            report = attempt.save(SaveRequest(SaveInfo(step=99), tree=tree, items=[item], id=saved.id))
             saved.told[0] = ("", report.seq)
             if saved.id not in self.truth.live:
                 self.truth.wrong.append("(2) the last save does not count")

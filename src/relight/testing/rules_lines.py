@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from relight.commit import Attempt, SaveRequest
+from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint, RelightError
 from relight.format.names import is_record_key
 from relight.log import Log, fold, line_of, newest_good
@@ -21,7 +21,7 @@ def line(store: ByteStore, reason: str, parent: str | None, *steps: int) -> tupl
     attempt, ids = Attempt.begin(store, RUN, reason=reason), list[str]()
     for step in steps:
         before, state = ids[-1] if ids else parent, state_of(f"lines/{attempt.epoch}/{step}")
-        request = SaveRequest(step=step, tree=state.tree, items=state.items, parents=[before] if before else [])
+        request = SaveRequest(SaveInfo(step=step, parents=[before] if before else []), tree=state.tree, items=state.items)
         ids.append(attempt.save(request).id)
     return attempt, ids
 

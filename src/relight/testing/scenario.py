@@ -24,7 +24,7 @@ import relight.log.truncated as truncated_module
 import relight.reclaim.sweep as sweep_module
 from relight.catalog import open_checkpoint, read_tensors
 from relight.catalog.run import Run
-from relight.commit import Attempt, SaveRequest, plan_save
+from relight.commit import Attempt, SaveInfo, SaveRequest, plan_save
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, Fenced, RelightError
 from relight.format import Leaf, decode_record, decode_root, encode_tree
 from relight.format.names import LOG_DIR, STORE_FILE, is_written_file, parse_record_file, parse_summary_file
@@ -122,7 +122,9 @@ def save(attempt: Attempt, key: str, step: int) -> Iterator[Fact]:
     """Save the state of ``key``. Yield a fact before the save, and another when it is durable."""
     yield ("saving", key)
     state = state_of(key)
-    report = attempt.save(SaveRequest(step=step, tree=state.tree, items=state.items, user={"key": key}, metrics={"loss": 1.0 / (step + 1)}))
+    report = attempt.save(
+        SaveRequest(SaveInfo(step=step, user={"key": key}, metrics={"loss": 1.0 / (step + 1)}), tree=state.tree, items=state.items)
+    )
     yield ("saved", report.id, key)
 
 

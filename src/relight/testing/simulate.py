@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from relight.catalog import candidates, verify_checkpoint
 from relight.catalog.run import Run
-from relight.commit import Attempt, SaveReport, SaveRequest, plan_save
+from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest, plan_save
 from relight.commit.multi_rank import save_multi_rank
 from relight.commit.save import CommitTarget, Participant
 from relight.errors import RelightError, SaveFailed
@@ -232,13 +232,12 @@ class _Play:
                 raise SaveFailed("aborted")
 
         request = SaveRequest(
-            step=saved.step,
+            SaveInfo(step=saved.step, metrics={"loss": 1.0 / (saved.step + 1)}),
             tree=tree,
             items=items,
             id=saved.id,
             plan=plan,
             seat=seat,
-            metrics={"loss": 1.0 / (saved.step + 1)},
             packs_written=packs_written,
             smaller=attempt.smaller,
             waits=None if leaves is None else lambda missing: self.stage.now < leaves,
