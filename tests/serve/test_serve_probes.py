@@ -65,6 +65,9 @@ def test_a_probe_has_the_answer_of_the_route_and_takes_no_place(running: Running
     """Status, headers and body are equal, and the gate has admitted only the routed request."""
     with running.connect(PLAIN) as client:
         status, headers, body = whole_answer(client)
+    deadline = time.monotonic() + 5.0
+    while not running.gate.probes and time.monotonic() < deadline:  # counted by the server's thread after the answer
+        time.sleep(0.01)
     assert (running.gate.probes, running.gate.accepted) == (1, 0)
     with running.connect(PLAIN.replace(b"Accept: */*", b"X-Routed: 1")) as client:
         routed = whole_answer(client)
