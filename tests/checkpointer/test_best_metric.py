@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,13 @@ import pytest
 import torch
 
 import relight
+from relight.agent import SaveOutcome
 from relight.catalog import Run
 from relight.catalog.best_by import record_best_by
 from relight.checkpointer import awaited
+from relight.checkpointer.best_so_far import BestSoFar
+from relight.checkpointer.inflight import InflightSaves
+from relight.errors import StoreUnavailable
 from relight.format.records import NoteBody
 from relight.log import Log, fold
 from relight.log.history import BEST_BY
@@ -266,3 +272,44 @@ def test_an_unnamed_rule_among_several_metrics_warns_and_keeps_all(tmp_path: Pat
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1, 2, 3]
     plan = relight.open(run).plan_prune(relight.keep(best=1, metric="wer"))
     assert plan.going == [] and "no checkpoint has a finite 'wer' yet (they have acc, loss)" in plan.verdicts[0].reason
+
+
+def test_a_save_that_fails_is_not_the_best(tmp_path: Path) -> None:
+    """While a save is written, its value is the best so far. If it fails, or gives its slot away, a later value may be."""
+    under_way: list[dict[str, float]] = []
+    best = BestSoFar(relight.best("loss"), under_way=lambda: under_way)
+    best.committed({"loss": 0.7})
+    under_way.append({"loss": 0.5})
+    best.started({"loss": 0.5})
+    assert best.values == {"loss:min": 0.5}
+    best.note({"loss": 0.6})
+    assert best.due({}) == {}
+    under_way.clear()
+    assert best.values == {"loss:min": 0.7}
+    best.note({"loss": 0.6})
+    assert best.due({}) == {"loss": 0.6}
+    best.committed({"loss": math.nan})
+    assert best.values == {"loss:min": 0.7}
+
+
+def test_after_a_failed_save_the_next_better_value_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent reports that the best value's save failed. A later value that is better than those of all checkpoints is saved."""
+    on_done, fails = InflightSaves.on_done, [False, True, False]
+
+    def report(self: InflightSaves, done: SaveOutcome) -> None:
+        on_done(self, replace(done, error=StoreUnavailable("no store", retryable=False)) if fails and fails.pop(0) else done)
+
+    monkeypatch.setattr(InflightSaves, "on_done", report)
+    with relight.Checkpointer(
+        tmp_path / "s" / "r", x=torch.zeros(3), signals=False, background=True, save=relight.best("loss"),
+        limits=relight.Limits(when_busy="queue"),
+    ) as ckpt:  # fmt: skip
+        ckpt.restore()
+        saved = []
+        for step, loss in enumerate([0.7, 0.5, 0.6, 0.65]):
+            save = ckpt.step(step, loss=loss)
+            if save is not None:
+                with contextlib.suppress(StoreUnavailable):
+                    save.wait(60)
+            saved.append(bool(save and save.done))
+    assert saved == [True, False, True, False]

@@ -164,3 +164,11 @@ def test_the_settings_are_checked() -> None:
     for wrong in ({"pause": 1.5}, {"pause": True}, {"pause": "much"}, {"lower_power": 1}):
         with pytest.raises(ConfigError):
             Foreseen(**wrong)  # type: ignore[arg-type]
+
+
+def test_reduced_load_answers_only_alarms_of_its_kind() -> None:
+    """An alarm of another kind meanwhile is not acted on by it, so that other actions are tried."""
+    node = Node(limits=[(700.0, 560.0)])
+    assert node.load.reduce(alarm(), heat(86))
+    assert node.load.reduce(alarm(), heat(87))
+    assert not node.load.reduce(alarm("memory"), heat(86)) and not node.load.reduce(alarm("pressure"), heat(86))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from relight.catalog.best_by import record_best_by
@@ -18,15 +18,23 @@ from relight.policy.best_by import listed
 
 
 class BestSoFar:
-    """Best values among saved checkpoints. ``values``: by ``"name:mode"``. ``awaited``: metrics that no step has given
-    yet."""
+    """Best values among checkpoints and saves in progress. ``awaited``: metrics that no step has given yet.
 
-    def __init__(self, trigger: Trigger | None, keep: Keep | None = None, tiers: Tiers | None = None, rank: int = 0) -> None:
+    ``under_way`` returns the metrics of the saves in progress. A save that fails or gives its slot to another drops out of it, so its
+    values count no longer.
+    """
+
+    def __init__(
+        self, trigger: Trigger | None, keep: Keep | None = None, tiers: Tiers | None = None, rank: int = 0,
+        under_way: Callable[[], Iterable[Mapping[str, float]]] = tuple,
+    ) -> None:  # fmt: skip
         self._wanted = tuple(trigger.metrics) if trigger is not None else ()
         self._leads = rank == 0
         rules = [each for each in (keep, *(tier.keep for tier in (tiers.further if tiers is not None else ()))) if each is not None]
         self._own = own_metric(trigger, rules)
-        self.values: dict[str, float] = {}
+        self._under_way = under_way
+        self.durable: dict[str, float] = {}
+        """Best values of checkpoints alone, by ``"name:mode"``."""
         self._due: dict[str, float] = {}
         """Values that made a save due which is made later: postponed, or of several ranks. By the metric's name."""
         self.awaited = MultiRankWait(trigger, rules, self._leads)
@@ -47,19 +55,32 @@ class BestSoFar:
         for name, mode in self._wanted:
             checkpoint = best(history.live, name, mode)
             if checkpoint:
-                self.values[f"{name}:{mode}"] = metric_value(checkpoint.body.metrics[name])
+                self.durable[f"{name}:{mode}"] = metric_value(checkpoint.body.metrics[name])
 
-    def learn(self, metrics: Mapping[str, float]) -> None:
-        """Learn from a save's metrics. NaN and infinite values are never the best: no later value would be better than NaN."""
+    @property
+    def values(self) -> dict[str, float]:
+        """The best values, by ``"name:mode"``."""
+        values = dict(self.durable)
+        for metrics in self._under_way() if self._wanted else ():
+            self._add(values, metrics)
+        return values
+
+    def started(self, metrics: Mapping[str, float]) -> None:
+        """Learn that a save with these metrics was started."""
         self.awaited.saved(metrics)
         self._due.clear()
-        for name, mode in self._wanted:
-            if self._is_better(name, mode, value := metrics.get(name, math.nan)):
-                self.values[f"{name}:{mode}"] = value
+
+    def committed(self, metrics: Mapping[str, float]) -> None:
+        """Learn that a save with these metrics became a checkpoint."""
+        self._add(self.durable, metrics)
 
     def note(self, values: dict[str, float]) -> dict[str, float]:
         """Remember the values of a step that are better than in any checkpoint, and return all values."""
-        self._due.update({name: values[name] for name, mode in self._wanted if self._is_better(name, mode, values.get(name, math.nan))})
+        if self._wanted:
+            best = self.values
+            for name, mode in self._wanted:
+                if name in values and _is_better(values[name], mode, best.get(f"{name}:{mode}")):
+                    self._due[name] = values[name]
         return values
 
     def due(self, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -70,9 +91,16 @@ class BestSoFar:
         """Forget the values: the save that they made due has failed."""
         self._due.clear()
 
-    def _is_better(self, name: str, mode: str, value: float) -> bool:
-        known = self.values.get(f"{name}:{mode}")
-        return math.isfinite(value) and (known is None or (value < known if mode == "min" else value > known))
+    def _add(self, values: dict[str, float], metrics: Mapping[str, float]) -> None:
+        for name, mode in self._wanted:
+            key = f"{name}:{mode}"
+            if name in metrics and _is_better(metrics[name], mode, values.get(key)):
+                values[key] = metrics[name]
+
+
+def _is_better(value: float, mode: str, best: float | None) -> bool:
+    """Return whether a value is the best so far. NaN and infinite values never are: no later value would be better than NaN."""
+    return math.isfinite(value) and (best is None or (value < best if mode == "min" else value > best))
 
 
 def own_metric(trigger: Trigger | None, rules: Sequence[Keep]) -> tuple[str, str] | None:

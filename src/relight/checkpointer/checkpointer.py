@@ -153,7 +153,7 @@ class Checkpointer(Holds):
         self._signals = SignalHandlers(self._last_moments.on_signal, self._ranks is not None) if signals else None
         self._watch = ComponentWatch(self._components, self._world.rank == 0)
         self._resumed, self._stale, self._verified = Resumed(), StaleModelCheck(self._components, self._watch), dict[str, bool]()
-        self._best = BestSoFar(self._trigger, self._keep, tiers, self._world.rank)
+        self._best = BestSoFar(self._trigger, self._keep, tiers, self._world.rank, self._under_way.metrics)
         self._attempt = self._background = self._environment = self._due = self._closed = None
         self._parent = self._last_saved = self._last_step = self._last_micro_step = None
         self._last_metrics: Mapping[str, Any] = {}
@@ -497,14 +497,14 @@ class Checkpointer(Holds):
         save.mark_requested(started, perf_counter())
         background.began(save.timings["blocked"])
         self._last_saved, self._last_save_s = (step, micro_step), monotonic()
-        self._best.learn(numbers)
+        self._best.started(numbers)
         return save
 
     def _poll_completed(self, *, quiet: bool = False) -> None:
         """Process the saves that ended since the last call. Unless ``quiet``, raise ``Fenced``, or the error that the policy raises."""
         for begun, done in self._under_way.over():
             if done.error is None:
-                self._is_durable(begun.save, begun.before[0] if begun.before else None, done.report, begun.save.timings)
+                self._is_durable(begun.save, begun.before[0] if begun.before else None, done.report, begun.save.timings, begun.metrics)
                 continue
             if self._last_saved == begun.at:
                 self._last_saved = begun.before
@@ -523,9 +523,12 @@ class Checkpointer(Holds):
         self._under_way.wait(self._last_moments.bound(self._limits.deadline_s), writer)
         self._poll_completed(quiet=quiet)
 
-    def _is_durable(self, save: Save, before: int | None, report: SaveResult | SaveReport, timings: Mapping[str, float]) -> None:
+    def _is_durable(
+        self, save: Save, before: int | None, report: SaveResult | SaveReport, timings: Mapping[str, float], metrics: Mapping[str, float]
+    ) -> None:
         """Do what follows every save that became a checkpoint, whichever process wrote it. ``before``: step of the save before it."""
         self._failed_in_a_row, self._parent = 0, report.id
+        self._best.committed(metrics)
         self._last_moments.learn(timings)
         self._schedule.learn(timings, save.bytes, bool(self._under_way))
         self._stale.notice(save, before, report.trainable_digest, report.logical_bytes)
@@ -574,9 +577,9 @@ class Checkpointer(Holds):
         save.id, save.sealed, save.done = report.id, True, True
         save.bytes, save.timings = report.stored_bytes, {**report.timings_s, "blocked": seconds}
         save.mark_durable(f" in {seconds:.3f} s", seconds)
-        self._is_durable(save, self._last_saved_step, report, {"blocked": seconds})
+        self._is_durable(save, self._last_saved_step, report, {"blocked": seconds}, metrics)
         self._last_saved, self._last_save_s = (save.step, micro_step), monotonic()
-        self._best.learn(metrics)
+        self._best.started(metrics)
 
     def _finish(self, closed: Closed, *, over: bool = True, ends: bool = False) -> None:
         """Release all resources. ``over``: no process restores from this memory, so free it. ``ends``: ``SignalHandlers.end()`` follows."""

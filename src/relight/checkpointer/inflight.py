@@ -96,6 +96,10 @@ class InflightSaves:
         """Their handles, oldest first."""
         return [begun.save for begun in self._begun.values()]
 
+    def metrics(self) -> list[Mapping[str, float]]:
+        """Return the metrics of the saves that have not failed."""
+        return [begun.metrics for begun in self._begun.values() if begun.save.error is None]
+
     def lacks(self, at: tuple[int | None, int | None]) -> bool:
         """Return whether a save of that step was passed to the agent and is not known to be durable."""
         return any(begun.at == at and not begun.save.done for begun in self._begun.values())

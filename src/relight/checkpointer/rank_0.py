@@ -110,9 +110,9 @@ def begin(ranks: Ranks | None, store: ByteStore, run: str, reason: str, best: Be
 
     def learn() -> bytes:
         best.learn_from(attempt.history())
-        return msgspec.json.encode(best.values)
+        return msgspec.json.encode(best.durable)
 
-    best.values = msgspec.json.decode(ranks.run_on_rank0(learn, "beginning an attempt"))
+    best.durable = msgspec.json.decode(ranks.run_on_rank0(learn, "beginning an attempt"))
     return (AttemptForAll if ranks.leads else AttemptElsewhere)(ranks, attempt.place)
 
 

@@ -70,7 +70,7 @@ class Load:
         """Reduce the load. Return whether anything was done: only then may the alarm count as acted on."""
         now = self._clock()
         if self._now is not None:
-            return True
+            return alarm.kind == self._now.kind  # an alarm of another kind may need another action
         if alarm.kind not in KINDS or now - self._useless.get(alarm.kind, -math.inf) < QUIET_S:
             return False
         done = []
