@@ -205,7 +205,7 @@ def test_a_rank_that_goes_silent_is_done_without(made: Made, monkeypatch: pytest
         send(self, *frame)
 
     monkeypatch.setattr(node_shared_read._Borrower, "send", fails)
-    assert all(contents == made.values for _, contents in outcomes(3, lambda world: read_all(made, world)))
+    assert all(contents == made.values for _, contents in outcomes(3, lambda world: read_all(made, world, stall_s=2.0)))
 
 
 def test_a_second_descriptor_is_closed() -> None:
