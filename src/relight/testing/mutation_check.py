@@ -345,7 +345,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation("what is live is not swept", SWEEP, "        if parsed is None or name in live:\n", "        if parsed is None:\n", "deaths"),
     Mutation(
-        "leftovers are swept", SWEEP, '            going.append((name, f"left by', '            held.append((name, f"left by', "deaths"
+        "leftovers are swept", SWEEP, '            going.append((name, f"left by', '            kept.append((name, f"left by', "deaths"
     ),
     Mutation("temporaries are swept", SWEEP, "            store.delete(key)\n", "            pass\n", "deaths"),
     # lost logs, lines of descent
@@ -515,11 +515,14 @@ PROOFS: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def prove(first: str) -> tuple[str | None, str]:
-    """Run the proofs on the imported product. Return the first that fails and its message; None if none fails."""
+    """Run the proofs on the imported product. Return the first that fails and its message; None if none fails.
+
+    A ``NameError`` is raised: the mutation's text names a variable that the source no longer has, so it proves nothing.
+    """
     for name in (first, *(proof for proof in PROOFS if proof != first)):
         try:
             message = next(PROOFS[name](), None)
-        except LookupError:
+        except (LookupError, NameError):
             raise
         except BaseException as error:
             message = repr(error)
