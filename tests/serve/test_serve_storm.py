@@ -125,6 +125,7 @@ def test_a_silent_connection_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
         with running.connect() as client:
             client.settimeout(30)
             assert client.recv(1) == b""
+        assert running.gate.accepted == 1, "the kernel itself has ended it"
     finally:
         running.close()
 
