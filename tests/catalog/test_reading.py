@@ -14,6 +14,7 @@ from tests.descriptors import new_descriptors, new_threads, open_descriptors
 
 from relight.catalog import Run, candidates, read, read_tensors
 from relight.catalog.opened import Opened
+from relight.catalog.read import cpu_threads
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.format import encode_tree
@@ -234,3 +235,16 @@ def test_only_what_is_asked_for_is_read(made: Made) -> None:
     read_tensors(opened, part, {index: Bytes(buffer)})
     assert bytes(buffer) in made.values
     assert disk.direct + disk.through <= (2 << 20) + 4 * 4096
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "threads"),
+    [(1, None, 2), (2, None, 2), (16, None, 8), (64, "8", 4), (64, "1", 8), (12, "2", 3), (8, "x", 4), (8, "0", 4), (8, "-3", 4)],
+)
+def test_threads_follow_the_share_of_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int, ranks: str | None, threads: int) -> None:
+    """Half of a rank's share, from two to eight. A launcher's odd number counts as none."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if ranks is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert cpu_threads() == threads
