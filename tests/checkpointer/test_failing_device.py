@@ -70,7 +70,7 @@ def test_an_error_that_a_copy_reports_late_ends_that_save_only(tmp_path: Path, m
 
 
 def test_no_device_memory_ends_that_save_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that training could not have caused is not raised in the training loop."""
+    """It is not raised in the training loop."""
     failing(monkeypatch, "begin", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64 MiB")])
     with relight.Checkpointer(tmp_path / "s" / "r", save=None, background=True, limits=QUEUE, signals=False, x=torch.zeros(8)) as ckpt:
         ckpt.restore()

@@ -325,9 +325,9 @@ class Background:
             slot.clear()
             self._free(number)
             self._give_up_part(number, checkpoint_id, error)
-            if not isinstance(error, (RelightError, torch.OutOfMemoryError)):
+            if not isinstance(error, RelightError):
                 raise
-            self._on_done(SaveOutcome(_report(number, checkpoint_id), known(error)))  # such as another rank's bytes that did not arrive
+            self._on_done(SaveOutcome(_report(number, checkpoint_id), error))  # another rank's bytes did not arrive
             return number
         later = [plan.later for plan in copies if plan.later.slices]
         watched = later[0] if len(later) == 1 else GuardedTensors(in_order(placed for tensors in later for placed in tensors.placed))
