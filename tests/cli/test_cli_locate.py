@@ -107,3 +107,12 @@ def test_destinations(runs: Path) -> None:
         locate_destination("plain", "x")
     with pytest.raises(ConfigError, match="a file"):
         locate_destination("runs/relight.json", "x")
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pt@latest"])
+def test_a_file_is_named_as_one(tmp_path: Path, name: str) -> None:
+    """The message does not suggest that nothing is there."""
+    (tmp_path / "model.pt").write_bytes(b"x")
+    with pytest.raises(CheckpointNotFound, match="this is a file") as refused:
+        locate(str(tmp_path / name))
+    assert "relight import" in refused.value.hint
