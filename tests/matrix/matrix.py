@@ -131,7 +131,9 @@ def _lose(row: Row, urls: list[str], world: int) -> str:
         return ""
     _end_agents(urls, world)
     if row["source"] == "far":
-        shutil.rmtree(Path(urls[0]).parent)
+        ends = time.monotonic() + 5
+        while Path(urls[0]).parent.exists() and time.monotonic() < ends:  # a process that ends may still write or remove a file
+            shutil.rmtree(Path(urls[0]).parent, ignore_errors=True)
         if Path(urls[0]).exists():
             return "a process still writes to the nearest store"
     return ""

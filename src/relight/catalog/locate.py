@@ -145,8 +145,9 @@ def _not_found(url: str) -> CheckpointNotFound:
         return CheckpointNotFound(f"no run {name[:80]!r} in this store", where=parent, hint=hint)
     if os.path.islink(path):
         return CheckpointNotFound("no Relight store or run here", where=url, hint=f"it is a link: try {os.path.realpath(path)}")
-    if os.path.isfile(path.rpartition("@")[0] if not os.path.exists(path) else path):
-        return CheckpointNotFound("this is a file, and no store or run", where=url, hint="relight import reads checkpoint files of other tools")
+    if os.path.isfile(path if os.path.exists(path) else path.rpartition("@")[0]):
+        hint = "relight import reads checkpoint files of other tools"
+        return CheckpointNotFound("this is a file, and no store or run", where=url, hint=hint)
     with contextlib.suppress(RelightError):
         if any(entry.name == name for entry in above.list("")):
             return CheckpointNotFound("no Relight store or run here", where=url, hint=_below(url) or _FIRST)
