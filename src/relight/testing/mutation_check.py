@@ -515,10 +515,7 @@ PROOFS: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def prove(first: str) -> tuple[str | None, str]:
-    """Run the proofs on the imported product. Return the first that fails and its message; None if none fails.
-
-    A ``NameError`` is raised: the mutation's text names a variable that the source no longer has, so it proves nothing.
-    """
+    """Return the first proof that fails, and its message. A ``NameError`` is raised: the mutation names a variable that is gone."""
     for name in (first, *(proof for proof in PROOFS if proof != first)):
         try:
             message = next(PROOFS[name](), None)
