@@ -201,8 +201,8 @@ def _packed(placed: Iterable[Placed], pin: Callable[[int], torch.Tensor]) -> _Pa
 
 def segments(view: memoryview) -> list[tuple[int, int]]:
     """Return the address and length of each segment that is pinned with one call."""
-    begin = address_of(view)
-    return [(begin + start, min(SEGMENT, len(view) - start)) for start in range(0, len(view), SEGMENT)]
+    base = address_of(view)
+    return [(base + begin, end - begin) for begin, end in pieces(0, len(view))]
 
 
 def pieces(offset: int, length: int) -> Iterator[tuple[int, int]]:
