@@ -2,38 +2,68 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+
+class _Callback(NamedTuple):
+    before: weakref.WeakMethod[Callable[..., None]]
+    gives_optimizer: bool
+
+
+_callbacks: tuple[_Callback, ...] = ()
+"""Replaced, never changed: an optimizer's step, here or in another thread, may be iterating over it."""
+_lock = threading.RLock()
+_registered = False
+
+
+def _call_all(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    dead = False
+    for callback in _callbacks:
+        call = callback.before()
+        if call is None:
+            dead = True
+        elif callback.gives_optimizer:
+            call(optimizer)
+        else:
+            call()
+    if dead:
+        _replace(None, None)
+
+
+def _replace(added: _Callback | None, removed: _Callback | None) -> None:
+    """Add and remove a callback, and drop those whose object was deleted."""
+    global _callbacks, _registered
+    with _lock:
+        if not _registered:
+            register_optimizer_step_pre_hook(_call_all)  # type: ignore[arg-type]
+            _registered = True
+        kept = [callback for callback in _callbacks if callback is not removed and callback.before() is not None]
+        _callbacks = (*kept, added) if added is not None else tuple(kept)
 
 
 class OptimizerHook:
     """Call ``before(optimizer)`` at the start of any optimizer's step, until ``close`` or until the object of
     ``before`` is deleted.
 
-    ``before`` is a bound method, held weakly.
+    ``before`` is a bound method, held weakly. torch gets one hook for the process, which stays: torch iterates over its
+    dictionary of hooks, so a hook must not be removed while an optimizer steps. The garbage collector could run there.
     """
 
     _gives_optimizer = True
 
     def __init__(self, before: Callable[..., None]) -> None:
-        method = weakref.WeakMethod(before)  # type: ignore[arg-type]
-        gives = self._gives_optimizer
-
-        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            call = method()
-            if call is not None:
-                call(optimizer) if gives else call()
-
-        self._handle = register_optimizer_step_pre_hook(hook)  # type: ignore[arg-type]
-        weakref.finalize(before.__self__, self._handle.remove)  # type: ignore[attr-defined]
+        self._callback = _Callback(weakref.WeakMethod(before), self._gives_optimizer)  # type: ignore[arg-type]
+        _replace(self._callback, None)
 
     def close(self) -> None:
         """Remove the hook. Idempotent."""
-        self._handle.remove()
+        _replace(None, self._callback)
 
 
 class StepHook(OptimizerHook):
