@@ -11,6 +11,7 @@ import torch
 import relight
 from relight.catalog.find import candidates, resolve
 from relight.catalog.tiers import merge
+from relight.checkpointer.rank_group import SINGLE_RANK
 from relight.checkpointer.rollback import apply_requested_rollback, scale_learning_rates
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.format import Leaf, encode_tree
@@ -43,11 +44,11 @@ def test_what_was_gone_back_behind_is_not_the_latest(monkeypatch: pytest.MonkeyP
         save(attempt, step, loss=1.0 / step)
     monkeypatch.setenv(BEFORE, "25")
     monkeypatch.setenv(SKIP, "25-26")
-    apply_requested_rollback(store, RUN, None)
+    apply_requested_rollback(store, RUN, SINGLE_RANK)
     history = attempt.history()
     assert steps(history) == [20, 10, 40, 30] and history.skips == [(25, 26)]
     assert resolve(history, "latest").step == 20 and resolve(history, "best").step == 20 and resolve(history, 30).step == 30
-    apply_requested_rollback(store, RUN, None)  # told once
+    apply_requested_rollback(store, RUN, SINGLE_RANK)  # told once
     assert len(attempt.history().notes) == 1
     save(attempt, 24)
     save(attempt, 30)
@@ -59,7 +60,7 @@ def test_a_fresh_run_may_be_told_what_to_leave_out(monkeypatch: pytest.MonkeyPat
     store = MemoryStore()
     monkeypatch.setenv(BEFORE, "3")
     monkeypatch.setenv(SKIP, "3-3")
-    apply_requested_rollback(store, RUN, None)
+    apply_requested_rollback(store, RUN, SINGLE_RANK)
     history = Attempt.begin(store, RUN).history()
     assert history.skips == [(3, 3)] and not history.live
 
@@ -95,7 +96,7 @@ def test_learning_rates_are_lowered_once_for_each_roll_back(monkeypatch: pytest.
     for cut in ("0.5", "", "0.1"):
         monkeypatch.setenv(BEFORE, "20")
         monkeypatch.setenv(CUT, cut)
-        apply_requested_rollback(store, RUN, None)
+        apply_requested_rollback(store, RUN, SINGLE_RANK)
         second = save(attempt, 15)
     attempt.note(ROLLED_BACK, {"before": 20, "skip": "", "lr": "much"})
     attempt.note(ROLLED_BACK, {"before": 20, "skip": "", "lr": 7.0})

@@ -11,7 +11,7 @@ from typing import Any
 
 from relight.catalog.find import finite_metrics
 from relight.checkpointer.metric_values import is_finite
-from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.rank_group import RankGroup
 from relight.comm import RankTimeout
 from relight.errors import ConfigError
 from relight.log import History
@@ -67,9 +67,9 @@ class MultiRankWait:
             self._came |= self._due.pop(name, None) is not None
             self._kept.pop(name, None)
 
-    def step(self, metrics: Mapping[str, Any], micro_step: int | None, save: Callable[[], object], ranks: Ranks | None) -> None:
+    def step(self, metrics: Mapping[str, Any], micro_step: int | None, save: Callable[[], object], ranks: RankGroup) -> None:
         """Count a step that ended. ``ConfigError`` on every rank, after ``save()``, if a metric has not come for too long."""
-        if micro_step is not None or not (self._due or self._kept or (self._alone and ranks is not None)):
+        if micro_step is not None or not (self._due or self._kept or (self._alone and ranks.several)):
             return
         self._steps += 1
         self._observe(metrics)
@@ -81,7 +81,7 @@ class MultiRankWait:
             if name not in self._warned and (self._steps >= patience or name in self._typos):
                 self._warn(name, rule, "it saves nothing until then")
         if self._alone:
-            error = self._error() if ranks is None else self._error_of_all(ranks)
+            error = self._error_of_all(ranks) if ranks.several else self._error()
             if error is not None:
                 save()  # no other save has the training so far
                 raise error
@@ -126,7 +126,7 @@ class MultiRankWait:
                 return self._never(name, rule)
         return None
 
-    def _error_of_all(self, ranks: Ranks) -> ConfigError | None:
+    def _error_of_all(self, ranks: RankGroup) -> ConfigError | None:
         """Return the lowest rank's error if no rank has a metric. All ranks exchange at steps that each knows by its own count."""
         if ranks.lost or (self._steps % TYPO_STEPS and self._steps % NEVER_STEPS):
             return None

@@ -62,8 +62,8 @@ from relight.keys import StoreSecurity
 from relight.log import FRESH
 from relight.observe import demote_info_logs, emit, write_events
 from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger, TriggerInput
-from relight.policy.triggers import check_trigger, reason_now
-from relight.save_reason import END, SaveReason, of_signal
+from relight.policy.triggers import check_trigger
+from relight.save_reason import END, SaveReason
 
 
 class Checkpointer(Holds):
@@ -143,14 +143,13 @@ class Checkpointer(Holds):
         self._under_way = InflightSaves()
         self._looked_over, self._warmed, self._takeover, self._plans = False, False, Takeover(takeover, self), Restorable()
         self._failed_in_a_row, self._recall, self._trusted, self._calls = 0, CaptureCache(), FrozenParams(self._compact), Calls(self._run)
-        if self._ranks is not None:
-            self._ranks.check_split(self._components)
-            if self._world.rank:
-                demote_info_logs()
+        self._ranks.check_split(self._components)
+        if self._world.rank:
+            demote_info_logs()
         self._heirs = Handover(self._ranks, self._components, f"{self._store.url}/{self._run}")
-        self._boundary = Boundary(self._components, self._recall if self._ranks is None else CaptureCache(), self._heirs.published_state)
+        self._boundary = Boundary(self._components, self._ranks.cache_of_all(self._recall), self._heirs.published_state)
         self._last_moments = GracePeriod()
-        self._signals = SignalHandlers(self._last_moments.on_signal, self._ranks is not None) if signals else None
+        self._signals = SignalHandlers(self._last_moments.on_signal, self._ranks.several) if signals else None
         self._watch = ComponentWatch(self._components, self._world.rank == 0)
         self._resumed, self._stale, self._verified = Resumed(), StaleModelCheck(self._components, self._watch), dict[str, bool]()
         self._best = BestSoFar(self._trigger, self._keep, tiers, self._world.rank, self._under_way.metrics)
@@ -209,7 +208,7 @@ class Checkpointer(Holds):
             self._last_step, self._last_micro_step = self._last_saved or (None, None)
             report_restored(resumed, start, self._environment_info())
         scale_learning_rates(self._components, resumed.cut, only if resumed.checkpoint is not None else None)
-        self._boundary = Boundary(self._components, self._recall if self._ranks is None else CaptureCache(), self._heirs.published_state)
+        self._boundary = Boundary(self._components, self._ranks.cache_of_all(self._recall), self._heirs.published_state)
         self._last_save_s = monotonic()
         for observer in observers:
             observer.on_restore(self, start, self._parent)
@@ -247,7 +246,7 @@ class Checkpointer(Holds):
                     save = self._save(step, why, values, None, micro_step, may_wait=may_wait)
         if self._signals is not None:
             self._signals.saved()
-            at_end = self._last_saved == (step, micro_step) if self._ranks is None else self._ranks.lost
+            at_end = self._ranks.lost or (self._ranks.acts_alone and self._last_saved == (step, micro_step))
             if self._signals.ending and (at_end or ends):  # a signal since _save_reason() is handled at the next step
                 with self._saving():
                     self._drain()
@@ -259,7 +258,7 @@ class Checkpointer(Holds):
         self._best.awaited.step(metrics, micro_step, lambda: self.save(step, metrics=metrics), self._ranks)
         self._returned_s = perf_counter()
         if self._signals is not None:
-            self._signals.hand_on(reason, self._ranks is None or self._ranks.lost)
+            self._signals.hand_on(reason, self._ranks.acts_alone)
         return save
 
     def save(
@@ -342,8 +341,8 @@ class Checkpointer(Holds):
             self._closed.refuse(self._run)
         self._calls.check(step, micro_step, self._last_step, self._last_micro_step, reports=reports)
         self._watch.report(step, micro_step, (self._last_step, self._last_micro_step), reports)
-        if micro_step is not None and self._ranks is not None:
-            self._ranks.refuse_micro_step()
+        if micro_step is not None:
+            self._ranks.check_micro_step()
         if self._environment is not None:
             return
         write_events(self._store.url, self._run, rank=self._world.rank)
@@ -358,8 +357,7 @@ class Checkpointer(Holds):
             return
         try:
             with raise_on_all_ranks(self._ranks, "planning a restore of what is saved"):
-                recall = self._recall if self._ranks is None else None
-                state = self._plans.check(self._components, capture(self._components, recall=recall))
+                state = self._plans.check(self._components, capture(self._components, recall=self._ranks.cache_of_all(self._recall)))
             try_store(self._store, self._run, self._ranks, self._world.rank, options.full_bytes(state), self._keep.last or 2)
         except BaseException:
             if self._signals is not None:
@@ -394,12 +392,12 @@ class Checkpointer(Holds):
         return heartbeat().during("saving", self._limits.deadline_s / LATE_AFTER)
 
     def _save_reason(self, step: int, metrics: Mapping[str, Any], micro_step: int | None) -> SaveReason | None:
-        if self._ranks is not None:
-            free = None if self._background is None or self._limits.when_busy == "queue" else self._background.free_slots
-            return self._ranks.agree_on_save(self._facts(step, metrics), self._trigger, self._signals, free == 0, free == 1, self._due)
-        if self._signals is not None and self._signals.pending:
-            return of_signal(self._signals.pending)
-        return None if micro_step is not None else self._due or reason_now(self._trigger, self._facts(step, metrics))
+        def free_slots() -> int | None:
+            return None if self._background is None or self._limits.when_busy == "queue" else self._background.free_slots
+
+        return self._ranks.save_reason(
+            lambda: self._facts(step, metrics), self._trigger, self._signals, self._due, free_slots, within_step=micro_step is not None
+        )
 
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> TriggerInput:
         values = self._best.note(options.numbers_for(self._trigger, metrics))
@@ -413,11 +411,11 @@ class Checkpointer(Holds):
         """Save, and return the handle. Return None if the save was postponed because no slot is free; only if ``may_wait`` is False."""
         background = self._in_background()
         if background is not None:
-            may_wait = may_wait or self._ranks is not None  # the ranks have agreed that a slot is free
+            may_wait = may_wait or self._ranks.several  # the ranks have agreed that a slot is free
             wait_s = self._limits.deadline_s if may_wait or self._limits.when_busy == "queue" else 0.0
             if not wait_s and not background.warmed:
                 self._warm_up()  # allocating memory for a large state takes seconds; until then this save is postponed
-            yields = self._under_way.yields_to(step, reason) if self._ranks is None else None
+            yields = None if self._ranks.several else self._under_way.yields_to(step, reason)
             if not background.free_slot(wait_s, may_wait, yields) and not may_wait:
                 self._due = postpone(reason, step, "no snapshot slot is free")
                 return None
@@ -439,9 +437,7 @@ class Checkpointer(Holds):
         return self._write(state, step, reason, metrics, tag, micro_step)
 
     def _capture(self, micro_step: int | None) -> Captured:
-        if self._ranks is not None:
-            return self._ranks.capture(self._components, self._plans, micro_step=micro_step, recall=self._recall)
-        return self._plans.check(self._components, capture(self._components, micro_step=micro_step, recall=self._recall))
+        return self._ranks.capture(self._components, self._plans, micro_step=micro_step, recall=self._recall)
 
     def _warm_up(self) -> None:
         """Start the agent and allocate its memory in the background, after the first step that saved nothing."""
@@ -473,17 +469,17 @@ class Checkpointer(Holds):
     ) -> Save | None:
         """Pass the save to the agent and return its handle. Return None if the agent cannot make it."""
         save, numbers = self._outwards.expect(Save(step, reason)), numbers_of(metrics)
-        parent, seat = self._under_way.newest_id or self._parent, self._ranks.seat if self._ranks is not None else None
+        parent = self._under_way.newest_id or self._parent
         info = info_of(state, step, reason, numbers, self._user(micro_step), self._environment_info(), parent, tag)
 
         def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
             save.id = checkpoint_id
             self._under_way.add(number, InflightSave(save, numbers, (step, micro_step), self._last_saved, tag))
-            return Request(number, checkpoint_id, info, tree, seat, self._under_way.patient(reason))
+            return Request(number, checkpoint_id, info, tree, self._ranks.seat, self._under_way.patient(reason))
 
         number: int | None = None
         try:
-            number = background.save(state, request, self._ranks.id_of(background.place) if self._ranks is not None else "")
+            number = background.save(state, request, self._ranks.id_of(background.place))
         except (Fenced, IncompatibleState, ConfigError):
             raise
         except Exception as error:  # the trainer's edge, as in _write
@@ -540,10 +536,10 @@ class Checkpointer(Holds):
         save, started = self._outwards.expect(Save(step, reason)), perf_counter()
         save.mark_requested(started)
         numbers = numbers_of(metrics)
-        retries = self._policy.retries if self._ranks is None else 0  # several ranks retry together, at a later step
+        retries = 0 if self._ranks.several else self._policy.retries  # several ranks retry together, at a later step
         report = write_inline(save, lambda: self._commit(state, step, reason, numbers, micro_step), self._policy, retries)
         if report is None:
-            self._due = self._policy.again(reason, save.error, self._failed_in_a_row) if self._ranks is not None else self._due
+            self._due = self._policy.again(reason, save.error, self._failed_in_a_row) if self._ranks.several else self._due
             return self._count_failure(save)
         self._committed(save, report, numbers, perf_counter() - started, micro_step)
         if self._attempt is not None and self._world.rank == 0:
@@ -562,9 +558,8 @@ class Checkpointer(Holds):
     def _commit(self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None) -> SaveReport:
         attempt = self._begin_attempt()
         request = self._request(state, step, reason, metrics, micro_step)
-        if self._ranks is not None:
-            request = replace(request, id=self._ranks.id_of(attempt.place), seat=self._ranks.seat)
-        return attempt.save(replace(request, vouched=self._trusted.vouched(state)))
+        seat, id_ = self._ranks.seat, self._ranks.id_of(attempt.place)
+        return attempt.save(replace(request, id=id_, seat=seat, vouched=self._trusted.vouched(state)))
 
     def _request(self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
         pace = WriteLimits(self._limits.threads, self._limits.bytes_per_second)

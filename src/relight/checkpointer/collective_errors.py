@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.rank_group import RankGroup
 from relight.comm import RankTimeout
 from relight.commit import Attempt
 from relight.commit.save import CommitTarget
@@ -21,12 +21,15 @@ _PASSED_OVER = ("corrupt", "unsafe", "store", "uncertain", "not_found")
 
 
 @contextmanager
-def raise_on_all_ranks(ranks: Ranks | None, doing: str) -> Iterator[None]:
+def raise_on_all_ranks(ranks: RankGroup, doing: str) -> Iterator[None]:
     """Run the block on every rank. If it fails on any rank, raise an error on all ranks, after all have tried.
     Collective.
 
     If ranks have different errors, an error that a caller must not skip takes precedence over one that it may skip.
     """
+    if not ranks.several:
+        yield
+        return
     error: Exception | None = None
     kind = ""
     try:
@@ -34,11 +37,7 @@ def raise_on_all_ranks(ranks: Ranks | None, doing: str) -> Iterator[None]:
     except RankTimeout:  # no further exchange is possible
         raise
     except Exception as caught:  # any error, also of the user's code: the other ranks wait for this rank's outcome
-        if ranks is None:
-            raise
         error, kind = caught, known(caught).kind
-    if ranks is None:
-        return
     message = b"" if error is None else msgspec.json.encode([kind, str(known(error)).splitlines()[0]])
     outcomes = [msgspec.json.decode(outcome) if outcome else None for outcome in ranks.world.gather(message, doing)]
     failed = {rank: outcome for rank, outcome in enumerate(outcomes) if outcome is not None}
@@ -52,7 +51,7 @@ def raise_on_all_ranks(ranks: Ranks | None, doing: str) -> Iterator[None]:
     raise error_of(kind)(f"rank {rank}: {text}", hint="read that rank's own log for the whole error") from error
 
 
-def begin_attempt_on_all(ranks: Ranks, store: ByteStore, run: str, reason: str, check: Callable[[History], None]) -> Attempt:
+def begin_attempt_on_all(ranks: RankGroup, store: ByteStore, run: str, reason: str, check: Callable[[History], None]) -> Attempt:
     """Begin one attempt for all ranks: rank 0 takes over the run, unless ``check`` raises. Collective."""
     mine: list[Attempt] = []
 

@@ -11,7 +11,7 @@ import msgspec
 from relight.catalog.fresh_starts import fresh_starts, record_fresh_start
 from relight.catalog.tiers import Further
 from relight.checkpointer.launcher_job import LauncherJob, job_of, with_agents
-from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.rank_group import RankGroup
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable
 from relight.log import History, Log, fold, newest_good
@@ -31,7 +31,7 @@ class FreshStart:
         self._job = job_of(os.environ) if wanted else LauncherJob(frozenset())
         self._recorded = False
 
-    def applies(self, store: ByteStore, run: str, further: Sequence[Further], ranks: Ranks | None) -> bool:
+    def applies(self, store: ByteStore, run: str, further: Sequence[Further], ranks: RankGroup) -> bool:
         """Return whether ``restore()`` must restore nothing. False once the same job has saved a checkpoint after its fresh start.
 
         Rank 0 decides by its own environment, as launchers count restarts for each node. Every rank joins the exchange, whatever its
@@ -39,15 +39,14 @@ class FreshStart:
         """
         if not self.wanted:
             return False
-        if ranks is not None:
+        if ranks.several:
             names = ranks.world.gather(msgspec.json.encode(sorted(self._job.names)), "comparing launchers")
             self._job = with_agents(self._job, {name for encoded in names for name in msgspec.json.decode(encoded)})
 
         def search() -> bytes:
             return b"1" if self._has_progress(store, run, further) else b""
 
-        progress = search() if ranks is None else ranks.run_on_rank0(search, "searching for this job's own checkpoints")
-        self.used = not progress
+        self.used = not ranks.run_on_rank0(search, "searching for this job's own checkpoints")
         return self.used
 
     def guard(self, looked: bool, where: str, further: Sequence[Further]) -> Callable[[History], None]:

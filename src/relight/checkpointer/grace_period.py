@@ -10,7 +10,7 @@ from time import monotonic
 
 import msgspec
 
-from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.rank_group import RankGroup
 from relight.checkpointer.save_handle import Save
 from relight.comm import RankTimeout
 from relight.decode import from_json_bytes
@@ -74,17 +74,17 @@ class GracePeriod:
         left = [seconds, *([] if self.left_s is None else [self.left_s])]
         return max(0.0, min([*left, *([] if self._closes is None else [self._closes - self._clock()])]))
 
-    def allow(self, step: int, begun: Iterable[Save], ranks: Ranks | None) -> bool:
+    def allow(self, step: int, begun: Iterable[Save], ranks: RankGroup) -> bool:
         """Return whether to save the last step before the job ends, and report it if not. Collective: every rank gets
         the same answer."""
         self.begin()
         pending = sum(1.0 - save.progress.written for save in begun if not save.done and save.error is None)
         mine = GraceState(self.left_s, max(self._took, default=0.0), pending)
         try:
-            messages = ranks.world.gather(msgspec.json.encode(mine), "ending") if ranks is not None else []
+            messages = ranks.world.gather(msgspec.json.encode(mine), "ending")
         except RankTimeout:  # the save will report it
             return True
-        fit = fits([from_json_bytes(message, GraceState) for message in messages] or [mine])
+        fit = fits([from_json_bytes(message, GraceState) for message in messages])
         if not fit.fits:
             emit("save.skipped_no_time", f"step {step} not saved: {fit.why}; the previous checkpoint remains the newest", step=step)
         return fit.fits

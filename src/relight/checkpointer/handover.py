@@ -27,6 +27,7 @@ from relight.capture import Captured, RngSnapshot, capture, capture_generators, 
 from relight.checkpointer.boundary import Boundary, Leave, selected, shifted
 from relight.checkpointer.part_items import owned
 from relight.checkpointer.pre_update_state import ALIKE, PreUpdateState
+from relight.checkpointer.rank_group import RankGroup
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.save_handle import Save
 from relight.comm import RankTimeout
@@ -54,7 +55,7 @@ Ask = Callable[[Captured, int, SaveReason, Mapping[str, float], int | None], Sav
 class Handover:
     """This rank's side of the handover: publishes its own state, and saves for all ranks after a failure."""
 
-    def __init__(self, ranks: Ranks | None, components: Mapping[str, object], run: str) -> None:
+    def __init__(self, ranks: RankGroup, components: Mapping[str, object], run: str) -> None:
         """``run``: store and run, the same text on all ranks. A process may train several runs at once."""
         self._ranks, self._page = ranks, heartbeat().path
         self._run = hexdigest(run.encode())[:16]
@@ -88,7 +89,7 @@ class Handover:
         """Publish this rank's own state at the end of ``step``. Cost: 100 µs. Raise ``RankTimeout`` if another rank has
         failed."""
         self._before, self._left = self._left, None
-        if self._will is None or self._ranks is None or not self._ranks.is_fully_replicated or not self._own <= small.tree.keys():
+        if self._will is None or not self._ranks.is_fully_replicated or not self._own <= small.tree.keys():
             self._ahead.parts = None
             return  # the last condition fails if a component has been replaced by a large one
         parts = self._parts(selected(small, self._own), generators)
@@ -125,7 +126,7 @@ class Handover:
         The saves ``begun`` are aborted before the commit: they are older, and must not be committed after it.
         """
         step = boundary.step
-        if self._will is None or step is None or self._ranks is None or not self._ranks.is_fully_replicated:
+        if self._will is None or step is None or not self._ranks.is_fully_replicated:
             return False
         save_s = heartbeat().saves_s
         try:
@@ -225,7 +226,7 @@ class Handover:
         self, whole: SaveRequest, common: Captured, states: tuple[Sequence[list[Any]], Sequence[int]], place: CommitTarget,
         under_way: Sequence[tuple[int, str]],
     ) -> None:  # fmt: skip
-        assert self._ranks is not None and self._ranks.seat is not None
+        assert self._ranks.seat is not None
         seat, (own_states, early) = self._ranks.seat, states
         id_ = self._ranks.id_of(place, f"/heir-{seat.rank}")  # if this save fails, another survivor's has another id
 
@@ -252,7 +253,7 @@ class Handover:
 
     @property
     def _size(self) -> int:
-        return self._ranks.world.size if self._ranks is not None else 0
+        return self._ranks.world.size
 
 
 def is_worth_it(steps: int, step_s: float, save_s: float) -> bool:

@@ -12,7 +12,7 @@ from relight.checkpointer.adaptive_schedule import AdaptiveSchedule
 from relight.checkpointer.closed import RunEnd
 from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.inflight import At, InflightSaves
-from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.rank_group import RankGroup
 from relight.checkpointer.resume import Resumed
 from relight.checkpointer.save_requests import user_of
 from relight.checkpointer.tier_replication import TierReplicator
@@ -38,7 +38,7 @@ class Holds:
     _store: ByteStore
     _further: Sequence[Further]
     _resumed: Resumed
-    _ranks: Ranks | None
+    _ranks: RankGroup
     _watch: ComponentWatch
     _parent: str | None
     """The parent of the next checkpoint."""
@@ -139,7 +139,7 @@ class Holds:
     def replica_mismatch(self) -> str:
         """Tensors whose replicas were equal at an earlier save and differed at the last one, as a sentence; empty if
         none."""
-        return self._ranks.turned if self._ranks is not None else ""
+        return self._ranks.turned
 
     @property
     def micro_batch_split(self) -> int:
@@ -154,5 +154,4 @@ class Holds:
         return {**self._environment(), "background": self._background is not None} if self._environment is not None else {}
 
     def _user(self, micro_step: int | None) -> dict[str, Any]:
-        words = self._ranks.root_user_fields if self._ranks is not None else {}
-        return user_of(self._metadata, words, self._components, micro_step)
+        return user_of(self._metadata, self._ranks.root_user_fields, self._components, micro_step)

@@ -26,7 +26,7 @@ def leave(ckpt: Checkpointer, error: BaseException) -> None:
             _save_boundary(ckpt, error)
     finally:
         closed = Closed.now(f"{type(error).__name__} ended its with block", ckpt._last_step)
-        over = ending or ckpt._ranks is None or not isinstance(error, Exception)  # else other ranks continue after one rank's error
+        over = ending or not ckpt._ranks.several or not isinstance(error, Exception)  # else other ranks continue after one rank's error
         ckpt._finish(closed, over=over, ends=ending)
     if ending and signals is not None:
         signals.end()
@@ -45,7 +45,7 @@ def _handed_over(ckpt: Checkpointer, error: Exception) -> bool:
 def _save_boundary(ckpt: Checkpointer, error: Exception) -> None:
     """Save the end of the last step, if parameters and optimizer have not changed since."""
     step = ckpt._boundary.step
-    if ckpt._attempt is None or step is None or ckpt._last_saved == (step, None) or ckpt._ranks is not None:
+    if ckpt._attempt is None or step is None or ckpt._last_saved == (step, None) or ckpt._ranks.several:
         return
     try:
         state = ckpt._boundary.consistent_after(error)

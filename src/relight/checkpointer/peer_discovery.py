@@ -14,7 +14,7 @@ import msgspec
 
 from relight.agent import Agent, JoinPeers, ListenForPeers, PeerAddress, connect
 from relight.checkpointer.options import check_peers
-from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.rank_group import RankGroup
 from relight.errors import RelightError
 from relight.observe import emit
 from relight.peers import TOKEN_BYTES, Remote, rings
@@ -31,9 +31,7 @@ class PeerDiscovery:
     """Connects the ranks' agents with each other. All ranks make the same calls. Without ``wanted``, or with one rank,
     it does nothing."""
 
-    def __init__(
-        self, wanted: Peers | None, writer: str, background: bool, ranks: Ranks | None, url: str, run: str, limits: Limits
-    ) -> None:
+    def __init__(self, wanted: Peers | None, writer: str, background: bool, ranks: RankGroup, url: str, run: str, limits: Limits) -> None:
         self._wanted = check_peers(wanted, writer, background)
         self._ranks, self._url, self._run, self._limits = ranks, url, run, limits
         self._agent: Agent | None = None
@@ -50,7 +48,7 @@ class PeerDiscovery:
         if wanted is None or self._met:
             return
         self._met = True
-        if ranks is None:
+        if not ranks.several:
             emit("peers.failed", "peers= need several nodes: this job has one rank, so no peer protects it", why="one rank")
             return
         candidate = ranks.run_on_rank0(lambda: secrets.token_bytes(TOKEN_BYTES), "sharing the peers' token")

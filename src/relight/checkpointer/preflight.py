@@ -3,9 +3,11 @@ will be kept."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from relight.checkpointer.collective_errors import raise_on_all_ranks
 from relight.checkpointer.one_writer import OneWriter
-from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.rank_group import RankGroup
 from relight.log.write_probe import probe
 from relight.observe import emit
 from relight.store import ByteStore
@@ -14,10 +16,10 @@ from relight.store.retry import first_contact
 __all__ = ["check_room", "probe", "try_store"]
 
 
-def try_store(store: ByteStore, run: str, ranks: Ranks | None, rank: int, state_bytes: int, checkpoints: int) -> None:
+def try_store(store: ByteStore, run: str, ranks: RankGroup, rank: int, state_bytes: int, checkpoints: int) -> None:
     """Try a write to the store and check its free space, on rank 0. If rank 0 writes for all ranks, all ranks raise its
     error."""
-    with raise_on_all_ranks(ranks if isinstance(ranks, OneWriter) else None, "trying the store"):
+    with raise_on_all_ranks(ranks, "trying the store") if isinstance(ranks, OneWriter) else nullcontext():
         if rank == 0:
             first_contact(lambda: probe(store, run))
             check_room(store, state_bytes, checkpoints)

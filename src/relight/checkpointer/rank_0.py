@@ -27,6 +27,7 @@ from relight.checkpointer.collective_errors import begin_attempt_on_all
 from relight.checkpointer.frozen_params import FrozenParams
 from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.options import ONE, check_writer
+from relight.checkpointer.rank_group import RankGroup, SingleRank
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.remote_errors import decode_error, encode_error, error_from
 from relight.checkpointer.tier_replication import open_further
@@ -39,7 +40,6 @@ from relight.log import History
 from relight.policy import Keep, Limits, Tiers
 from relight.store import ByteStore, open_bytes
 from relight.store.paced import paced
-from relight.store.retry import first_contact
 from relight.store.wrapper import guard_of
 
 BACKGROUND, FOREGROUND, FAILED, MADE = b"b", b"f", b"-", b"+"
@@ -53,8 +53,8 @@ GRACE_S = 5.0
 """Seconds that rank 0 waits in ``close()`` until the other ranks have read the last outcome."""
 
 
-def ranks_of(world: Communicator, per_rank: Sequence[str], timeout_s: float, writer: str, settings: Mapping[str, object]) -> Ranks | None:
-    """Return this process's ``Ranks``; None for a job of one process.
+def ranks_of(world: Communicator, per_rank: Sequence[str], timeout_s: float, writer: str, settings: Mapping[str, object]) -> RankGroup:
+    """Return this process's side of the group of ranks.
 
     Collective. Raise ``ConfigError`` if ``writer`` or a setting in ``settings`` differs between ranks: these settings
     decide which exchanges follow.
@@ -62,7 +62,7 @@ def ranks_of(world: Communicator, per_rank: Sequence[str], timeout_s: float, wri
     check_writer(writer)
     if world.size == 1:
         refuse_unconnected()
-        return None
+        return SingleRank(world)
     mine = {"writer": writer, **settings}
     answers = [msgspec.json.decode(answer) for answer in world.gather(msgspec.json.encode(mine), "comparing settings")]
     for name in mine:
@@ -75,7 +75,7 @@ def ranks_of(world: Communicator, per_rank: Sequence[str], timeout_s: float, wri
 
 
 def open_for(
-    ranks: Ranks | None, url: str, tiers: Tiers | None, wants_background: bool, guard: StoreSecurity, limits: Limits, run: str
+    ranks: RankGroup, url: str, tiers: Tiers | None, wants_background: bool, guard: StoreSecurity, limits: Limits, run: str
 ) -> tuple[ByteStore, Sequence[Further], bool]:
     """Open the store and its further tiers. Return them, and whether saves are made in the background, which needs a
     local store. ``limits`` bound the writes to the store and the reads from all of them."""
@@ -100,10 +100,8 @@ def open_for(
     return *(opened[0] if opened else (Elsewhere(url), ())), in_background
 
 
-def begin(ranks: Ranks | None, store: ByteStore, run: str, reason: str, best: BestSoFar, check: Callable[[History], None]) -> Attempt:
+def begin(ranks: RankGroup, store: ByteStore, run: str, reason: str, best: BestSoFar, check: Callable[[History], None]) -> Attempt:
     """Begin one attempt for all ranks: this process, or rank 0, takes over the run, unless ``check`` raises."""
-    if ranks is None:
-        return first_contact(lambda: Attempt.begin(store, run, reason=reason, check=check))
     attempt = begin_attempt_on_all(ranks, store, run, reason, check)
     if not isinstance(ranks, OneWriter):
         return attempt
@@ -117,7 +115,7 @@ def begin(ranks: Ranks | None, store: ByteStore, run: str, reason: str, best: Be
 
 
 def background_of(
-    ranks: Ranks | None,
+    ranks: RankGroup,
     attempt: Attempt,
     components: Mapping[str, object],
     keep: Keep,
@@ -128,8 +126,7 @@ def background_of(
 ) -> Background | BackgroundElsewhere:
     """Return this rank's background saves."""
     if not isinstance(ranks, OneWriter):
-        rank, world = (ranks.world.rank, ranks.world.size) if ranks is not None else (0, 1)
-        return Background(attempt, components, keep, limits, on_done, on_sealed, rank, world, trusted)
+        return Background(attempt, components, keep, limits, on_done, on_sealed, ranks.world.rank, ranks.world.size, trusted)
     if ranks.leads:
         return BackgroundForAll(ranks, attempt, components, keep, limits, on_done, on_sealed)
     return BackgroundElsewhere(ranks, attempt.place, on_done, on_sealed)

@@ -15,6 +15,7 @@ from relight.capture.optimizers import parameter_names
 from relight.capture.sharded import table_of
 from relight.checkpointer.part_items import owned, part_items
 from relight.checkpointer.postponed import postpone
+from relight.checkpointer.rank_group import RankGroup
 from relight.checkpointer.remote_errors import decode_error, encode_error
 from relight.checkpointer.replicas import Replicas, combined, differences, differing, sums
 from relight.checkpointer.restorable import Restorable
@@ -59,8 +60,10 @@ class Written(NamedTuple):
     fixed: object
 
 
-class Ranks:
-    """This rank's side of a save by several ranks. Every rank must make the same calls."""
+class Ranks(RankGroup):
+    """This rank's side of a group of several ranks. Every rank must make the same calls."""
+
+    several = True
 
     def __init__(self, world: Communicator, per_rank: Sequence[str], timeout_s: float) -> None:
         self.world, self._per_rank, self.timeout_s = world, tuple(per_rank), timeout_s
@@ -120,7 +123,7 @@ class Ranks:
         disagree about a tensor, or if a rank's state could not be restored.
         """
         if micro_step is not None:
-            self.refuse_micro_step()
+            self.check_micro_step()
         if self._lost:
             raise RankTimeout("the ranks have lost each other", hint="nothing more can be saved by this job: start it again")
         self._count += 1
@@ -139,7 +142,12 @@ class Ranks:
         """Whether an exchange has failed: then this job saves nothing more."""
         return self._lost
 
-    def refuse_micro_step(self) -> None:
+    @property
+    def acts_alone(self) -> bool:
+        """Whether an exchange has failed, so that other ranks do not wait for this one."""
+        return self._lost
+
+    def check_micro_step(self) -> None:
         """Raise ``ConfigError``: a checkpoint of several ranks cannot contain the gradients that each has summed within
         a step."""
         raise ConfigError("micro_step= saves one process's gradients", hint="save at the end of a step when several ranks train")
@@ -172,6 +180,24 @@ class Ranks:
             number, digit = divmod(number, 36)
             digits.append(_DIGITS[digit])
         return "".join(digits)
+
+    def cache_of_all(self, cache: CaptureCache) -> CaptureCache:
+        """Return a new cache: captures by ``capture`` have the common components only."""
+        return CaptureCache()
+
+    def save_reason(
+        self,
+        facts: Callable[[], TriggerInput],
+        trigger: Trigger | None,
+        signals: SignalHandlers | None,
+        due: SaveReason | None,
+        free_slots: Callable[[], int | None],
+        *,
+        within_step: bool,
+    ) -> SaveReason | None:
+        """See ``RankGroup``, and ``agree_on_save``. Several ranks save at the end of a step only."""
+        free = free_slots()
+        return self.agree_on_save(facts(), trigger, signals, free == 0, free == 1, due)
 
     def agree_on_save(
         self,

@@ -10,7 +10,7 @@ from relight.catalog.node_shared_read import read_together
 from relight.catalog.opened import Opened
 from relight.catalog.read import plan_wants
 from relight.checkpointer.memory_sources import MEMORY, PEERS, MemorySources
-from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.rank_group import RankGroup
 from relight.comm import this_node
 from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.layout import Sink
@@ -40,13 +40,13 @@ class RestoreReader:
                 self.source = source if source == PEERS else self.source
                 break
 
-    def from_store(self, ranks: Ranks | None) -> None:
+    def from_store(self, ranks: RankGroup) -> None:
         """Read the remaining parts from the store. Collective: every rank must call it, even if it needs nothing
         more."""
         if self._sinks:
             self.source = "store"
         parts = self._opened.parts
-        if ranks is None:
+        if not ranks.several:
             self.bytes_read += sum(read_tensors(self._opened, parts[number], by_tensor) for number, by_tensor in self._sinks.items())
             return
         wanted = {number: plan_wants(parts[number], by_tensor) for number, by_tensor in self._sinks.items()}

@@ -20,7 +20,7 @@ from relight.catalog.tiers import Further, Reach, TierCopy, merge
 from relight.checkpointer.collective_errors import raise_on_all_ranks
 from relight.checkpointer.elastic_state import remap_rank_state
 from relight.checkpointer.memory_sources import MemorySources
-from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.rank_group import SINGLE_RANK, RankGroup
 from relight.checkpointer.restore_reader import RestoreReader
 from relight.checkpointer.rng_groups import gather_rng_positions
 from relight.checkpointer.tier_replication import read_further
@@ -89,7 +89,7 @@ def resume(
     only: Sequence[str] | None,
     strict: bool,
     rename: Mapping[str, str] | Callable[[str], str] | None,
-    ranks: Ranks | None = None,
+    ranks: RankGroup = SINGLE_RANK,
     further: Sequence[Further] = (),
     remote: Callable[[], Remote | None] = lambda: None,
 ) -> Resumed:
@@ -117,22 +117,20 @@ def _walk(
     only: Sequence[str] | None,
     strict: bool,
     rename: Mapping[str, str] | Callable[[str], str] | None,
-    ranks: Ranks | None,
+    ranks: RankGroup,
 ) -> Resumed:
     started = perf_counter()
     result = Resumed(looked=True)
     view: LogView | None = None
     reaches: list[Reach] = []
-    for leads in (True, False) if ranks is not None else (True,):
+    for leads in (True, False) if ranks.several else (True,):
         with raise_on_all_ranks(ranks, "reading the log"):
             # rank 0 first: other ranks then read at least the records that it read
-            if ranks is None or leads == (ranks.world.rank == 0):
+            if leads == (ranks.world.rank == 0):
                 with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
                     view = first_contact(lambda: whole_log(store, run))
                 reaches = read_further(further, fold(view) if view is not None else History())
                 refuse_nothing(view, reaches, which, f"{store.url.rstrip('/')}/{run}")
-    if view is None and ranks is None and not further:
-        return result
     for fault in view.faults if view is not None else ():
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
     # with several ranks, rank 0's log decides whether the run exists
@@ -142,8 +140,6 @@ def _walk(
     places = [Reach("store", store, run, view), *reaches]
     merged = merge([place.history for place in places]) if further else None
     history = merged.history if merged is not None else history
-    if which == "latest" and not history.live and ranks is None:
-        return result
     report_suspect(history, which)
 
     silent: set[int] = set()
@@ -167,7 +163,7 @@ def _walk(
         if copy.place and result.source == "store":
             result.source = place.name
 
-    chosen = reported(history, which) if ranks is None else _agreed(ranks, history, which)
+    chosen = _agreed(ranks, history, which)
     copies = (copy for checkpoint in chosen for copy in ([TierCopy(0, checkpoint)] if merged is None else merged.copies[checkpoint.id]))
     if first_good(copies, attempt, which, result, run=run, where=store.url):
         result.seconds = perf_counter() - started
@@ -256,7 +252,7 @@ def report_suspect(history: History, which: str | int) -> None:
             )
 
 
-def _agreed(ranks: Ranks, history: History, which: str | int) -> Iterator[Checkpoint]:
+def _agreed(ranks: RankGroup, history: History, which: str | int) -> Iterator[Checkpoint]:
     """Yield the checkpoints that rank 0 would try, in its order."""
     wanted = ranks.run_on_rank0(
         lambda: msgspec.json.encode([checkpoint.id for checkpoint in reported(history, which)]), "choosing a checkpoint"
@@ -287,15 +283,15 @@ def _restore(
     only: Sequence[str] | None,
     strict: bool,
     rename: Mapping[str, str] | Callable[[str], str] | None,
-    ranks: Ranks | None,
+    ranks: RankGroup,
 ) -> None:
-    rank, world = (ranks.world.rank, ranks.world.size) if ranks is not None else (0, 1)
+    rank, world = ranks.world.rank, ranks.world.size
     # No rank may continue to the collective exchange while another rank aborts.
     with raise_on_all_ranks(ranks, f"opening checkpoint {checkpoint.id}"):
         opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
         opened = replace(opened, spares=tuple(spares))
     saved = saved_by(opened.root)
-    alike = gather_rng_positions(ranks.world, components) if ranks is not None and world != saved else ()
+    alike = gather_rng_positions(ranks.world, components) if ranks.several and world != saved else ()
     with raise_on_all_ranks(ranks, f"planning to restore checkpoint {checkpoint.id}"):
         part, look = opened.parts[0], near.check(opened)
         joined = whole_of(opened) if len(opened.parts) > 1 else None
@@ -315,14 +311,14 @@ def _restore(
             rename=rename,
             where=opened.prefix,
             check=partial(look, 0) if joined is None else partial(check_pieces, opened, joined, check=look),
-            elsewhere=ranks is not None,
+            elsewhere=ranks.several,
             classes=recorded_classes(opened.root.user),
         )
         if joined is None:
             by_part: list[Mapping[int, Sink]] = [only_needed(plan.sinks)]
         else:
             by_part = [*sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))]
-    if ranks is not None:
+    if ranks.several:
         plan.refuse(ranks.unused_on_all(plan.unused))
     reading = RestoreReader(opened, by_part, near)
     with raise_on_all_ranks(ranks, f"restoring checkpoint {checkpoint.id} from memory"):
@@ -333,7 +329,7 @@ def _restore(
     with raise_on_all_ranks(ranks, f"finishing checkpoint {checkpoint.id}"):
         plan.finish()
     if only is None:
-        now = gather_rng_positions(ranks.world, components) if ranks is not None and carried.alike else ()
+        now = gather_rng_positions(ranks.world, components) if carried.alike else ()
         with raise_on_all_ranks(ranks, f"seeding again after checkpoint {checkpoint.id}"):
             carried.finish(rank, now)
     result.checkpoint = checkpoint

@@ -33,7 +33,7 @@ from relight.checkpointer.elastic_state import RemappedState, remap_rank_state
 from relight.checkpointer.gather import PIECE_BYTES, WEIGHTS, Rank0Exchange
 from relight.checkpointer.memory_sources import MemorySources
 from relight.checkpointer.one_writer import OneWriter
-from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.rank_group import SINGLE_RANK, RankGroup
 from relight.checkpointer.remote_errors import decode_error, encode_error
 from relight.checkpointer.restore_reader import RestoreReader
 from relight.checkpointer.resume import Resumed, first_good, refuse_nothing, report_suspect, reported, resume
@@ -101,7 +101,7 @@ def resume_any(
     only: Sequence[str] | None,
     strict: bool,
     rename: Rename,
-    ranks: Ranks | None = None,
+    ranks: RankGroup = SINGLE_RANK,
     further: Sequence[Further] = (),
     remote: Callable[[], Remote | None] = lambda: None,
 ) -> Resumed:
@@ -113,7 +113,7 @@ def resume_any(
     heartbeat().phase("restoring")
     apply_requested_rollback(store, run, ranks)
     asked = _Asked(components, only, strict, rename)
-    if ranks is not None and ranks.world.rank:
+    if ranks.world.rank:
         return _resumed(store, run, asked, which, ranks, further, remote)
     with record_if_possible("restore", f"{store.url}/{run}@{which}", ActionFacts(run, given={"which": which, "only": only})) as notes:
         resumed = _resumed(store, run, asked, which, ranks, further, remote)
@@ -126,7 +126,7 @@ def _resumed(
     run: str,
     asked: _Asked,
     which: str | int,
-    ranks: Ranks | None,
+    ranks: RankGroup,
     further: Sequence[Further],
     remote: Callable[[], Remote | None],
 ) -> Resumed:
@@ -425,7 +425,7 @@ def _give(
     reading = RestoreReader(opened, by_part, near)
     try:
         reading.from_memory()
-        reading.from_store(None)
+        reading.from_store(SINGLE_RANK)
     except RankTimeout:
         raise
     except RelightError as error:

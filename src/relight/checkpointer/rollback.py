@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from relight.capture.load_tree import selected
-from relight.checkpointer.ranks import Ranks
+from relight.checkpointer.rank_group import RankGroup
 from relight.errors import ConfigError
 from relight.format.records import Body, NoteBody
 from relight.format.tree import join_path
@@ -20,7 +20,7 @@ from relight.policy.rollback_env import BEFORE, CUT, SKIP
 from relight.store import ByteStore
 
 
-def apply_requested_rollback(store: ByteStore, run: str, ranks: Ranks | None) -> None:
+def apply_requested_rollback(store: ByteStore, run: str, ranks: RankGroup) -> None:
     """Record that the run continues from before a step, if ``relight run`` requested that. Once per process. Cost: one
     record, then."""
     before, skip, cut = (os.environ.pop(name, "") for name in (BEFORE, SKIP, CUT))
@@ -44,10 +44,7 @@ def apply_requested_rollback(store: ByteStore, run: str, ranks: Ranks | None) ->
         log.append(decide)
         return b""
 
-    if ranks is None:
-        write()
-    else:
-        ranks.run_on_rank0(write, "rolling back")
+    ranks.run_on_rank0(write, "rolling back")
     past = f", past the samples of steps {skip}" if skip else ""
     rates = f", learning rates × {cut}" if cut else ""
     emit("restore.rolled_back", f"going back to before step {before}{past}{rates}", before=int(before), skip=skip)

@@ -160,7 +160,7 @@ class Takeover:
         for other in self._own_others():
             if other._thread is threading.current_thread() and (ckpt := other._owner()) is not None:
                 ckpt._drain(quiet=True)  # what it saved last is the newest there is
-        if owner._ranks is None:
+        if not owner._ranks.several:
             self._check(only_warn=not whole)
         elif whole:
             owner._ranks.run_on_rank0(self._check_first, "looking for another job of this run")
@@ -337,7 +337,7 @@ class Takeover:
     def _read_fence(self) -> None:
         owner = self._checkpointer
         attempt = owner._attempt
-        if attempt is None or owner._ranks is not None:  # other ranks would wait for this one: its next save tells all of them
+        if attempt is None or owner._ranks.several:  # other ranks would wait for this one: its next save tells all of them
             return
         with contextlib.suppress(RelightError, OSError):
             history = attempt.history()
