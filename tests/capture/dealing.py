@@ -10,8 +10,8 @@ from roundtrip import Stored, feed, save
 from torch.utils.data import DataLoader, DistributedSampler
 
 from relight.capture import plan_restore, watch_loaders
-from relight.checkpointer.elastic_state import RemappedState, remap_rank_state
 from relight.format import decode_tree
+from relight.restore.elastic_state import RemappedState, remap_rank_state
 
 Make = Callable[[int, int], DataLoader]
 """Return a loader for a rank and a world size."""

@@ -23,10 +23,10 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from relight.capture import report_steps, unwatch_loaders, watch_loaders
-from relight.checkpointer.elastic_state import remap_rank_state
 from relight.errors import RelightError
 from relight.format import decode_tree
 from relight.observe import subscribe
+from relight.restore.elastic_state import remap_rank_state
 
 EXACT, ONCE, REFUSED, SILENT = "exact", "continued, each sample once", "refused", "silent"
 AGAIN = "from its start, reported"

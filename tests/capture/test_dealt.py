@@ -210,7 +210,7 @@ def test_what_is_dealt_out_is_the_samplers_matter_not_the_worlds() -> None:
     assert all(step[0] == step[1] and step[2] == step[3] for step in first)
     ledger = in_turn([step[::2] for step in first])
     job, carried = resumed(job.save(), 4, make)
-    assert carried[0].notes == ["data goes on behind 8 of its epoch's 24 samples, dealt out to 4 ranks now"]
+    assert carried[0].notes == ["data continues after 8 of its epoch's 24 samples, now distributed over 4 ranks"]
     job.begin(0)
     ledger += in_turn(job.steps(1))
     job, carried = resumed(job.save(), 2, make)
@@ -232,7 +232,7 @@ def test_one_process_and_many() -> None:
     job, carried = resumed(job.save(), 1, make)
     assert carried[0].notes == [
         "3 ranks saved it and one rank goes on",
-        "data goes on behind 12 of its epoch's 20 samples, dealt out to one rank now",
+        "data continues after 12 of its epoch's 20 samples, now distributed over one rank",
     ]
     job.begin(0)
     assert ledger + in_turn(job.rest()) == order_of(20)
@@ -240,7 +240,7 @@ def test_one_process_and_many() -> None:
     alone.begin()
     alone.steps(3)
     job, carried = resumed(alone.save(), 2, make)
-    assert carried[0].notes[1] == "data begins its epoch anew: its RandomSampler does not shard a seeded order among ranks"
+    assert carried[0].notes[1] == "data starts its epoch again: its RandomSampler does not shard a seeded order among ranks"
     job.begin(0)
     assert in_turn(job.rest()) == order_of(20)
 
@@ -358,7 +358,7 @@ def test_what_cannot_go_on_begins_anew_and_says_why(why: str) -> None:
     resumed(saved, 1, after or before)
     assert torch.equal(torch.get_rng_state(), before_it), "finding the reason draws no random number"
     grown, carried = resumed(saved, 3, after or before)
-    assert [rank_state.notes[1] for rank_state in carried] == [f"data begins its epoch anew: {reason}"] * 3
+    assert [rank_state.notes[1] for rank_state in carried] == [f"data starts its epoch again: {reason}"] * 3
     epochs = []
     for each in (grown, Job(3, after or before)):
         torch.manual_seed(0)
@@ -394,7 +394,7 @@ def test_ranks_that_were_not_alike_begin_anew() -> None:
 def said(job: Job) -> str:
     """Return why a loader restarts its epoch."""
     _, carried = resumed(job.save(), 2, PLAIN)
-    return carried[0].notes[1].removeprefix("data begins its epoch anew: ")
+    return carried[0].notes[1].removeprefix("data starts its epoch again: ")
 
 
 def test_between_epochs_nothing_is_said_of_loaders() -> None:
@@ -425,7 +425,7 @@ def test_the_rest_is_that_of_the_interrupted_epoch_unless_it_is_empty() -> None:
     assert in_turn(shrunk.rest()) == order_of(12, epoch=4)
     for epoch, expected in ((3, []), (4, order_of(12, epoch=4))):
         shrunk, carried = resumed(ended, 3, PLAIN)
-        assert carried[0].notes[1] == "data goes on behind 12 of its epoch's 12 samples, dealt out to 3 ranks now"
+        assert carried[0].notes[1] == "data continues after 12 of its epoch's 12 samples, now distributed over 3 ranks"
         shrunk.begin(epoch)
         assert in_turn(shrunk.rest()) == expected
 

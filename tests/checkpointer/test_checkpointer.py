@@ -21,12 +21,13 @@ import relight
 import relight.store.local as local
 from relight.agent import Agent, SaveOutcome
 from relight.agent.messages import SaveResult
-from relight.checkpointer import background, boundary, memory_sources
+from relight.checkpointer import background, boundary
 from relight.checkpointer.inflight import InflightSave
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.signals import SignalHandlers
 from relight.errors import StoreUnavailable
 from relight.observe import counters, subscribe
+from relight.restore import memory_sources
 from relight.save_reason import ASKED
 from relight.store.disk import Disk
 

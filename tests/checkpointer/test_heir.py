@@ -17,7 +17,6 @@ from relight.capture import CaptureCache, Captured, capture
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.handover import Handover
 from relight.checkpointer.pre_update_state import AHEAD_S, OFTEN, PreUpdateState
-from relight.checkpointer.ranks import Ranks
 from relight.comm import RankTimeout
 from relight.commit import Attempt, CommitTarget, SaveInfo, SaveReport, SaveRequest
 from relight.commit.multi_rank import save_multi_rank
@@ -26,6 +25,7 @@ from relight.format import encode_tree
 from relight.heartbeat import HeartbeatWriter, RankStateWriter, lost_of, make_rank_state, rank_state_path
 from relight.heartbeat.heartbeat_page import make_page
 from relight.layout import Bytes
+from relight.ranks.several import SeveralRanks
 from relight.save_reason import SaveReason
 from relight.store import open_bytes
 
@@ -41,7 +41,7 @@ class Rank:
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 3)
         components = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1), **more}
-        ranks = Ranks(SimpleNamespace(rank=number, size=world), ("mine",) if "mine" in more else (), 5.0)  # type: ignore[arg-type]
+        ranks = SeveralRanks(SimpleNamespace(rank=number, size=world), ("mine",) if "mine" in more else (), 5.0)  # type: ignore[arg-type]
         ranks._shared = SimpleNamespace(whole=True)  # type: ignore[assignment]
         common = capture(ranks.split(components)[0], rng=False)
         ranks._own_table(common)

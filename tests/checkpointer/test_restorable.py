@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import relight
-from relight.checkpointer import restorable
+from relight.capture import restore_check as restorable
 
 
 class Gives(nn.Module):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import relight
-from relight.checkpointer.resume import resume
+from relight.restore.resume import resume
 from relight.store import LocalStore
 
 PYTHON_MAX = {"many": 6.0, "layers": 9.0}

@@ -23,15 +23,9 @@ from torch.utils.data import DataLoader
 
 import relight
 from relight import errors
-from relight.catalog.tiers import Further
-from relight.checkpointer.elastic_state import remap_rank_state
-from relight.checkpointer.postponed import postpone
-from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.replicas import ReplicaDifference
-from relight.checkpointer.restorable import Restorable
-from relight.checkpointer.resume import Resumed, report_restored
+from relight.capture.restore_check import Restorable
+from relight.catalog.tiers import Further, read_further
 from relight.checkpointer.stale_model_check import StaleModelCheck
-from relight.checkpointer.tier_replication import read_further
 from relight.cli.doctor import _explain
 from relight.comm.base import RankTimeout, late
 from relight.commit import Attempt
@@ -44,6 +38,11 @@ from relight.doctor.finding import all_checks
 from relight.errors import ConfigError, CorruptCheckpoint, LeaseHeld, RelightError, SaveFailed
 from relight.log import History, Log, fold
 from relight.observe import subscribe
+from relight.ranks.postponed import postpone
+from relight.ranks.replicas import ReplicaDifference
+from relight.ranks.several import SeveralRanks
+from relight.restore.elastic_state import remap_rank_state
+from relight.restore.resume import Resumed, report_restored
 from relight.save_reason import SaveReason
 from relight.store import open_bytes
 from relight.store.base import Uncertain
@@ -119,7 +118,7 @@ def not_the_trained_model(tmp_path: Path) -> str:
 
 
 def lost_ranks(tmp_path: Path) -> str:
-    ranks = Ranks.__new__(Ranks)
+    ranks = SeveralRanks.__new__(SeveralRanks)
     ranks._lost = True
     ranks._per_rank = ()
     with pytest.raises(RankTimeout) as caught:

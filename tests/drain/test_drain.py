@@ -8,8 +8,7 @@ import pytest
 from tests.log.test_log_stale_listings import save
 
 from relight.catalog import Run, open_checkpoint, read_tensors
-from relight.catalog.tiers import announce, drained_to, merge
-from relight.checkpointer.tier_replication import read_further
+from relight.catalog.tiers import announce, drained_to, merge, read_further
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.attempt import take_over
 from relight.drain import drain

@@ -11,14 +11,14 @@ import torch
 import relight
 from relight.catalog.find import candidates, resolve
 from relight.catalog.tiers import merge
-from relight.checkpointer.rank_group import SINGLE_RANK
-from relight.checkpointer.rollback import apply_requested_rollback, scale_learning_rates
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
 from relight.log import History
 from relight.log.history import ROLLED_BACK
 from relight.policy.rollback_env import BEFORE, CUT, SKIP
+from relight.ranks.group import SINGLE_RANK
+from relight.restore.rollback import apply_requested_rollback, scale_learning_rates
 from relight.store import MemoryStore, open_bytes
 
 RUN = "run"

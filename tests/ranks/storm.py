@@ -37,8 +37,8 @@ import torch.distributed as dist
 import relight
 from relight.agent import reach
 from relight.checkpointer.background import Background
-from relight.checkpointer.ranks import Ranks
 from relight.commit import multi_rank
+from relight.ranks.several import SeveralRanks
 from relight.snapshot import Snapshot
 from relight.store.durable import NewFile
 
@@ -52,7 +52,7 @@ It proves that saves succeed, not how fast they are on a busy machine.
 STEPS, WIDTH = 12, 64
 WAYS = ("killed", "stopped", "disk full")
 PHASES: dict[str, tuple[Any, str]] = {
-    "before the snapshot": (Ranks, "capture"),
+    "before the snapshot": (SeveralRanks, "capture"),
     "during the copy": (Snapshot, "help"),
     "before the part": (multi_rank, "write_part"),
     "during the write": (NewFile, "write_at"),

@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from relight.capture.rng import seed_generator
-from relight.checkpointer.elastic_state import remap_rank_state
+from relight.restore.elastic_state import remap_rank_state
 
 HANDED = ("handed over: mine", "handed over: also", "handed over: third")
-SAID = "loader begins its epoch anew: its state does not record how its samples were sharded"
+SAID = "loader starts its epoch again: its state does not record how its samples were sharded"
 
 
 def parts() -> tuple[dict[str, Any], dict[str, object]]:
@@ -61,7 +61,7 @@ def test_ranks_that_were_not_there_draw_other_numbers() -> None:
         for number, name in enumerate(("mine", "also", "third")):
             seed_generator(components[name], state + number)
         carried.finish(rank, [{name: str(source % 2) for name in alike[0]} for source in range(4)])
-        assert carried.notes[-1] == "generators of ranks 2, 3 begin anew, from where those of others were"
+        assert carried.notes[-1] == "generators of ranks 2, 3 start again, from the positions of other ranks' generators"
         numbers = drawn(components)
         assert numbers_of.setdefault((state, rank), numbers) == numbers
     assert len({number for (_, rank), numbers in numbers_of.items() if rank for number in numbers}) == 3 * 5
@@ -74,7 +74,7 @@ def test_a_loader_that_the_checkpoint_lacks_is_left_as_it_is() -> None:
     del root["loader"]
     result = remap_rank_state(root, components, rank=0, world=1, saved=2, key="k", own=[root] * 2)
     assert (
-        result.notes[1] == "loader begins its epoch anew: the checkpoint has no loader of that name" and "loader" not in result.components
+        result.notes[1] == "loader starts its epoch again: the checkpoint has no loader of that name" and "loader" not in result.components
     )
 
 
@@ -86,7 +86,7 @@ def test_what_no_loader_told_is_not_gone_on_with(told: object) -> None:
     root, components = parts()
     root["loader"] = {"counted": told}
     result = remap_rank_state(root, components, rank=0, world=1, saved=2, key="k", own=[root] * 2)
-    assert "loader" not in result.root and result.notes[1].startswith("loader begins its epoch anew: ")
+    assert "loader" not in result.root and result.notes[1].startswith("loader starts its epoch again: ")
 
 
 def test_what_is_no_dict_is_left_to_those_who_refuse_it() -> None:

@@ -12,13 +12,13 @@ import torch
 
 from relight.capture.sharded import ShardingOf
 from relight.capture.tensors import TensorSource
-from relight.checkpointer import gather
-from relight.checkpointer.gather import GatheredSource, HeldPieces, Rank0Exchange
 from relight.comm import RankTimeout, ThreadGroup
 from relight.layout import Box, Item, whole
 from relight.layout.rank_tables import REPLICATED, Mesh, Table, TableEntry, TensorOwnership
 from relight.layout.routes import Gathering, Route, gatherings
 from relight.layout.shards import LocalBox
+from relight.ranks import gather
+from relight.ranks.gather import GatheredSource, HeldPieces, Rank0Exchange
 
 DTYPES = {
     "float64": torch.float64,

@@ -13,11 +13,11 @@ import torch
 
 import relight
 from relight.checkpointer import background, boundary, checkpointer
-from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.signals import SignalHandlers
 from relight.checkpointer.slot_copy_plan import SlotCopyPlan
 from relight.comm import SingleProcess, ThreadGroup
 from relight.errors import ConfigError, RelightError
+from relight.ranks.several import SeveralRanks
 from relight.snapshot import Snapshot
 
 SOON_S = 10.0
@@ -90,7 +90,7 @@ def test_ranks_that_have_lost_each_other_end_when_they_are_asked_to(tmp_path: Pa
         ckpt = make(tmp_path, signals=True)
         ckpt.restore()
         ckpt.step(0)
-        assert isinstance(ckpt._ranks, Ranks) and ckpt._signals is not None
+        assert isinstance(ckpt._ranks, SeveralRanks) and ckpt._signals is not None
         ckpt._ranks._lost = True
         ckpt._signals.adopt("SIGTERM")
         ckpt.step(1)

@@ -15,9 +15,9 @@ import torch
 import relight
 from relight.catalog import Run as StoredRun
 from relight.checkpointer import boundary, checkpointer
-from relight.checkpointer.ranks import Ranks
 from relight.comm import RankTimeout, SingleProcess, ThreadGroup
 from relight.errors import SaveFailed, StoreUnavailable
+from relight.ranks.several import SeveralRanks
 from relight.store import LocalStore
 
 MODES = {
@@ -178,9 +178,9 @@ def test_an_optimizer_stays_with_its_module(named: str) -> None:
     """per_rank= that separates them is refused at once on all ranks: the save would fail on one, and the others would wait."""
     model = torch.nn.Linear(2, 2)
     components = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
-    ranks = Ranks(SingleProcess(), [named], 1.0)
+    ranks = SeveralRanks(SingleProcess(), [named], 1.0)
     with pytest.raises(relight.ConfigError, match=r"separates optimizer 'optimizer' from the module that it trains, 'model'") as error:
         ranks.check_split(components)
     assert error.value.hint == "name both or neither: per_rank=['model', 'optimizer']"
-    Ranks(SingleProcess(), ["model", "optimizer"], 1.0).check_split(components)
-    Ranks(SingleProcess(), [named], 1.0).check_split({**components, "optimizer": torch.optim.SGD(model.named_parameters(), 0.1)})
+    SeveralRanks(SingleProcess(), ["model", "optimizer"], 1.0).check_split(components)
+    SeveralRanks(SingleProcess(), [named], 1.0).check_split({**components, "optimizer": torch.optim.SGD(model.named_parameters(), 0.1)})

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer.collective_errors import raise_on_all_ranks
-from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.resume import resume
 from relight.comm import ThreadGroup
 from relight.errors import CheckpointNotFound, RelightError, SaveFailed, StoreUnavailable
+from relight.ranks.collective_errors import raise_on_all_ranks
+from relight.ranks.several import SeveralRanks
+from relight.restore.resume import resume
 from relight.store import LocalStore
 
 
@@ -23,7 +23,7 @@ def outcomes(size: int, action: Any) -> list[Any]:
 
     def one(world: ThreadGroup) -> Any:
         try:
-            return action(Ranks(world, (), 20.0))
+            return action(SeveralRanks(world, (), 20.0))
         except Exception as error:
             return error
 
@@ -45,7 +45,7 @@ def test_an_error_of_rank_0_is_of_the_same_kind_on_all() -> None:
 def test_what_one_rank_raises_all_hear_of(error: Exception) -> None:
     """Errors that are not Relight's end the wait of other ranks too."""
 
-    def action(ranks: Ranks) -> None:
+    def action(ranks: SeveralRanks) -> None:
         with raise_on_all_ranks(ranks, "trying"):
             if ranks.world.rank == 1:
                 raise error
@@ -65,7 +65,7 @@ def test_a_rank_that_sees_no_run_does_not_make_all_begin_anew(tmp_path: Path, bl
         ckpt.save(3)
     (tmp_path / "empty").mkdir()
 
-    def action(ranks: Ranks) -> Any:
+    def action(ranks: SeveralRanks) -> Any:
         store = LocalStore(tmp_path / ("empty" if ranks.world.rank == blind else "store"))
         return resume(store, "run", {"model": torch.nn.Linear(2, 2)}, "latest", only=None, strict=True, rename=None, ranks=ranks)
 
@@ -76,7 +76,7 @@ def test_a_rank_that_sees_no_run_does_not_make_all_begin_anew(tmp_path: Path, bl
 def test_all_ranks_begin_anew_where_there_is_no_run(tmp_path: Path) -> None:
     """All ranks behave as a single process."""
 
-    def action(ranks: Ranks) -> Any:
+    def action(ranks: SeveralRanks) -> Any:
         return resume(LocalStore(tmp_path), "run", {"a": 1}, "latest", only=None, strict=True, rename=None, ranks=ranks)
 
     assert [outcome.checkpoint for outcome in outcomes(2, action)] == [None, None]

@@ -17,9 +17,9 @@ import relight
 from relight.catalog import open_checkpoint
 from relight.catalog.one_writer import RANKS, apart
 from relight.checkpointer import checkpointer
-from relight.checkpointer.one_writer import OneWriter
 from relight.comm import RankTimeout, SingleProcess, ThreadGroup
 from relight.format import decode_tree
+from relight.ranks.one_writer import OneWriter
 from relight.store import LocalStore
 
 SIZE = 3

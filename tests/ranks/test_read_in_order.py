@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer import resume
-from relight.checkpointer.ranks import Ranks
 from relight.comm import ThreadGroup
 from relight.log import Log, truncated
+from relight.ranks.several import SeveralRanks
+from relight.restore import resume
 from relight.store import LocalStore
 
 
@@ -44,7 +44,7 @@ def test_a_commit_between_two_ranks_looks_is_no_error(tmp_path: Path, monkeypatc
     held = [{"x": torch.zeros(4)} for _ in range(2)]
 
     def restore(rank: int) -> int:
-        ranks = Ranks(both[rank], (), 30.0)
+        ranks = SeveralRanks(both[rank], (), 30.0)
         ranks.split(held[rank])
         result = resume.resume(stores[rank], "run", held[rank], "latest", only=None, strict=True, rename=None, ranks=ranks)
         assert result.checkpoint is not None

@@ -15,11 +15,8 @@ import pytest
 import torch
 
 import relight
+from relight.capture.restore_check import Restorable
 from relight.capture.tensors import TensorSource
-from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.replicas import ReplicaDifference, differences
-from relight.checkpointer.replicas import _sum as sum_of
-from relight.checkpointer.restorable import Restorable
 from relight.comm import ThreadGroup
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.commit.save import SUSPECT, CommitTarget
@@ -27,6 +24,9 @@ from relight.format import encode_tree
 from relight.layout import Bytes
 from relight.log import Log
 from relight.observe import counters
+from relight.ranks.replicas import ReplicaDifference, differences
+from relight.ranks.replicas import _sum as sum_of
+from relight.ranks.several import SeveralRanks
 from relight.store import LocalStore
 
 
@@ -46,7 +46,7 @@ def suspects(world: int, odd: dict[int, str], saves: int = 1, late: bool = False
     """Return the message of each capture. ``late``: the bit flips after the first."""
 
     def rank(one: ThreadGroup) -> list[str]:
-        ranks = Ranks(one, (), 20.0)
+        ranks = SeveralRanks(one, (), 20.0)
         model = model_of(one.rank, {} if late else odd, dtype)
         said = []
         for save in range(saves):
@@ -121,7 +121,7 @@ def test_a_suspect_checkpoint_is_marked_and_passed_over(tmp_path: Path) -> None:
     attempt = Attempt.begin(LocalStore(url), "run")
 
     def rank(one: ThreadGroup) -> str:
-        ranks = Ranks(one, (), 20.0)
+        ranks = SeveralRanks(one, (), 20.0)
         made = ""
         for step in range(2):
             model = model_of(one.rank, {1: "0.bias"} if step else {})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from job import run
 
-from relight.checkpointer.rng_groups import reseed_plan, sources
+from relight.ranks.rng_groups import reseed_plan, sources
 
 
 def drawn(tmp_path: Path, world: int, alike: int, writer: str, name: str = "store") -> list[dict[str, Any]]:

@@ -8,12 +8,12 @@ import signal
 import pytest
 
 import relight
-from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.signals import SignalHandlers
 from relight.comm import ThreadGroup
 from relight.observe import Event, counters, subscribe
 from relight.policy import TriggerInput
 from relight.policy.triggers import Trigger
+from relight.ranks.several import SeveralRanks
 
 
 class AskedAt(Trigger):
@@ -34,7 +34,7 @@ def test_steps_tell_every_rank_by_themselves() -> None:
     """A step trigger saves at exactly its step on all ranks, without an exchange."""
 
     def rank(world: ThreadGroup) -> list[str | None]:
-        ranks = Ranks(world, (), 5.0)
+        ranks = SeveralRanks(world, (), 5.0)
         reasons = [ranks.agree_on_save(facts(step), relight.every(steps=3), None, False) for step in range(7)]
         return [reason and reason.text for reason in reasons]
 
@@ -48,7 +48,7 @@ def test_what_one_rank_asks_for_is_done_by_all_at_the_next_step(seed: int) -> No
     asked = [{step for step in range(30) if rng.random() < 0.1} for _ in range(4)]
 
     def rank(world: ThreadGroup) -> list[int]:
-        ranks = Ranks(world, (), 5.0)
+        ranks = SeveralRanks(world, (), 5.0)
         return [step for step in range(31) if ranks.agree_on_save(facts(step), AskedAt(asked[world.rank]), None, False)]
 
     found = ThreadGroup.run(4, rank)
@@ -63,7 +63,7 @@ def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
     """After SIGTERM to one rank all ranks save and end one step later. SIGUSR1 only saves."""
 
     def rank(world: ThreadGroup) -> list[tuple[str | None, bool]]:
-        ranks, signals = Ranks(world, (), 5.0), SignalHandlers(lambda name: None)
+        ranks, signals = SeveralRanks(world, (), 5.0), SignalHandlers(lambda name: None)
         found = []
         for step in range(6):
             if world.rank == 1 and step == 1:
@@ -85,7 +85,7 @@ def test_a_rank_without_memory_puts_the_save_off_for_all() -> None:
     before = counters["save.coalesced"]
 
     def rank(world: ThreadGroup) -> list[int]:
-        ranks = Ranks(world, (), 5.0)
+        ranks = SeveralRanks(world, (), 5.0)
         busy = [world.rank == 1 and 3 <= step < 9 for step in range(14)]
         return [step for step in range(14) if ranks.agree_on_save(facts(step), relight.every(steps=4), None, busy[step])]
 
@@ -99,7 +99,7 @@ def test_a_save_that_takes_the_last_memory_puts_the_next_one_off() -> None:
     undo = subscribe(heard.append)
 
     def rank(world: ThreadGroup) -> list[tuple[int, str]]:
-        ranks, free_at, found = Ranks(world, (), 5.0), 0, []
+        ranks, free_at, found = SeveralRanks(world, (), 5.0), 0, []
         for step in range(8):
             free = 1 if world.rank == 0 or step >= free_at else 0
             reason = ranks.agree_on_save(facts(step), relight.every(steps=1), None, free == 0, free == 1 and world.rank == 1)
@@ -123,7 +123,7 @@ def test_a_postponed_save_has_the_step_at_which_it_was_due() -> None:
     """The reason of a postponed save names the step at which it was due."""
 
     def rank(world: ThreadGroup) -> list[tuple[int, str]]:
-        ranks, found = Ranks(world, (), 5.0), []
+        ranks, found = SeveralRanks(world, (), 5.0), []
         for step in range(9):
             reason = ranks.agree_on_save(facts(step), relight.every(steps=4), None, world.rank == 1 and 2 <= step < 4)
             found += [(step, reason.text)] if reason else []
@@ -137,7 +137,7 @@ def test_lost_ranks_stop_saves_and_not_training() -> None:
     before = counters["ranks.late"]
 
     def rank(world: ThreadGroup) -> list[str | None]:
-        ranks = Ranks(world, (), 0.3)
+        ranks = SeveralRanks(world, (), 0.3)
         steps = range(2) if world.rank == 1 else range(6)
         return [ranks.agree_on_save(facts(step), relight.every(steps=4), None, False) for step in steps]
 
@@ -150,7 +150,7 @@ def test_an_adaptive_schedule_of_rank_0_is_everybody_s() -> None:
     """Only rank 0 has an interval. All ranks save one step after it has elapsed, and at no other step."""
 
     def rank(world: ThreadGroup) -> list[int]:
-        ranks, trigger = Ranks(world, (), 5.0), relight.adaptive()
+        ranks, trigger = SeveralRanks(world, (), 5.0), relight.adaptive()
         saved, last_s = [], 0.0
         for step in range(20):
             interval_s = (4.0 if step < 10 else 2.0) if world.rank == 0 else None

@@ -17,7 +17,7 @@ from layouts import Net, flatten, mesh, shard, tensor_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 import relight
-from relight.checkpointer.gather import HeldPieces
+from relight.ranks.gather import HeldPieces
 
 
 def build(layout: str) -> torch.nn.Module:

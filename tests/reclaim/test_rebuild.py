@@ -14,7 +14,6 @@ import relight
 from relight.catalog import list_runs
 from relight.catalog.run import Run
 from relight.catalog.verify import verify_checkpoint, verify_log
-from relight.checkpointer.resume import begun_history
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.doctor.facts_run import collect_run
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable
@@ -22,6 +21,7 @@ from relight.format.records import CommitBody, FenceBody, NoteBody
 from relight.log import Log, fold
 from relight.policy import keep
 from relight.reclaim import execute, execute_rebuild, execute_sweep, plan_prune, plan_rebuild, plan_sweep, recall, sweep_recallable
+from relight.restore.resume import begun_history
 from relight.store import ByteStore, open_bytes
 from relight.testing.scenario import state_of
 from relight.transfer.copying import plan_copy

@@ -47,7 +47,8 @@ def test_the_garbage_collector_may_run_while_a_step_begins() -> None:
     collector.hook.close()
 
 
-def test_a_hook_may_close_itself_and_others() -> None:
+def test_a_hook_may_be_closed_twice() -> None:
+    """``close`` removes one hook, and leaves the others."""
     first, second, optimizer = Counter(), Counter(), sgd()
     optimizer.step()
     assert first.calls == second.calls == [optimizer]
@@ -60,6 +61,7 @@ def test_a_hook_may_close_itself_and_others() -> None:
 
 
 def test_a_deleted_object_is_forgotten() -> None:
+    """A hook does not keep its object alive, and is not called after it."""
     counter, optimizer = Counter(), sgd()
     calls = counter.calls
     del counter

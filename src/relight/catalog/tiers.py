@@ -12,13 +12,14 @@ from typing import NamedTuple
 import msgspec
 
 from relight.catalog.checked import VerificationResult, damage
-from relight.errors import CheckpointNotFound, ConfigError, RelightError
+from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable
 from relight.format.records import Body, CommitBody, FenceBody, NoteBody
 from relight.keys import StoreSecurity
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.identity import seconds_since_epoch
 from relight.log.related import are_unrelated
 from relight.log.superseded import superseded
+from relight.observe import emit
 from relight.policy.keep import Candidate
 from relight.policy.tiers import (
     COPYING_TOPIC,
@@ -29,6 +30,7 @@ from relight.policy.tiers import (
     Group,
     Tier,
     TierPace,
+    Tiers,
     decode_tiers,
     encode_tiers,
     groups_of,
@@ -277,3 +279,30 @@ def _is_earlier(one: Checkpoint, of: History, other: Checkpoint, far: History) -
     if mine in fences and others in fences and mine != others:
         return fences.index(mine) < fences.index(others)
     return one.step < other.step
+
+
+def open_further(tiers: Tiers | None, guard: StoreSecurity) -> Sequence[Further]:
+    """Return name, store and run of each further tier. Raise ``ConfigError`` for an invalid store."""
+    return [(tier.name, *open_tier(tier, guard)) for tier in (tiers.further if tiers is not None else ())]
+
+
+def read_further(further: Sequence[Further], near: History) -> list[Reach]:
+    """Read each further tier's history. Report a tier that does not answer; raise ``StoreUnavailable`` if it may have
+    the only checkpoints.
+
+    Raise ``ConfigError`` if a tier has another run's checkpoints.
+    """
+    reaches = [read_tier(*tier) for tier in further]
+    for reach in reaches:
+        check_same_run(near, reach)
+    for reach in reaches:
+        if reach.error is not None:
+            emit("tier.unreachable", f"tier {reach.name} does not answer: {reach.error}", tier=reach.name, kind=reach.error.kind)
+    silent = [reach for reach in reaches if reach.error is not None]
+    if silent and not near.live and not any(reach.history.live for reach in reaches):
+        raise StoreUnavailable(
+            f"the nearest tier has no checkpoint, and {', '.join(reach.name for reach in silent)} may have some, but does not answer",
+            where=silent[0].store.url,
+            hint="make it answer; or, for a run that shall begin from scratch, leave that tier out",
+        ) from silent[0].error
+    return reaches

@@ -11,13 +11,13 @@ from typing import Any
 
 from relight.catalog.find import finite_metrics
 from relight.checkpointer.metric_values import is_finite
-from relight.checkpointer.rank_group import RankGroup
 from relight.comm import RankTimeout
 from relight.errors import ConfigError
 from relight.log import History
 from relight.observe import emit
 from relight.policy import Keep, Trigger
 from relight.policy.best_by import listed, meant, only_metric
+from relight.ranks.group import RankGroup
 
 WARN_STEPS = 10
 """Steps without the metric until a warning, where only ``best(…)`` saves."""

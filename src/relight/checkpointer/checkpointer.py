@@ -14,6 +14,7 @@ from typing import Any
 
 from relight.agent import Request, SaveResult, dismiss
 from relight.capture import CaptureCache, Captured, capture, environment_soon, warm_up_vector_math
+from relight.capture.restore_check import Restorable
 from relight.checkpointer import options
 from relight.checkpointer.adaptive_schedule import AdaptiveSchedule
 from relight.checkpointer.background import Background
@@ -22,7 +23,6 @@ from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.calls import Calls
 from relight.checkpointer.closed import Closed, RunEnd
-from relight.checkpointer.collective_errors import raise_on_all_ranks
 from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.failure_policy import FailurePolicy, check_failures, ends_a_save
 from relight.checkpointer.file_defaults import NOT_GIVEN, CheckpointerOptions, NotGiven, with_file_defaults
@@ -38,14 +38,9 @@ from relight.checkpointer.metric_feed import MetricFeed
 from relight.checkpointer.metric_values import as_they_are, numbers_of
 from relight.checkpointer.observer import observers
 from relight.checkpointer.peer_discovery import PeerDiscovery
-from relight.checkpointer.postponed import postpone
 from relight.checkpointer.preflight import try_store
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, open_for, ranks_of
-from relight.checkpointer.restorable import Restorable
-from relight.checkpointer.resume import Resumed, begun_history, report_restored
-from relight.checkpointer.resume_from_one import resume_any
 from relight.checkpointer.retention_hook import record_damage, sweep
-from relight.checkpointer.rollback import scale_learning_rates
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.save_requests import info_of, request_of
 from relight.checkpointer.signals import SignalHandlers, add_requester
@@ -63,6 +58,11 @@ from relight.log import FRESH
 from relight.observe import demote_info_logs, emit, write_events
 from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger, TriggerInput
 from relight.policy.triggers import check_trigger
+from relight.ranks.collective_errors import raise_on_all_ranks
+from relight.ranks.postponed import postpone
+from relight.restore.resume import Resumed, begun_history, report_restored
+from relight.restore.resume_from_rank_0 import resume_any
+from relight.restore.rollback import scale_learning_rates
 from relight.save_reason import END, SaveReason
 
 
@@ -369,7 +369,7 @@ class Checkpointer(Holds):
 
     def _begin_attempt(self) -> Attempt:
         if self._attempt is None:
-            refuse = self._fresh.guard(self._resumed.looked, f"{self._store.url.rstrip('/')}/{self._run}", self._further)
+            refuse = self._fresh.guard(self._resumed.searched, f"{self._store.url.rstrip('/')}/{self._run}", self._further)
             self._parent = None if self._calls.begins_again else self._parent  # another history: retention keeps the earlier one
             self._attempt = self._takeover.begin("restored" if self._parent else FRESH, self._best, refuse)
             self._attempt.make_smaller(self._compact)

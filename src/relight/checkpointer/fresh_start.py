@@ -11,11 +11,11 @@ import msgspec
 from relight.catalog.fresh_starts import fresh_starts, record_fresh_start
 from relight.catalog.tiers import Further
 from relight.checkpointer.launcher_job import LauncherJob, job_of, with_agents
-from relight.checkpointer.rank_group import RankGroup
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable
 from relight.log import History, Log, fold, newest_good
 from relight.log.history import FRESH_START
+from relight.ranks.group import RankGroup
 from relight.store import ByteStore
 
 
@@ -49,15 +49,15 @@ class FreshStart:
         self.used = not ranks.run_on_rank0(search, "searching for this job's own checkpoints")
         return self.used
 
-    def guard(self, looked: bool, where: str, further: Sequence[Further]) -> Callable[[History], None]:
+    def guard(self, searched: bool, where: str, further: Sequence[Further]) -> Callable[[History], None]:
         """Return a function that raises ``ConfigError`` if the run has checkpoints, here or in ``further`` tiers, and
         this process restored none.
 
-        ``looked``: whether ``restore()`` has searched for a checkpoint.
+        ``searched``: whether ``restore()`` has searched for a checkpoint.
         """
 
         def refuse(history: History) -> None:
-            if not looked and not self.wanted:
+            if not searched and not self.wanted:
                 _refuse_unrestored(history, where)
                 for name, store, run in further:
                     with suppress(CheckpointNotFound, StoreUnavailable):  # copying to that tier checks again

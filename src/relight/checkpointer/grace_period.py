@@ -10,13 +10,13 @@ from time import monotonic
 
 import msgspec
 
-from relight.checkpointer.rank_group import RankGroup
 from relight.checkpointer.save_handle import Save
 from relight.comm import RankTimeout
 from relight.decode import from_json_bytes
 from relight.errors import StoreUnavailable
 from relight.observe import emit
 from relight.policy.grace import GRACE, GraceState, fits, grace_of
+from relight.ranks.group import RankGroup
 from relight.save_reason import ENDING_SIGNALS, SaveReason
 
 _REMEMBERED = 4

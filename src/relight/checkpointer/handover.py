@@ -25,10 +25,7 @@ import msgspec
 
 from relight.capture import Captured, RngSnapshot, capture, capture_generators, frozen_generators, is_large
 from relight.checkpointer.boundary import Boundary, Leave, selected, shifted
-from relight.checkpointer.part_items import owned
 from relight.checkpointer.pre_update_state import ALIKE, PreUpdateState
-from relight.checkpointer.rank_group import RankGroup
-from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.save_handle import Save
 from relight.comm import RankTimeout
 from relight.commit import CommitTarget, SaveRequest
@@ -40,6 +37,9 @@ from relight.layout import Bytes, Item
 from relight.layout.sources import copy_from
 from relight.log import Log
 from relight.observe import emit
+from relight.ranks.group import RankGroup
+from relight.ranks.part_items import owned
+from relight.ranks.several import SeveralRanks
 from relight.save_reason import SaveReason, of_exception
 from relight.snapshot.hooks import StepHook
 
@@ -69,7 +69,7 @@ class Handover:
         self._before: int | None = None
         """The value of ``_left`` one step earlier."""
         self._ahead = PreUpdateState()
-        if not self._page or type(ranks) is not Ranks or os.environ.get("LOCAL_WORLD_SIZE") != str(ranks.world.size):
+        if not self._page or type(ranks) is not SeveralRanks or os.environ.get("LOCAL_WORLD_SIZE") != str(ranks.world.size):
             return
         own = ranks.split(components)[1]
         if any(is_large(value) for value in own.values()):

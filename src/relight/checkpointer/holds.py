@@ -12,13 +12,13 @@ from relight.checkpointer.adaptive_schedule import AdaptiveSchedule
 from relight.checkpointer.closed import RunEnd
 from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.inflight import At, InflightSaves
-from relight.checkpointer.rank_group import RankGroup
-from relight.checkpointer.resume import Resumed
 from relight.checkpointer.save_requests import user_of
 from relight.checkpointer.tier_replication import TierReplicator
 from relight.errors import ConfigError
 from relight.format.step_number import step_of
 from relight.policy.rollback_env import SPLIT
+from relight.ranks.group import RankGroup
+from relight.restore.resume import Resumed
 from relight.save_reason import SaveReason
 from relight.store import ByteStore
 from relight.store.wrapper import guard_of

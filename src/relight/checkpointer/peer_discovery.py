@@ -14,12 +14,12 @@ import msgspec
 
 from relight.agent import Agent, JoinPeers, ListenForPeers, PeerAddress, connect
 from relight.checkpointer.options import check_peers
-from relight.checkpointer.rank_group import RankGroup
 from relight.errors import RelightError
 from relight.observe import emit
 from relight.peers import TOKEN_BYTES, Remote, rings
 from relight.peers import Peer as RosterPeer
 from relight.policy import Limits, Peers
+from relight.ranks.group import RankGroup
 
 MEET_S = 30.0
 """Seconds that an agent may take to report its address."""

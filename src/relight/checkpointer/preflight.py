@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from relight.checkpointer.collective_errors import raise_on_all_ranks
-from relight.checkpointer.one_writer import OneWriter
-from relight.checkpointer.rank_group import RankGroup
 from relight.log.write_probe import probe
 from relight.observe import emit
+from relight.ranks.collective_errors import raise_on_all_ranks
+from relight.ranks.group import RankGroup
+from relight.ranks.one_writer import OneWriter
 from relight.store import ByteStore
 from relight.store.retry import first_contact
 

@@ -19,18 +19,12 @@ import msgspec
 from relight.agent import Request, SaveOutcome
 from relight.agent.messages import SaveResult, words_of
 from relight.capture import Captured
-from relight.catalog.tiers import Further
+from relight.catalog.tiers import Further, open_further
 from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.calls import refuse_unconnected
-from relight.checkpointer.collective_errors import begin_attempt_on_all
 from relight.checkpointer.frozen_params import FrozenParams
-from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.options import ONE, check_writer
-from relight.checkpointer.rank_group import RankGroup, SingleRank
-from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.remote_errors import decode_error, encode_error, error_from
-from relight.checkpointer.tier_replication import open_further
 from relight.comm import Communicator, RankTimeout, late, new_threads
 from relight.commit import Attempt, CommitTarget, SaveReport, SaveRequest
 from relight.decode import from_msgpack
@@ -38,6 +32,11 @@ from relight.errors import ConfigError
 from relight.keys import StoreSecurity
 from relight.log import History
 from relight.policy import Keep, Limits, Tiers
+from relight.ranks.collective_errors import begin_attempt_on_all
+from relight.ranks.group import RankGroup, SingleRank
+from relight.ranks.one_writer import OneWriter
+from relight.ranks.remote_errors import decode_error, encode_error, error_from
+from relight.ranks.several import SeveralRanks
 from relight.store import ByteStore, open_bytes
 from relight.store.paced import paced
 from relight.store.wrapper import guard_of
@@ -71,7 +70,7 @@ def ranks_of(world: Communicator, per_rank: Sequence[str], timeout_s: float, wri
                 raise ConfigError(
                     f"{name}= is {answers[0][name]!r} on rank 0, and {answer[name]!r} on rank {rank}", hint="every rank is given the same"
                 )
-    return (OneWriter if writer == ONE else Ranks)(world, per_rank, timeout_s)
+    return (OneWriter if writer == ONE else SeveralRanks)(world, per_rank, timeout_s)
 
 
 def open_for(

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from relight.catalog.checked import record_checked
 from relight.catalog.tiers import Further
-from relight.checkpointer.resume import Resumed
 from relight.commit import CommitTarget
 from relight.errors import Fenced, RelightError
 from relight.observe import emit
 from relight.policy import Keep
 from relight.reclaim import execute_sweep, plan_sweep, prune_a_share
+from relight.restore.resume import Resumed
 from relight.store import ByteStore
 
 

@@ -6,14 +6,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 from relight.catalog.tiers import (
-    Further,
-    Reach,
     announce,
     attempt_name,
     check_same_run,
@@ -28,9 +25,8 @@ from relight.checkpointer.save_handle import Save
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.drain import Drainer
-from relight.errors import ConfigError, RelightError, StoreUnavailable
+from relight.errors import ConfigError, RelightError
 from relight.format.records import NoteBody
-from relight.keys import StoreSecurity
 from relight.log import History, Log, fold
 from relight.observe import Event, emit, subscribe
 from relight.policy import Tiers
@@ -45,33 +41,6 @@ RETRY_S = 5.0
 """Seconds between two checks of the missing copies while the run's end waits for them."""
 REMEMBERED = 100
 """Number of saves whose handles are notified when they are drained."""
-
-
-def open_further(tiers: Tiers | None, guard: StoreSecurity) -> Sequence[Further]:
-    """Return name, store and run of each further tier. Raise ``ConfigError`` for an invalid store."""
-    return [(tier.name, *open_tier(tier, guard)) for tier in (tiers.further if tiers is not None else ())]
-
-
-def read_further(further: Sequence[Further], near: History) -> list[Reach]:
-    """Read each further tier's history. Report a tier that does not answer; raise ``StoreUnavailable`` if it may have
-    the only checkpoints.
-
-    Raise ``ConfigError`` if a tier has another run's checkpoints.
-    """
-    reaches = [read_tier(*tier) for tier in further]
-    for reach in reaches:
-        check_same_run(near, reach)
-    for reach in reaches:
-        if reach.error is not None:
-            emit("tier.unreachable", f"tier {reach.name} does not answer: {reach.error}", tier=reach.name, kind=reach.error.kind)
-    silent = [reach for reach in reaches if reach.error is not None]
-    if silent and not near.live and not any(reach.history.live for reach in reaches):
-        raise StoreUnavailable(
-            f"the nearest tier has no checkpoint, and {', '.join(reach.name for reach in silent)} may have some, but does not answer",
-            where=silent[0].store.url,
-            hint="make it answer; or, for a run that shall begin from scratch, leave that tier out",
-        ) from silent[0].error
-    return reaches
 
 
 def _lacking(history: History) -> dict[str, list[str]]:

@@ -58,7 +58,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "install handlers before the first restore() or step(), in the main thread",
     ),
     _of(
-        r"ranks? saved it and .* go(?:es)? on|begins its epoch anew|goes on behind .* samples|[Rr]anks were not alike in it",
+        r"ranks? saved it and .* go(?:es)? on|starts its epoch again|continues after .* samples|[Rr]anks were not alike in it",
         "… ranks saved it and … go on",
         "the number of ranks is another; what a loader could not go on with begins anew, and the message says why",
         "nothing, if the message's reason is fine; docs/guarantees.md has all reasons",

@@ -37,7 +37,7 @@ def _call_all(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _replace(added: _Callback | None, removed: _Callback | None) -> None:
-    """Add and remove a callback, and drop those whose object was deleted."""
+    """Add and remove a callback, and drop the callbacks of deleted objects."""
     global _callbacks, _registered
     with _lock:
         if not _registered:

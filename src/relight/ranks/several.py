@@ -12,14 +12,8 @@ import msgspec
 from relight.capture import CaptureCache, Captured, capture, kind_of
 from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG
 from relight.capture.optimizers import parameter_names
+from relight.capture.restore_check import Restorable
 from relight.capture.sharded import table_of
-from relight.checkpointer.part_items import owned, part_items
-from relight.checkpointer.postponed import postpone
-from relight.checkpointer.rank_group import RankGroup
-from relight.checkpointer.remote_errors import decode_error, encode_error
-from relight.checkpointer.replicas import Replicas, combined, differences, differing, sums
-from relight.checkpointer.restorable import Restorable
-from relight.checkpointer.signals import SignalHandlers
 from relight.comm import Communicator, RankTimeout
 from relight.commit.save import SUSPECT, CommitTarget, Participant
 from relight.decode import from_msgpack
@@ -31,6 +25,11 @@ from relight.layout.shards import LocalBox
 from relight.observe import emit
 from relight.policy import Trigger, TriggerInput
 from relight.policy.triggers import reason_by_step, reason_now
+from relight.ranks.group import RankGroup, Signals
+from relight.ranks.part_items import owned, part_items
+from relight.ranks.postponed import postpone
+from relight.ranks.remote_errors import decode_error, encode_error
+from relight.ranks.replicas import Replicas, combined, differences, differing, sums
 from relight.save_reason import SaveReason, of_signal
 
 _DIGITS = string.digits + string.ascii_lowercase
@@ -60,7 +59,7 @@ class Written(NamedTuple):
     fixed: object
 
 
-class Ranks(RankGroup):
+class SeveralRanks(RankGroup):
     """This rank's side of a group of several ranks. Every rank must make the same calls."""
 
     several = True
@@ -72,7 +71,7 @@ class Ranks(RankGroup):
         self._tables: dict[bytes, Table] = {}
         self._table: tuple[object, bytes, Table] | None = None
         self._count = 0
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.suspect = ""
         """Why the last capture is suspect: replicas that are not equal. The same text on every rank."""
         self.turned = ""
@@ -89,7 +88,9 @@ class Ranks(RankGroup):
         ``per_rank``."""
         unknown = set(self._per_rank) - components.keys()
         if unknown:
-            raise ConfigError(f"per_rank= names {sorted(unknown)[0]!r}, which is no component", hint="components are keyword arguments")
+            raise ConfigError(
+                f"per_rank= names {sorted(unknown)[0]!r}, and no component has that name", hint="components are keyword arguments"
+            )
         own = {name: value for name, value in components.items() if name in self._per_rank or kind_of(value) in (LOADER, RNG)}
         return {name: value for name, value in components.items() if name not in own}, own
 
@@ -189,7 +190,7 @@ class Ranks(RankGroup):
         self,
         facts: Callable[[], TriggerInput],
         trigger: Trigger | None,
-        signals: SignalHandlers | None,
+        signals: Signals | None,
         due: SaveReason | None,
         free_slots: Callable[[], int | None],
         *,
@@ -203,7 +204,7 @@ class Ranks(RankGroup):
         self,
         facts: TriggerInput,
         trigger: Trigger | None,
-        signals: SignalHandlers | None,
+        signals: Signals | None,
         busy: bool,
         nearly_busy: bool = False,
         due: SaveReason | None = None,
@@ -371,8 +372,8 @@ class Ranks(RankGroup):
         for rank, digest in enumerate(digests):
             leader = leaders.setdefault(digest, rank)
             for name, value in values[rank].items():
-                if values[leader].get(name, _NOTHING) != value and name not in self._told:
-                    self._told.add(name)
+                if values[leader].get(name, _NOTHING) != value and name not in self._reported:
+                    self._reported.add(name)
                     if self.world.rank == 0:
                         emit(
                             "ranks.differ",

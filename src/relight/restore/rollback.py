@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from relight.capture.load_tree import selected
-from relight.checkpointer.rank_group import RankGroup
 from relight.errors import ConfigError
 from relight.format.records import Body, NoteBody
 from relight.format.tree import join_path
@@ -17,6 +16,7 @@ from relight.log import Log, LogView, fold
 from relight.log.history import ROLLED_BACK
 from relight.observe import emit
 from relight.policy.rollback_env import BEFORE, CUT, SKIP
+from relight.ranks.group import RankGroup
 from relight.store import ByteStore
 
 
@@ -64,7 +64,7 @@ def scale_learning_rates(components: Mapping[str, object], factor: float, only: 
         else:
             _cut_schedule(value, factor, done)
     if taken:
-        emit("restore.lr_scaled", f"learning rates × {factor:g}, as the run went back behind what was restored", factor=factor)
+        emit("restore.lr_scaled", f"learning rates × {factor:g}, as a rollback followed the restored checkpoint", factor=factor)
 
 
 def _is_restored(name: str, value: object, only: Sequence[str] | None) -> bool:

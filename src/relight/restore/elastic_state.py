@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 from relight.capture.loaders import dealt_in, own_generators, rest_state
 from relight.capture.rng import seed_generator
 from relight.capture.sampler_shards import SamplerPosition, as_it_was, belongs_to_rank, common_position
-from relight.checkpointer.rng_groups import reseed, reseed_plan, sources, taken_from
 from relight.format import Digest
+from relight.ranks.rng_groups import reseed, reseed_plan, sources, taken_from
 
 
 class RemappedState(NamedTuple):
@@ -32,7 +32,7 @@ class RemappedState(NamedTuple):
         numbers = reseed_plan(self.alike, now) if now else []
         several = [number for number, seeds in enumerate(numbers) if seeds]
         if several:
-            self.notes.append(f"generators of {_named(several)} begin anew, from where those of others were")
+            self.notes.append(f"generators of {_named(several)} start again, from the positions of other ranks' generators")
             reseed(numbers[rank], self.components, _seed)
         for generator, seed in self.seeded:
             seed_generator(generator, seed)
@@ -74,7 +74,7 @@ def remap_rank_state(
         states = [rank_state.get(name) for rank_state in own]
         outcome = _carry_loader(name, value, states, rank, key) if name in root else "the checkpoint has no loader of that name"
         if isinstance(outcome, str):
-            notes.append(f"{name} begins its epoch anew: {outcome}")
+            notes.append(f"{name} starts its epoch again: {outcome}")
             out.add(name)
         else:
             remapped[name] = outcome.state
@@ -119,7 +119,7 @@ def _warnings(name: str, loader: DataLoader[Any], position: SamplerPosition) -> 
     if position.at is None:
         return []
     place = f"{position.at} of its epoch's {position.length} samples"
-    warnings = [f"{name} goes on behind {place}, dealt out to {_ranks(position.replicas)} now"]
+    warnings = [f"{name} continues after {place}, now distributed over {_ranks(position.replicas)}"]
     if hasattr(loader.dataset, "state_dict"):
         warnings.append(f"{name}: the state of its data set is not carried over")
     return warnings

@@ -16,14 +16,7 @@ from relight.catalog import candidates, open_checkpoint
 from relight.catalog.find import choose_all, nothing_counts, report
 from relight.catalog.merged_parts import check_pieces, whole_of
 from relight.catalog.one_writer import apart, saved_by, with_own
-from relight.catalog.tiers import Further, Reach, TierCopy, merge
-from relight.checkpointer.collective_errors import raise_on_all_ranks
-from relight.checkpointer.elastic_state import remap_rank_state
-from relight.checkpointer.memory_sources import MemorySources
-from relight.checkpointer.rank_group import SINGLE_RANK, RankGroup
-from relight.checkpointer.restore_reader import RestoreReader
-from relight.checkpointer.rng_groups import gather_rng_positions
-from relight.checkpointer.tier_replication import read_further
+from relight.catalog.tiers import Further, Reach, TierCopy, merge, read_further
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.format import decode_tree
@@ -34,6 +27,12 @@ from relight.log import Checkpoint, History, LogView, fold
 from relight.log.truncated import RESTORED_ELSEWHERE, whole_log
 from relight.observe import emit
 from relight.peers import Remote
+from relight.ranks.collective_errors import raise_on_all_ranks
+from relight.ranks.group import SINGLE_RANK, RankGroup
+from relight.ranks.rng_groups import gather_rng_positions
+from relight.restore.elastic_state import remap_rank_state
+from relight.restore.memory_sources import MemorySources
+from relight.restore.reader import RestoreReader
 from relight.store import ByteStore
 from relight.store.retry import first_contact
 
@@ -59,7 +58,7 @@ class Resumed:
     newest_seen: str | None = None
     skips: list[tuple[int, int]] = field(default_factory=list)
     cuts: dict[str, float] = field(default_factory=dict)
-    looked: bool = False
+    searched: bool = False
     bytes_read: int = 0
     source: str = "store"
     seconds: float = 0.0
@@ -72,7 +71,7 @@ class Resumed:
     def notice_newer(self, history: History) -> None:
         """Warn if another process has committed a checkpoint to the run since this restore read the log."""
         newest = history.live[-1].id if history.live else None
-        if newest is not None and self.looked and newest != self.newest_seen:
+        if newest is not None and self.searched and newest != self.newest_seen:
             emit(
                 "preflight.warning",
                 f"another process committed checkpoint {newest} to this run after this one restored; it is superseded now",
@@ -120,7 +119,7 @@ def _walk(
     ranks: RankGroup,
 ) -> Resumed:
     started = perf_counter()
-    result = Resumed(looked=True)
+    result = Resumed(searched=True)
     view: LogView | None = None
     reaches: list[Reach] = []
     for leads in (True, False) if ranks.several else (True,):
@@ -293,7 +292,7 @@ def _restore(
     saved = saved_by(opened.root)
     alike = gather_rng_positions(ranks.world, components) if ranks.several and world != saved else ()
     with raise_on_all_ranks(ranks, f"planning to restore checkpoint {checkpoint.id}"):
-        part, look = opened.parts[0], near.check(opened)
+        part, check = opened.parts[0], near.check(opened)
         joined = whole_of(opened) if len(opened.parts) > 1 else None
         if joined is None:
             root, own = apart(opened.root, decode_tree(part.tree, len(part.tensors), opened.prefix), opened.prefix)
@@ -310,7 +309,7 @@ def _restore(
             strict=strict,
             rename=rename,
             where=opened.prefix,
-            check=partial(look, 0) if joined is None else partial(check_pieces, opened, joined, check=look),
+            check=partial(check, 0) if joined is None else partial(check_pieces, opened, joined, check=check),
             elsewhere=ranks.several,
             classes=recorded_classes(opened.root.user),
         )

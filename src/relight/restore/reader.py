@@ -9,12 +9,12 @@ from relight.catalog import read_tensors
 from relight.catalog.node_shared_read import read_together
 from relight.catalog.opened import Opened
 from relight.catalog.read import plan_wants
-from relight.checkpointer.memory_sources import MEMORY, PEERS, MemorySources
-from relight.checkpointer.rank_group import RankGroup
 from relight.comm import this_node
 from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.layout import Sink
 from relight.observe import emit
+from relight.ranks.group import RankGroup
+from relight.restore.memory_sources import MEMORY, PEERS, MemorySources
 
 
 class RestoreReader:

@@ -27,19 +27,7 @@ from relight.catalog import open_checkpoint
 from relight.catalog.merged_parts import MergedCheckpoint, whole_of
 from relight.catalog.one_writer import saved_by, with_own
 from relight.catalog.opened import Opened
-from relight.catalog.tiers import Further, Merged, Reach, TierCopy, merge
-from relight.checkpointer.collective_errors import raise_on_all_ranks
-from relight.checkpointer.elastic_state import RemappedState, remap_rank_state
-from relight.checkpointer.gather import PIECE_BYTES, WEIGHTS, Rank0Exchange
-from relight.checkpointer.memory_sources import MemorySources
-from relight.checkpointer.one_writer import OneWriter
-from relight.checkpointer.rank_group import SINGLE_RANK, RankGroup
-from relight.checkpointer.remote_errors import decode_error, encode_error
-from relight.checkpointer.restore_reader import RestoreReader
-from relight.checkpointer.resume import Resumed, first_good, refuse_nothing, report_suspect, reported, resume
-from relight.checkpointer.rng_groups import gather_rng_positions
-from relight.checkpointer.rollback import apply_requested_rollback
-from relight.checkpointer.tier_replication import read_further
+from relight.catalog.tiers import Further, Merged, Reach, TierCopy, merge, read_further
 from relight.comm import RankTimeout
 from relight.decode import from_msgpack
 from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
@@ -55,6 +43,17 @@ from relight.log import Checkpoint, History, LogView, fold
 from relight.log.truncated import whole_log
 from relight.observe import emit
 from relight.peers import Remote
+from relight.ranks.collective_errors import raise_on_all_ranks
+from relight.ranks.gather import PIECE_BYTES, WEIGHTS, Rank0Exchange
+from relight.ranks.group import SINGLE_RANK, RankGroup
+from relight.ranks.one_writer import OneWriter
+from relight.ranks.remote_errors import decode_error, encode_error
+from relight.ranks.rng_groups import gather_rng_positions
+from relight.restore.elastic_state import RemappedState, remap_rank_state
+from relight.restore.memory_sources import MemorySources
+from relight.restore.reader import RestoreReader
+from relight.restore.resume import Resumed, first_good, refuse_nothing, report_suspect, reported, resume
+from relight.restore.rollback import apply_requested_rollback
 from relight.store import ByteStore
 
 Rename = Mapping[str, str] | Callable[[str], str] | None
@@ -147,7 +146,7 @@ def _walk(
     store: ByteStore, run: str, asked: _Asked, which: str | int, near: MemorySources | None, further: Sequence[Further], ranks: OneWriter
 ) -> Resumed:
     started = perf_counter()
-    result = Resumed(looked=ranks.leads)
+    result = Resumed(searched=ranks.leads)
     shelves, names, copies = _listed(store, run, which, further, result, ranks)
 
     def attempt(copy: TierCopy) -> None:
@@ -213,7 +212,7 @@ def _listed(
             view: LogView | None = None
             with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
                 view = whole_log(store, run)
-            near = _looked(view, result) if view is not None else History()
+            near = _history_of(view, result) if view is not None else History()
             reaches = read_further(further, near)
             refuse_nothing(view, reaches, which, f"{store.url.rstrip('/')}/{run}")
             places = [Reach("store", store, run, view), *reaches]
@@ -235,7 +234,7 @@ def _listed(
     return shelves, listing.tiers, copies
 
 
-def _looked(view: LogView, result: Resumed) -> History:
+def _history_of(view: LogView, result: Resumed) -> History:
     for fault in view.faults:
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
     history = fold(view)
@@ -272,10 +271,10 @@ def _restore(
     result.bytes_read, result.source = 0, "memory"
     if opened is None or joined is None or near is None:
         ranks.desk.send_message(msgspec.msgpack.encode(list(needs.items())), [0])
-        error = _take(ranks.desk, plan.sinks, manifest.tensors)
+        error = _receive_bytes(ranks.desk, plan.sinks, manifest.tensors)
         result.source = "store"
     else:
-        error = _give(opened, joined, plan.sinks, needs, near, ranks, result)
+        error = _send_bytes(opened, joined, plan.sinks, needs, near, ranks, result)
     with raise_on_all_ranks(ranks, doing):
         if error is not None:
             raise error
@@ -324,16 +323,16 @@ def _boxes(sink: Sink, tensor: Tensor) -> list[Box]:
 # -- rank 0
 
 
-class _Dealer:
+class _Distributor:
     """Distributes the bytes that are read: to this rank's sinks at once, to other ranks in batches of some MiB.
     Thread-safe."""
 
     def __init__(self, desk: Rank0Exchange, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> None:
         self._desk, self._sinks, self._tensors = desk, sinks, tensors
         self._lock = threading.Lock()
-        self._letters: dict[tuple[int, ...], _Letter] = {}
+        self._batches: dict[tuple[int, ...], _Batch] = {}
 
-    def deal(self, index: int, ranks: tuple[int, ...], box: Box, data: torch.Tensor) -> None:
+    def deliver(self, index: int, ranks: tuple[int, ...], box: Box, data: torch.Tensor) -> None:
         """Deliver ``data``, which is ``box`` of tensor ``index``, to ``ranks``."""
         contiguous = data.contiguous()
         memory = memory_of(contiguous)
@@ -342,42 +341,44 @@ class _Dealer:
             if ranks == (0,):
                 _put(self._sinks[index], self._tensors[index], box, memory)
                 return
-            letter = self._letters.setdefault(ranks, _Letter())
-            if letter.data and len(letter.data) + len(memory) > PIECE_BYTES:
+            batch = self._batches.setdefault(ranks, _Batch())
+            if batch.data and len(batch.data) + len(memory) > PIECE_BYTES:
                 self._post(ranks)
-                letter = self._letters.setdefault(ranks, _Letter())
-            letter.heads.append((index, box))
-            letter.data += memory
+                batch = self._batches.setdefault(ranks, _Batch())
+            batch.heads.append((index, box))
+            batch.data += memory
 
     def end(self, outcome: bytes) -> None:
         """Send the remaining batches if ``outcome`` is success, then send ``outcome`` to all other ranks."""
         with self._lock:
             if outcome == _END:
-                for ranks in list(self._letters):
+                for ranks in list(self._batches):
                     self._post(ranks)
-            self._letters = {}
+            self._batches = {}
             self._desk.send_message(outcome, range(1, self._desk.world.size))
 
     def _post(self, ranks: tuple[int, ...]) -> None:
-        letter = self._letters.pop(ranks)
-        self._desk.send_message(_DATA + msgspec.msgpack.encode([len(letter.data), letter.heads]), ranks)
-        self._desk.send(memoryview(letter.data), ranks)
+        batch = self._batches.pop(ranks)
+        self._desk.send_message(_DATA + msgspec.msgpack.encode([len(batch.data), batch.heads]), ranks)
+        self._desk.send(memoryview(batch.data), ranks)
 
 
-class _Letter:
+class _Batch:
     def __init__(self) -> None:
         self.heads: list[tuple[int, Box]] = []
         self.data = bytearray()
 
 
-class _Dealt:
+class _DistributingSink:
     """A sink for the stored piece ``box`` of tensor ``index``.
 
     ``wanted``: the boxes that are needed, and the ranks that need each.
     """
 
-    def __init__(self, dealer: _Dealer, index: int, tensor: Tensor, box: Box, wanted: Sequence[tuple[tuple[int, ...], Box]]) -> None:
-        self._dealer, self._index, self._box, self._wanted = dealer, index, box, wanted
+    def __init__(
+        self, distributor: _Distributor, index: int, tensor: Tensor, box: Box, wanted: Sequence[tuple[tuple[int, ...], Box]]
+    ) -> None:
+        self._distributor, self._index, self._box, self._wanted = distributor, index, box, wanted
         self._weight = TORCH_DTYPES[tensor.dtype].itemsize
         self.length = box.elements * self._weight
 
@@ -396,10 +397,10 @@ class _Dealt:
             for ranks, wanted in self._wanted:
                 shared = intersection(box, wanted)
                 if shared is not None:
-                    self._dealer.deal(self._index, ranks, shared, part(values, relative(shared, box)))
+                    self._distributor.deliver(self._index, ranks, shared, part(values, relative(shared, box)))
 
 
-def _give(
+def _send_bytes(
     opened: Opened,
     joined: MergedCheckpoint,
     sinks: Mapping[int, Sink],
@@ -415,11 +416,11 @@ def _give(
         for index, boxes in needs.items() if rank == 0 else _decode_boxes(desk.receive_message(rank)):
             for box in boxes:
                 wanted.setdefault(index, {}).setdefault(box, []).append(rank)
-    dealer = _Dealer(desk, sinks, joined.tensors)
+    distributor = _Distributor(desk, sinks, joined.tensors)
     by_part: list[dict[int, Sink]] = [{} for _ in opened.parts]
     for index, owners in wanted.items():
         for piece in joined.pieces[index]:
-            sink = _sink(dealer, index, joined.tensors[index], piece.box, owners, sinks)
+            sink = _sink(distributor, index, joined.tensors[index], piece.box, owners, sinks)
             if sink is not None:
                 by_part[piece.part][piece.tensor] = sink
     reading = RestoreReader(opened, by_part, near)
@@ -429,9 +430,9 @@ def _give(
     except RankTimeout:
         raise
     except RelightError as error:
-        dealer.end(_FAILED + encode_error(error))
+        distributor.end(_FAILED + encode_error(error))
         return error
-    dealer.end(_END)
+    distributor.end(_END)
     result.bytes_read, result.source = reading.bytes_read, reading.source
     return None
 
@@ -441,7 +442,7 @@ def _decode_boxes(word: bytes) -> Iterator[tuple[int, list[Box]]]:
 
 
 def _sink(
-    dealer: _Dealer, index: int, tensor: Tensor, box: Box, wanted: Mapping[Box, Sequence[int]], sinks: Mapping[int, Sink]
+    distributor: _Distributor, index: int, tensor: Tensor, box: Box, wanted: Mapping[Box, Sequence[int]], sinks: Mapping[int, Sink]
 ) -> Sink | None:
     """Return the sink for a stored piece: this rank's own if no other rank needs any of it, a distributing one
     otherwise, None if no rank needs it."""
@@ -452,13 +453,13 @@ def _sink(
         return sink_of_piece(sinks[index], tensor.shape, TORCH_DTYPES[tensor.dtype], box)
     own = [((0,), box_needed) for ranks, box_needed in needed if 0 in ranks]
     others = [(rest, box_needed) for ranks, box_needed in needed if (rest := tuple(rank for rank in ranks if rank))]
-    return _Dealt(dealer, index, tensor, box, [*own, *others])
+    return _DistributingSink(distributor, index, tensor, box, [*own, *others])
 
 
 # -- the others
 
 
-def _take(desk: Rank0Exchange, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> RelightError | None:
+def _receive_bytes(desk: Rank0Exchange, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> RelightError | None:
     """Receive batches and write them to the sinks, until rank 0 reports the end. Return rank 0's error, or None."""
     while True:
         message = desk.receive_message(0)

@@ -138,7 +138,7 @@ def combined(values: Sequence[int]) -> bytes:
 
 
 def differing(words: Sequence[Mapping[bytes, bytes]]) -> list[bytes]:
-    """Return the keys of sets whose ranks have different digests. ``words``: every rank's digests by key."""
+    """Return the keys of sets with ranks that have different digests. ``words``: every rank's digests by key."""
     seen: dict[bytes, bytes] = {}
     odd = []
     for digests in words:

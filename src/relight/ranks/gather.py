@@ -20,13 +20,13 @@ import torch
 
 from relight.capture.sharded import ShardingOf, part
 from relight.capture.tensors import memory_of
-from relight.checkpointer.part_items import source_of
 from relight.comm import Communicator, RankTimeout
 from relight.layout import Box, Item, Source, whole
 from relight.layout.rank_tables import Work
 from relight.layout.routes import Route
 from relight.layout.shards import LocalBox, boxes_of_run, intersection, relative
 from relight.layout.sources import copy_from
+from relight.ranks.part_items import source_of
 
 PIECE_BYTES = 4 << 20
 """Most bytes that one request asks for, and one answer has."""

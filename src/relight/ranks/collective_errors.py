@@ -7,16 +7,16 @@ from contextlib import contextmanager
 
 import msgspec
 
-from relight.checkpointer.rank_group import RankGroup
 from relight.comm import RankTimeout
 from relight.commit import Attempt
 from relight.commit.save import CommitTarget
 from relight.errors import error_of, known
 from relight.log import History, Log
+from relight.ranks.group import RankGroup
 from relight.store import ByteStore
 from relight.store.retry import first_contact
 
-_PASSED_OVER = ("corrupt", "unsafe", "store", "uncertain", "not_found")
+_SKIPPABLE = ("corrupt", "unsafe", "store", "uncertain", "not_found")
 """Kinds of errors after which a restore tries the next checkpoint."""
 
 
@@ -41,11 +41,11 @@ def raise_on_all_ranks(ranks: RankGroup, doing: str) -> Iterator[None]:
     message = b"" if error is None else msgspec.json.encode([kind, str(known(error)).splitlines()[0]])
     outcomes = [msgspec.json.decode(outcome) if outcome else None for outcome in ranks.world.gather(message, doing)]
     failed = {rank: outcome for rank, outcome in enumerate(outcomes) if outcome is not None}
-    serious = next((rank for rank, outcome in failed.items() if outcome[0] not in _PASSED_OVER), None)
+    serious = next((rank for rank, outcome in failed.items() if outcome[0] not in _SKIPPABLE), None)
     rank = serious if serious is not None else next(iter(failed), None)
     if rank is None:
         return
-    if error is not None and (kind not in _PASSED_OVER or serious is None):
+    if error is not None and (kind not in _SKIPPABLE or serious is None):
         raise error
     kind, text = failed[rank]
     raise error_of(kind)(f"rank {rank}: {text}", hint="read that rank's own log for the whole error") from error

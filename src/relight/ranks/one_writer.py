@@ -15,14 +15,14 @@ import msgspec
 from relight.capture import Captured, capture
 from relight.catalog.merged_parts import merge, renumber_leaves
 from relight.catalog.one_writer import OWN, RANKS
-from relight.checkpointer.gather import GatheredSource, HeldPieces, Rank0Exchange
-from relight.checkpointer.part_items import owned
-from relight.checkpointer.ranks import Ranks, TablePlan
 from relight.comm import Communicator, RankTimeout
 from relight.decode import from_msgpack
 from relight.format import decode_tree, dtype_named, encode_tree
 from relight.layout import Bytes, Item, whole
 from relight.layout.routes import Gathering, Route, gatherings
+from relight.ranks.gather import GatheredSource, HeldPieces, Rank0Exchange
+from relight.ranks.part_items import owned
+from relight.ranks.several import SeveralRanks, TablePlan
 
 Given = TypeVar("Given")
 
@@ -47,7 +47,7 @@ class _Word(msgspec.Struct, frozen=True, array_like=True):
     trainable: list[bool] = []
 
 
-class OneWriter(Ranks):
+class OneWriter(SeveralRanks):
     """One rank of a job in which rank 0 writes for all. Every rank must make the same calls."""
 
     def __init__(self, world: Communicator, per_rank: Sequence[str], timeout_s: float) -> None:

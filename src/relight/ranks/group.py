@@ -6,13 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from relight.capture import CaptureCache, Captured, capture
-from relight.checkpointer.restorable import Restorable
-from relight.checkpointer.signals import SignalHandlers
+from relight.capture.restore_check import Restorable
 from relight.comm import Communicator, SingleProcess
 from relight.commit.save import CommitTarget, Participant
 from relight.policy import Trigger, TriggerInput
 from relight.policy.triggers import reason_now
 from relight.save_reason import SaveReason, of_signal
+
+
+class Signals(Protocol):
+    """The trainer's signal handlers, as a group uses them."""
+
+    @property
+    def pending(self) -> str | None:
+        """The name of the signal that wants a save now, or None."""
+
+    def adopt(self, name: str) -> None:
+        """Act as if the signal ``name`` had arrived: another rank has received it."""
 
 
 class RankGroup(Protocol):
@@ -22,7 +32,7 @@ class RankGroup(Protocol):
     several: bool
     """Whether the group has more than one rank."""
     turned: str
-    """Tensors whose replicas were equal at an earlier capture and differed at the last one; empty if none."""
+    """Tensors with replicas that were equal at an earlier capture and differed at the last one; empty if none."""
     seat: Participant | None
     """This rank's place in the last capture; None in a group of one."""
 
@@ -61,7 +71,7 @@ class RankGroup(Protocol):
         self,
         facts: Callable[[], TriggerInput],
         trigger: Trigger | None,
-        signals: SignalHandlers | None,
+        signals: Signals | None,
         due: SaveReason | None,
         free_slots: Callable[[], int | None],
         *,
@@ -123,7 +133,7 @@ class SingleRank:
         self,
         facts: Callable[[], TriggerInput],
         trigger: Trigger | None,
-        signals: SignalHandlers | None,
+        signals: Signals | None,
         due: SaveReason | None,
         free_slots: Callable[[], int | None],
         *,

@@ -10,19 +10,19 @@ from relight.agent.messages import words_of
 from relight.decode import from_msgpack
 from relight.errors import RelightError, error_of
 
-Told = tuple[str, str, str, str, bool, list[str]]
+ErrorFields = tuple[str, str, str, str, bool, list[str]]
 """The result of ``relight.agent.messages.words_of``: kind, what, where, hint, retryable, details."""
 
 
 def encode_error(error: BaseException) -> bytes:
     """Return the error's kind and texts as bytes."""
-    fields: Told = words_of(error)
+    fields: ErrorFields = words_of(error)
     return msgspec.msgpack.encode(fields)
 
 
 def decode_error(word: bytes) -> RelightError:
     """Return rank 0's error, for another rank to raise."""
-    return error_from(*from_msgpack(word, Told))  # type: ignore[arg-type]
+    return error_from(*from_msgpack(word, ErrorFields))  # type: ignore[arg-type]
 
 
 def error_from(kind: str, what: str, where: str, hint: str, retryable: bool, details: Sequence[str]) -> RelightError:

@@ -31,7 +31,7 @@ def gather_rng_positions(world: Communicator, components: Mapping[str, object]) 
 
 
 def sources(alike: Sequence[Mapping[str, str]], saved: int) -> list[dict[str, int]]:
-    """Return for each rank and generator the saved rank whose state it restores: the first of the ranks that are seeded
+    """Return for each rank and generator the saved rank that it takes its state from: the first of the ranks that are seeded
     equally.
 
     ``alike``: the positions from ``gather_rng_positions`` before the restore.
@@ -41,7 +41,7 @@ def sources(alike: Sequence[Mapping[str, str]], saved: int) -> list[dict[str, in
 
 def reseed_plan(alike: Sequence[Mapping[str, str]], now: Sequence[Mapping[str, str]]) -> list[dict[str, int]]:
     """Return for each rank the generators that must be seeded again, each with a number for its seed. These are the
-    generators whose position equals that of a rank which was not seeded equally.
+    generators with the position of a rank that was not seeded equally.
 
     ``now``: the positions from ``gather_rng_positions`` after the restore. Generators that were seeded equally get the
     same number, others get different ones.
