@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.store.servers import has_rados, moto, rados
 
 from relight.format import Record, decode_record, encode_record, encode_store, hexdigest
 from relight.format.digest import ZERO_HEX
@@ -25,7 +31,7 @@ from relight.format.names import CheckpointDir, record_file, summary_file
 from relight.format.records import Body, CommitBody, FenceBody, NoteBody, RetireBody, RunBody, StoreRecord
 from relight.log import Log, LogView, fold
 from relight.log.summary import SUMMARY_EVERY, TOPIC, condense, encode
-from relight.store import LocalStore, MemoryStore
+from relight.store import MemoryStore, open_bytes
 from relight.store.base import Entry
 
 RUN, STORE_ID, RUN_ID, KEEP, ATTEMPT_EVERY = "run", "5" * 32, "6" * 32, 5, 2000
@@ -151,10 +157,11 @@ def peak_kib() -> int:
 
 
 def measure(place: str) -> dict[str, Any]:
-    """In a new process: first read, appends, memory."""
+    """In a new process: first read, appends, memory. ``place``: a path or a URL."""
+    store = open_bytes(place)
     before = peak_kib()
     began = time.perf_counter()
-    log = Log(LocalStore(place), RUN)
+    log = Log(store, RUN)
     live = len(fold(log.read()).live)
     first = time.perf_counter() - began
     times = []
@@ -169,25 +176,53 @@ def measure(place: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def in_bucket(records: int, rounds: int, folder: Path) -> list[dict[str, Any]]:
+    """Measure with an S3-compatible server on this machine: Ceph's gateway if it is installed, else moto."""
+    server_of = rados if has_rados() else moto
+    folder.mkdir()
+    with server_of(folder) as server:
+        os.environ.update(server.environment)
+        url = f"s3://{server.new_bucket()}/s"
+        store = open_bytes(url)
+        store.put_once("relight.json", encode_store(StoreRecord(id=STORE_ID, created="2026-01-01T00:00:00Z")))
+        with ThreadPoolExecutor(16) as pool:
+            waiting: deque[Future[bool]] = deque()
+
+            def put(key: str, data: bytes) -> None:
+                waiting.append(pool.submit(store.put_once, key, data))
+                if len(waiting) > 256:
+                    waiting.popleft().result()
+
+            write(put, records)
+        return [{"server": server_of.__name__, **in_new_process(url)} for _ in range(rounds)]
+
+
+def in_new_process(place: str) -> dict[str, Any]:
+    """The result of ``measure`` in a new process."""
+    command = [sys.executable, "-m", "benchmarks.long_logs", "--measure", place]
+    result: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return result
+
+
 def main() -> None:
     """Measure, print, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, nargs="*", default=[1000, 100_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, nargs="*", default=[1000, 100_000])
+    parser.add_argument("--s3", type=int, nargs="*", default=[1000, 100_000], help="records in an S3-compatible server")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure(options.measure)))
         return
-    report: dict[str, Any] = {"disk": {}, "object_store": {}}
+    report: dict[str, Any] = {"disk": {}, "object_store": {}, "s3": {}}
     for records in options.records:
         folder = Path(tempfile.mkdtemp(prefix="long-logs-"))
         try:
             on_disk(folder / "s", records)
-            command = [sys.executable, "-m", "benchmarks.long_logs", "--measure", str(folder / "s")]
-            rounds = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(options.rounds)]
+            rounds = [in_new_process(str(folder / "s")) for _ in range(options.rounds)]
             report["disk"][str(records)] = rounds
             print(records, *rounds, sep="\n  ", flush=True)
         finally:
@@ -195,6 +230,13 @@ def main() -> None:
     for records in options.requests:
         report["object_store"][str(records)] = requests(records)
         print(records, report["object_store"][str(records)], flush=True)
+    for records in options.s3:
+        folder = Path(tempfile.mkdtemp(prefix="long-logs-"))
+        try:
+            report["s3"][str(records)] = rounds = in_bucket(records, options.rounds, folder / "server")
+            print("S3", records, *rounds, sep="\n  ", flush=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
 
