@@ -65,13 +65,13 @@ unit: $(STAMP) ## the tests, without the long proofs; WORKERS=n at once
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 long: $(STAMP) ## what the tests leave out: more kinds, worlds, moments, of jobs that fail and go on
-	$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist load --timeout 600 $(addprefix tests/,supervise ranks drain prove drill agent crash/test_crash_engine.py store/test_striped_training.py simulate house)
+	TESTS_PLAIN_TORCH=1 $(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist load --timeout 600 $(addprefix tests/,supervise ranks drain prove drill agent crash/test_crash_engine.py store/test_striped_training.py simulate house)
 
 crash: $(STAMP) ## 100,000 crash points
 	$(BIN)/python -m relight.testing.crash --points 100000
 
 slips: $(STAMP) ## an ordinary user's slips, each as a script: nothing lost, nothing hidden
-	$(BIN)/python -m pytest -m "slow or not slow" tests/slips
+	TESTS_PLAIN_TORCH=1 $(BIN)/python -m pytest -m "slow or not slow" tests/slips
 
 endings: $(STAMP) ## jobs with loader workers, ended by signals to their group, 200 times in each of 50 ways: the last step saved
 	$(BIN)/python -m relight.testing.endings --trials 200 --jobs 4
@@ -145,7 +145,7 @@ teeth: $(STAMP) ## remove each fsync, link and check once: something must fail
 	$(BIN)/python -m relight.testing.mutation_check
 
 grid: $(STAMP) ## exact resume over the whole grid
-	$(BIN)/python -m pytest -m grid tests/exact
+	TESTS_PLAIN_TORCH=1 $(BIN)/python -m pytest -m grid tests/exact
 
 damage: $(STAMP) ## every bit of every record
 	$(BIN)/python -m pytest -m slow tests/damage tests/hostile

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Generator
 
 import pytest
+from tests.children import sitecustomize
 from tests.leaks import NOTED, leaks, noted_secrets
 
 __all__ = ["noted_secrets"]
@@ -17,10 +18,21 @@ _LONG = ("ranks", "supervise", "drill", "agent", "simulate", "crash", "exact", "
 
 
 def pytest_configure() -> None:
-    """Undo what a shell does to a background command (``make test &``): it ignores SIGINT, and every process that a
-    test starts would inherit that."""
+    """Make torch cheaper to import, and undo what a shell does to a background command (``make test &``).
+
+    Such a command ignores SIGINT, and every process that a test starts would inherit that.
+    """
+    _make_torch_cheaper()
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _make_torch_cheaper() -> None:
+    """Install ``tests/children/sitecustomize.py`` in this process and in the interpreters that it starts."""
+    sitecustomize.install()
+    directory = os.path.dirname(os.path.abspath(sitecustomize.__file__))
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != directory]
+    os.environ["PYTHONPATH"] = os.pathsep.join([directory, *entries])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.scripts import run_script
 
 import relight
 from relight.checkpointer.signals import SignalHandlers
@@ -26,7 +27,9 @@ def kill(number): os.kill(os.getpid(), number)
 
 
 def script(run: str, text: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """What a script does that is given the run."""
+    """What a script does that is given the run. With ``options``, it has an interpreter of its own."""
+    if not options:
+        return run_script(HEAD + textwrap.dedent(text), run)
     command = [sys.executable, "-c", HEAD + textwrap.dedent(text), run]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload,no-any-return]
 
@@ -301,9 +304,7 @@ def test_a_notebook_cell_is_interrupted_and_run_again(run: str, how: str, backgr
         print("fine")
         """
     )
-    done = subprocess.run(
-        [sys.executable, "-c", text, run], capture_output=True, text=True, timeout=120, env={**os.environ, "RELIGHT_BACKGROUND": background}
-    )
+    done = run_script(text, run, timeout_s=120, RELIGHT_BACKGROUND=background)
     assert done.stdout == "fine\n", done.stderr
     assert "LeaseHeld" not in done.stderr
 
@@ -326,7 +327,7 @@ def test_an_open_checkpointer_of_an_earlier_cell_does_not_swallow_interrupts(run
         print("fine")
         """
     )
-    done = subprocess.run([sys.executable, "-c", text, run], capture_output=True, text=True, timeout=120)
+    done = run_script(text, run, timeout_s=120)
     assert done.stdout == "fine\n", done.stderr
 
 
@@ -345,5 +346,5 @@ def test_cells_of_ipykernel_keep_relights_handler(run: str) -> None:
         print(relight.open(sys.argv[1]).checkpoints()[-1].body.reason)
         """
     )
-    done = subprocess.run([sys.executable, "-c", text, run], capture_output=True, text=True, timeout=60)
+    done = run_script(text, run)
     assert done.stdout == "SIGINT\n", done.stderr

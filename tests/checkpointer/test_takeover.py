@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.scripts import Script, run_script
 
 import relight
 from relight.checkpointer import takeover
@@ -48,11 +49,20 @@ if mode == "closed":
 class Trainer:
     """A process that trains ``run``: one step each ``pause`` seconds."""
 
-    def __init__(self, run: str, mode: str = "open", option: str = "", steps: int = 3, pause: float = 0.0, **environment: str) -> None:
-        command = [sys.executable, "-c", TRAINER, mode, run, option, str(steps), str(pause)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
-        )
+    process: subprocess.Popen[str] | Script
+
+    def __init__(
+        self, run: str, mode: str = "open", option: str = "", steps: int = 3, pause: float = 0.0, forked: bool = True, **environment: str
+    ) -> None:
+        """If not ``forked``, the process has an interpreter of its own. Killed, it is a zombie until it is waited for."""
+        arguments = (TRAINER, mode, run, option, str(steps), str(pause))
+        if forked:
+            self.process = Script(*arguments, **environment)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env={**os.environ, **environment},
+            )  # fmt: skip
 
     def until(self, line: str) -> None:
         """Read its output up to ``line``."""
@@ -117,7 +127,7 @@ def test_a_second_start_is_refused_while_the_first_process_trains(run: str) -> N
 @pytest.mark.parametrize("background", ["0", "1"])
 def test_a_restart_right_after_a_kill_needs_no_option(run: str, background: str) -> None:
     """A trainer that was killed a moment ago is never in the way of the next start on its host."""
-    first = Trainer(run, "saved", steps=100, pause=0.2, RELIGHT_BACKGROUND=background)
+    first = Trainer(run, "saved", steps=100, pause=0.2, forked=False, RELIGHT_BACKGROUND=background)
     first.until("step 2")
     first.process.kill()  # and not waited for
     started = time.monotonic()
@@ -183,7 +193,7 @@ OTHER = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": "/tmp/torchel
 def test_a_launcher_takes_over_from_its_own_job_only(run: str, first: dict[str, str], second: dict[str, str], way: str) -> None:
     """Let a restarted job take over from its own former process. A first start, or another job's restart, takes over no
     healthy run."""
-    former = Trainer(run, **first)
+    former = Trainer(run, forked=False, **first)  # its environment is read from /proc
     try:
         former.until("step 2")
         code, out, errors = Trainer(run, "closing", steps=1, **second).ends()
@@ -308,7 +318,7 @@ def test_another_host_that_ended_properly_delays_nothing(run: str, events: list[
     first = Trainer(run, "elsewhere", steps=2, RELIGHT_BACKGROUND="0")
     assert first.ends()[0] == 0
     script = TRAINER.replace("save=relight.every(steps=1)", "save=None")
-    subprocess.run([sys.executable, "-c", script, "elsewhere", run, "take", "1", "0"], check=True, capture_output=True)
+    assert run_script(script, "elsewhere", run, "take", "1", "0").returncode == 0
     started = time.monotonic()
     assert make(run).restore() == 3
     assert time.monotonic() - started < 2 and not taken(events)
@@ -399,9 +409,9 @@ def test_a_forked_child_of_a_killed_trainer_is_no_sign_of_life(run: str) -> None
         time.sleep(30)
         """
     )
-    first = subprocess.Popen([sys.executable, "-c", script, run], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    first = Script(script, run, leads=True)
     try:
-        assert first.stdout is not None and first.stdout.readline() == "ready\n"
+        assert first.stdout.readline() == "ready\n"
         first.kill()
         first.wait()
         first.stdout.close()
@@ -409,6 +419,7 @@ def test_a_forked_child_of_a_killed_trainer_is_no_sign_of_life(run: str) -> None
             assert ckpt.restore() == 1
     finally:
         os.killpg(first.pid, signal.SIGKILL)
+        first.stderr.close()
 
 
 def test_every_superseded_writer_names_who_has_the_run(run: str) -> None:
