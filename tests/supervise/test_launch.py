@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +18,12 @@ from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
 
 from relight.errors import ConfigError
+from relight.heartbeat import SETTING, Heartbeat, HeartbeatPage
+from relight.log import Log, fold
+from relight.store import open_bytes
 from relight.supervise import launch
 from relight.supervise.decide import SuperviseRules
-from relight.supervise.elastic_agent import SupervisedAgent, _end, _on_signal, failure_of
+from relight.supervise.elastic_agent import SupervisedAgent, _end, failure_of
 from relight.supervise.limits import HangTimeouts
 from relight.supervise.settings import RunSettings
 from relight.supervise.supervisor import Supervisor
@@ -99,7 +104,8 @@ def test_what_is_behind_the_script_is_the_scripts(given: list[str], script: str,
 def supervisor(tmp_path: Path) -> Any:
     """Make a supervisor without ranks, with the signal handler that the agent installs."""
     made = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
-    before = signal.signal(signal.SIGTERM, partial(_on_signal, made, api._terminate_process_handler))
+    agent: Any = SimpleNamespace(_supervisor=made, _ends_ranks=False)
+    before = signal.signal(signal.SIGTERM, partial(SupervisedAgent._on_signal, agent, api._terminate_process_handler))
     try:
         yield made
     finally:
@@ -119,6 +125,69 @@ def test_a_signal_that_somebody_took_for_an_error_of_its_own_counts_all_the_same
     with pytest.raises(api.SignalException):
         SupervisedAgent._end_if_announced(agent)
     assert supervisor.ended("SIGTERM").reason.startswith("SIGTERM came")
+
+
+@pytest.mark.parametrize(
+    ("names", "code", "words"),
+    [("INT TERM TERM", 75, "SIGINT came; the last step is stored"), ("TERM INT HUP", 75, "SIGTERM came; the last step is stored"),
+     ("INT INT", 76, "SIGINT came; the last step is not stored")],
+)  # fmt: skip
+def test_further_signals_do_not_end_the_wait_for_the_ranks(tmp_path: Path, names: str, code: int, words: str) -> None:
+    """``relight run`` ends after its ranks, however many signals it gets, so that exit code and message are true.
+
+    A second SIGINT ends the ranks without the save.
+    """
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, time, torch, relight\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "with relight.Checkpointer(sys.argv[1], model=model, save=relight.every(steps=1000)) as ckpt:\n"
+        "    for step in range(ckpt.restore(), 100):\n"
+        "        open(sys.argv[2], 'a').write('.')\n"
+        "        time.sleep(4.0 if step else 0.1)\n"
+        "        ckpt.step(step)\n"
+    )
+    command = [sys.executable, "-m", "relight", "run", "--nproc-per-node", "1", str(script), str(tmp_path / "run"), str(tmp_path / "out")]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+        while not (tmp_path / "out").exists() or len((tmp_path / "out").read_text()) < 2:
+            time.sleep(0.05)
+            assert job.poll() is None
+        for name in names.split():
+            job.send_signal(signal.Signals[f"SIG{name}"])
+            time.sleep(0.3)
+        output = job.communicate(timeout=100)[0]
+    assert job.returncode == code and words in output, output
+    stored = [one.step for one in fold(Log(open_bytes(tmp_path), "run").read()).live]
+    assert stored == ([1] if code == 75 else []), output
+
+
+@pytest.mark.parametrize(
+    ("sealed", "words"), [(8, "not stored yet; the process that saves has it"), (7, "the checkpoint before it stands")]
+)
+def test_a_save_that_another_process_may_finish_is_not_given_up(tmp_path: Path, sealed: int, words: str) -> None:
+    """If the ranks were ended while the agent still writes, the message states that the step may still be stored."""
+    made = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
+    try:
+        page = made.begin([0], {})[0][SETTING]
+        made.started({0: os.getpid()})
+        HeartbeatPage(page).write(Heartbeat(pid=1, phase="ending", step=8, steps=9, restored=-1, sealed=sealed, durable=4))
+        code, sentence, _ = launch._run_requested(made, "SIGTERM came")
+        assert code == launch.UNSAVED and words in sentence
+    finally:
+        made.close()
+
+
+def test_an_end_before_the_first_step_loses_none(tmp_path: Path) -> None:
+    """The exit code is that of a stored step, and the message claims no step."""
+    made = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
+    try:
+        page = made.begin([0], {})[0][SETTING]
+        made.started({0: os.getpid()})
+        HeartbeatPage(page).write(Heartbeat(pid=1, phase="ending", restored=-1))
+        code, sentence, _ = launch._run_requested(made, "SIGTERM came")
+        assert code == launch.SAVED and "no step was completed here, so none is lost" in sentence
+    finally:
+        made.close()
 
 
 def test_a_signal_while_killed_ranks_are_waited_for_is_not_lost(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:

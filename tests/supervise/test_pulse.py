@@ -28,8 +28,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = page_at(tmp_path)
     assert read_beat(path) is None
     beat = Heartbeat(
-        7, "evaluating", 1.5, 2.5, 10, 3.5, 11, 3.25, 0.25, 9, 8, 4.5, 5, 5.5, 6.5, 7.5, 3, 99, 1, 1 << 30, "s3://store/with/ünïcode", "run"
-    )
+        7, "evaluating", 1.5, 2.5, 10, 3.5, 11, 3.25, 0.25, 9, 8, 4.5, 5, 5.5, 6.5, 7.5, 3, 99, 1, 1 << 30, 1,
+        "s3://store/with/ünïcode", "run",
+    )  # fmt: skip
     HeartbeatPage(path).write(beat)
     assert read_beat(path) == beat
     HeartbeatPage(path).write(beat._replace(phase="x" * 100, url="u" * 5000))

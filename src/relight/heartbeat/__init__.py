@@ -10,6 +10,7 @@ from relight.heartbeat.rank_state import RankState, RankStateWriter, lost_of, ma
 from relight.heartbeat.risk import RiskWarning, read_risk, risk_path, write_risk
 from relight.heartbeat.save_request import request_path, take_request, write_request
 from relight.heartbeat.standby import assert_past_standby
+from relight.heartbeat.supervisor_process import is_supervisor_gone, record_supervisor
 from relight.heartbeat.writer import HANDING_OVER, SETTING, HeartbeatWriter, heartbeat, phase
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "RiskWarning",
     "assert_past_standby",
     "heartbeat",
+    "is_supervisor_gone",
     "lost_of",
     "make_rank_state",
     "phase",
@@ -32,6 +34,7 @@ __all__ = [
     "read_beat",
     "read_rank_state",
     "read_risk",
+    "record_supervisor",
     "request_path",
     "risk_path",
     "take_request",

@@ -96,6 +96,10 @@ class HeartbeatWriter:
         """Publish that the script calls ``standby()``, and how much memory it has there."""
         self._write(ahead=held_bytes)
 
+    def ends_unsupervised(self) -> None:
+        """Publish that the ranks save and end because the supervisor of some of them is gone."""
+        self._write(unsupervised=1)
+
     def save_requested(self, step: int) -> None:
         """Publish that a save was requested."""
         self._asked[step] = time.monotonic()

@@ -19,6 +19,7 @@ from relight.commit.save import SUSPECT, CommitTarget, Participant
 from relight.decode import from_msgpack
 from relight.errors import ConfigError, IncompatibleState
 from relight.format import Digest, encode_tree
+from relight.heartbeat import heartbeat, is_supervisor_gone
 from relight.layout import Item
 from relight.layout.rank_tables import Table, TensorOwnership, Work
 from relight.layout.shards import LocalBox
@@ -34,8 +35,10 @@ from relight.save_reason import SaveReason, of_signal
 
 _DIGITS = string.digits + string.ascii_lowercase
 _NOTHING = b"\0" * 8
-_WISHES = ("", "", "SIGUSR1", "SIGHUP", "SIGINT", "SIGTERM")
+_WISHES = ("", "", "SIGUSR1", "SIGHUP", "SIGINT", "SIGTERM", "SIGTERM")
 """What a rank may request, in order of priority: nothing, a save by its trigger, a save for a signal."""
+_UNSUPERVISED = 6
+"""The last request: the kernel sent the signal because the rank's supervisor is gone. Other nodes then continue."""
 _ANOTHER = SaveReason("trigger", "another rank requested it")
 
 
@@ -230,6 +233,8 @@ class SeveralRanks(RankGroup):
                     reason = of_signal(name)
                     if signals is not None:
                         signals.adopt(name)
+                    if agreed[0] == _UNSUPERVISED:
+                        heartbeat().ends_unsupervised()
                 else:
                     reason = reason or reason_now(trigger, facts) or due or _ANOTHER
             if reason is not None and reason.kind != "signal" and agreed is not None and agreed[1]:
@@ -243,6 +248,8 @@ class SeveralRanks(RankGroup):
             wish = 0
             if signals is not None and signals.pending and (reason is None or reason.by != signals.pending):
                 wish = _WISHES.index(signals.pending)
+                if signals.pending == "SIGTERM" and is_supervisor_gone():
+                    wish = _UNSUPERVISED
             elif reason is None and self._put_off is None and (due or (trigger is not None and trigger.due(facts))):
                 wish = 1
             elif trigger is not None:

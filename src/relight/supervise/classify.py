@@ -124,6 +124,8 @@ def _clues(facts: FailureEvidence) -> Iterator[Clue]:
         yield Clue("preemption", 100, facts.asked_to_end)
     elif facts.departure is not None:
         yield Clue("preemption", 65, f"asked to go: {facts.departure.nodes}")
+    elif any(worker.beat is not None and worker.beat.unsupervised for worker in facts.workers):
+        yield Clue("killed", 64, "the relight run of another node was killed: the ranks saved and ended with its ranks")
     if facts.hung:
         yield Clue("hang", 70, facts.hung)
     if facts.oom_kills:

@@ -68,6 +68,8 @@ class SupervisedAgent(LocalElasticAgent):
         self._meeting = ""
         """Name that all nodes give this incarnation; empty for one node."""
         self._lives = 0
+        self._ends_ranks = False
+        """Whether the job was asked to end, and its ranks are signalled: no signal interrupts the wait for them."""
         self._remaining_restarts = 1  # the supervisor decides about a restart, not a counter
 
     # -- an incarnation
@@ -112,7 +114,7 @@ class SupervisedAgent(LocalElasticAgent):
         with (
             mock.patch.object(local_elastic_agent, "start_processes", with_settings),
             mock.patch.object(multiprocessing_api, "get_subprocess_handler", partial(_WorkerHandler, self._spares)),
-            mock.patch.object(multiprocessing_api, "_terminate_process_handler", partial(_on_signal, self._supervisor, torchruns)),
+            mock.patch.object(multiprocessing_api, "_terminate_process_handler", partial(self._on_signal, torchruns)),
         ):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         self._lives += 1
@@ -210,24 +212,35 @@ class SupervisedAgent(LocalElasticAgent):
             self._shutdown(signal.SIGKILL, int(SETTLE_S))
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = SHUTDOWN_S) -> None:
+        self._ends_ranks = bool(self._supervisor.announced)
         if self._supervisor.announced and self._pcontext is not None:
             group, why = self._worker_group, f"node {socket.gethostname()} ({self._supervisor.announced})"
             self._departing.announce(group.store, group.group_rank or 0, group.group_world_size or 1, why)
         super()._shutdown(death_sig, timeout)
 
+    def _on_signal(self, torchruns: Callable[[int, Any], None], number: int, frame: Any) -> None:
+        """Record that the job must end, then call torchrun's handler.
+
+        torchrun's handler raises an exception wherever the main thread is. During a request to a store, the exception
+        may be handled as an error of the store, and the job would continue. The recorded signal is checked again at
+        each poll.
+
+        While the ranks are ended, a further signal raises nothing: ``relight run`` would end before they have stored
+        the last step. A second SIGINT is passed on to the ranks, which end at once by it.
+        """
+        name = signal.Signals(number).name
+        if self._ends_ranks:
+            again = number == signal.SIGINT and self._supervisor.announced == f"{name} came"
+            if again and isinstance(self._pcontext, SubprocessContext):
+                for handler in self._pcontext.subprocess_handlers.values():
+                    handler.proc.send_signal(signal.SIGINT)
+            return
+        if not self._supervisor.announced:  # else this process has sent the signal itself
+            self._supervisor.heard = f"{name} came"
+        torchruns(number, frame)
+
     def _get_fq_hostname(self) -> str:
         return socket.gethostname()  # not a name server's answer, which may take seconds
-
-
-def _on_signal(supervisor: Supervisor, torchruns: Callable[[int, Any], None], number: int, frame: Any) -> None:
-    """Record that the job must end, then call torchrun's handler.
-
-    torchrun's handler raises an exception wherever the main thread is. During a request to a store, the exception may
-    be handled as an error of the store, and the job would continue. The recorded signal is checked again at each poll.
-    """
-    if not supervisor.announced:  # else this process has sent the signal itself
-        supervisor.heard = f"{signal.Signals(number).name} came"
-    torchruns(number, frame)
 
 
 class _WorkerHandler(SubprocessHandler):

@@ -256,9 +256,15 @@ def _is_ignored(name: str) -> bool:
 def _run_requested(supervisor: Supervisor, why: str, others: str = "") -> JobEnd:
     if supervisor.drains:
         return JobEnd(LEFT, f"this machine has left the job: {why}", supervisor.where)
+    beats = supervisor.beats().values()
     if supervisor.saved():
-        return JobEnd(SAVED, f"ended as it was asked to: {why}; the last step is stored{others}")
-    return JobEnd(UNSAVED, f"ended as it was asked to: {why}; the last step is not stored, the checkpoint before it stands")
+        stored = "the last step is stored" if any(beat.steps for beat in beats) else "no step was completed here, so none is lost"
+        return JobEnd(SAVED, f"ended as it was asked to: {why}; {stored}{others}")
+    if beats and all(0 <= beat.step <= beat.sealed for beat in beats):
+        stored = "the last step is not stored yet; the process that saves has it, and may still store it"
+    else:
+        stored = "the last step is not stored, the checkpoint before it stands"
+    return JobEnd(UNSAVED, f"ended as it was asked to: {why}; {stored}")
 
 
 def _static(parameters: RendezvousParameters) -> tuple[str | None, int | None]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from relight.comm.children import enter_script
+from relight.heartbeat import record_supervisor
 from relight.heartbeat.writer import last_words
 from relight.supervise import stacks
 
@@ -54,6 +55,7 @@ def main() -> None:
 def _end_with(parent: int) -> None:
     """Have the kernel send SIGTERM if the supervisor ends: an unsupervised job must not continue, as it may be started
     again elsewhere."""
+    record_supervisor(parent)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
