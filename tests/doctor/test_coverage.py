@@ -51,7 +51,7 @@ def test_quick_reports_a_run_that_was_given_up(ask: Any, tmp_path: Path) -> None
     at_hand.fill(tmp_path / "runs")
     put(tmp_path / "runs", incident(1, "stop", age_s=-5.0))
     answer = ask(tmp_path / "runs" / "demo", "--quick")
-    assert answer.code == 1 and "the job was given up" in answer.out and "nothing wrong" not in answer.out
+    assert answer.code == 1 and "relight run gave up the job" in answer.out and "nothing wrong" not in answer.out
 
 
 def test_quick_counts_only_what_it_checked(ask: Any, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_finding_is_whole_and_fits_a_screen(ask, tmp_path: Path) -> None:  # n
     assert answer.code == 1 and lines[0].startswith("error    the newest checkpoint is damaged  (checkpoint-damaged)")
     for head in ("where", "seen", "hurts", "do", "run", "see"):
         assert any(line.startswith(f"         {head:5}  ") for line in lines[:10]), head
-    assert any(line.startswith("warning  everybody may write there") for line in lines)
+    assert any(line.startswith("warning  every user may write to the store") for line in lines)
     assert len(lines) <= 24 and "1 error, 1 warning" in lines[-1]
     told = ask(tmp_path / "runs" / "demo", "--json")
     assert told.code == 1 and not told.json["ok"] and [one["severity"] for one in told.json["findings"]] == ["error", "warning"]

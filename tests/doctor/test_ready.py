@@ -74,60 +74,60 @@ LOWERED: list[tuple[str, DoctorFacts, float | None]] = [
     ("a resume was proven exact", run(proofs=(PROVEN._replace(time_s=NOW - 100 * 86400),)), 0.5),
     ("a resume was proven exact", run(proofs=(PROVEN, PROVEN._replace(ok=False, summary="x differs"))), 0.0),
     ("a resume was proven exact", replace(HEALTHY, runs=()), None),
-    ("there is another to fall back on", run(checkpoints=(stored(5),)), 0.0),
-    ("copies are elsewhere", run(tiers=()), 0.0),
-    ("copies are elsewhere", run(tiers=(TierFacts("cold", "s3://b/r", None, 2, 60.0),)), 0.5),
-    ("coming back was rehearsed", run(), 0.0),
-    ("coming back was rehearsed", run(drills=(DRILLED._replace(time_s=NOW - 100 * 86400),)), 0.5),
-    ("coming back was rehearsed", run(drills=(DRILLED._replace(ok=False),)), 0.0),
-    ("coming back was rehearsed", run(drills=(DRILLED._replace(script="", why_not=("no", "it was made of the drill's own job")),)), 0.0),
-    ("coming back was rehearsed", run(drills=(DRILLED._replace(script="eval.py"),)), 0.0),
-    ("coming back was rehearsed", run(drills=(DRILLED._replace(why_not=("no", "train.py has changed since")),)), 0.0),
-    ("coming back was rehearsed", run(drills=(DRILLED._replace(why_not=("unknown", "it cannot be read here")),)), 0.5),
-    ("coming back was rehearsed", run(drills=(DRILLED,), environment={}), 0.5),
-    ("coming back was rehearsed", run(drills=(DRILLED, DRILLED._replace(why_not=("no", "of other settings"), ok=False))), 1.0),
+    ("an older checkpoint exists to fall back on", run(checkpoints=(stored(5),)), 0.0),
+    ("further tiers have copies", run(tiers=()), 0.0),
+    ("further tiers have copies", run(tiers=(TierFacts("cold", "s3://b/r", None, 2, 60.0),)), 0.5),
+    ("recovery was rehearsed", run(), 0.0),
+    ("recovery was rehearsed", run(drills=(DRILLED._replace(time_s=NOW - 100 * 86400),)), 0.5),
+    ("recovery was rehearsed", run(drills=(DRILLED._replace(ok=False),)), 0.0),
+    ("recovery was rehearsed", run(drills=(DRILLED._replace(script="", why_not=("no", "it was made of the drill's own job")),)), 0.0),
+    ("recovery was rehearsed", run(drills=(DRILLED._replace(script="eval.py"),)), 0.0),
+    ("recovery was rehearsed", run(drills=(DRILLED._replace(why_not=("no", "train.py has changed since")),)), 0.0),
+    ("recovery was rehearsed", run(drills=(DRILLED._replace(why_not=("unknown", "it cannot be read here")),)), 0.5),
+    ("recovery was rehearsed", run(drills=(DRILLED,), environment={}), 0.5),
+    ("recovery was rehearsed", run(drills=(DRILLED, DRILLED._replace(why_not=("no", "of other settings"), ok=False))), 1.0),
     ("a copy survives the loss of this disk", run(tiers=(TierFacts("cold", "/data/cold/demo", same_device=True),)), 0.0),
-    ("an older version can be gone back to", run(checkpoints=(stored(5),)), 0.0),
-    ("an older version can be gone back to", run(checkpoints=(stored(4), stored(5))), 0.5),
-    ("an older version can be gone back to", run(checkpoints=(stored(5),), pinned=1), 1.0),
+    ("an older version can be restored", run(checkpoints=(stored(5),)), 0.0),
+    ("an older version can be restored", run(checkpoints=(stored(4), stored(5))), 0.5),
+    ("an older version can be restored", run(checkpoints=(stored(5),), pinned=1), 1.0),
     ("training does not wait for saves", run(environment={"background": False}), 0.0),
     ("training does not wait for saves", run(environment={}), None),
-    ("an alert reaches a person", config(), 0.0),
-    ("who did what is recorded", config(), 0.0),
-    ("people have the access that they need, not more", config(), None),
-    ("people have the access that they need, not more", config(roles={"admin": 3}), 0.5),
-    ("little is lost with a failure", run(checkpoints=(stored(5),)), None),
-    ("little is lost with a failure", run(checkpoints=tuple(stored(n, time_s=NOW - 7200 * (6 - n)) for n in range(6))), 0.25),
-    ("one commit has one winner", store(exclusive=False), 0.0),
-    ("one commit has one winner", store(exclusive=None), None),
-    ("what is stored survives a power cut", store(fsync_s=1e-6), 0.0),
-    ("what is stored survives a power cut", store(fsync_s=None), None),
-    ("the log is whole", FAULTS["a record is damaged"][0](), 0.0),
-    ("somebody keeps it alive", run(supervised=False), 0.0),
-    ("what is stored is encrypted", store(), 0.0),
-    ("a lost key is no lost run", store(encrypted=True, keys=(StoreKey("a", 1.0, True),)), 0.0),
-    ("keys are exchanged", store(encrypted=True, keys=(StoreKey("a", 900.0, True),)), 0.25),
-    ("keys are kept to oneself", config(key_files=(KeyFile("/k", 0o644, False),)), 0.0),
-    ("others cannot write there", store(mode=0o775), 0.75),
-    ("others cannot write there", store(mode=0o777), 0.0),
-    ("nothing travels in the clear", FAULTS["in the clear"][0](), 0.0),
-    ("saves need no waiting: memory for two copies", FAULTS["no memory for a copy"][0](), 0.243),
+    ("alerts have a receiver", config(), 0.0),
+    ("an audit log records actions", config(), 0.0),
+    ("dashboard tokens have limited roles", config(), None),
+    ("dashboard tokens have limited roles", config(roles={"admin": 3}), 0.5),
+    ("a failure loses little training", run(checkpoints=(stored(5),)), None),
+    ("a failure loses little training", run(checkpoints=tuple(stored(n, time_s=NOW - 7200 * (6 - n)) for n in range(6))), 0.25),
+    ("commits are exclusive", store(exclusive=False), 0.0),
+    ("commits are exclusive", store(exclusive=None), None),
+    ("checkpoints survive a power cut", store(fsync_s=1e-6), 0.0),
+    ("checkpoints survive a power cut", store(fsync_s=None), None),
+    ("the log is undamaged", FAULTS["a record is damaged"][0](), 0.0),
+    ("the job runs under relight run", run(supervised=False), 0.0),
+    ("checkpoints are encrypted", store(), 0.0),
+    ("a second key exists", store(encrypted=True, keys=(StoreKey("a", 1.0, True),)), 0.0),
+    ("keys are rotated", store(encrypted=True, keys=(StoreKey("a", 900.0, True),)), 0.25),
+    ("key files are private", config(key_files=(KeyFile("/k", 0o644, False),)), 0.0),
+    ("other users cannot write to the store", store(mode=0o775), 0.75),
+    ("other users cannot write to the store", store(mode=0o777), 0.0),
+    ("connections use TLS", FAULTS["in the clear"][0](), 0.0),
+    ("memory has room for two copies of the state", FAULTS["no memory for a copy"][0](), 0.243),
     ("a save is durable before the next is due", store(write_bps=2.5e6), 0.0),
     ("a save is durable before the next is due", store(write_bps=None), None),
-    ("coming back is quick", run(measured=MeasuredRestore(10**9, 200.0, False)), 0.5),
-    ("coming back is quick", run(), None),
+    ("a restore is fast", run(measured=MeasuredRestore(10**9, 200.0, False)), 0.5),
+    ("a restore is fast", run(), None),
     ("the store answers quickly", store(answer_s=0.7), 0.5),
-    ("there is room for more", store(free_bytes=10 * 10**9), 0.5),
-    ("what is old goes", FAULTS["full by tonight"][0](), 0.0),
+    ("there is space for more checkpoints", store(free_bytes=10 * 10**9), 0.5),
+    ("old checkpoints are deleted", FAULTS["full by tonight"][0](), 0.0),
     ("limits allow many ranks", FAULTS["few open files"][0](), 0.0),
-    ("memory may be locked", FAULTS["memlock with a fabric"][0](), 0.0),
-    ("the doctor finds nothing", FAULTS["the next does not fit"][0](), 0.0),
-    ("software is as tested", FAULTS["a package is old"][0](), 0.0),
-    ("settings are what they seem", FAULTS["a name that is none"][0](), 0.0),
-    ("the end of a machine is known", HEALTHY, 0.0),
-    ("nothing is left lying", FAULTS["leftovers"][0](), 0.5),
+    ("enough memory may be locked", FAULTS["memlock with a fabric"][0](), 0.0),
+    ("relight doctor finds nothing", FAULTS["the next does not fit"][0](), 0.0),
+    ("packages have tested versions", FAULTS["a package is old"][0](), 0.0),
+    ("settings are valid", FAULTS["a name that is none"][0](), 0.0),
+    ("the grace period is known", HEALTHY, 0.0),
+    ("no leftovers exist", FAULTS["leftovers"][0](), 0.5),
     ("clocks agree", FAULTS["a record of tomorrow"][0](), 0.0),
-    ("a quiet week", FAULTS["fails again and again"][0](), 0.5),
+    ("few failures within a week", FAULTS["fails again and again"][0](), 0.5),
 ]
 
 
@@ -186,15 +186,15 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
 
     before = ready("--json")
     assert before.code == (0 if before.json["grade"] in "ABC" else 1)
-    assert line(before, "coming back was rehearsed")["score"] == 0.0
-    assert line(before, "coming back is quick")["score"] is None and before.json["not_measurable"] >= 1
+    assert line(before, "recovery was rehearsed")["score"] == 0.0
+    assert line(before, "a restore is fast")["score"] is None and before.json["not_measurable"] >= 1
     remember(open_bytes(tmp_path / "runs"), "demo", drill(ok=True))
-    assert "recorded their script" in line(ready("--json"), "coming back was rehearsed")["evidence"]
+    assert "recorded their script" in line(ready("--json"), "recovery was rehearsed")["evidence"]
     remember(open_bytes(tmp_path / "runs"), "demo", replaced(drill(ok=True), made_of=of_script([__file__], Path.cwd())))
     after = ready("--json", "--measure")
-    assert "not recorded" in line(after, "coming back was rehearsed")["evidence"]
-    assert line(after, "coming back was rehearsed")["score"] == 0.5 and "1 passed" in line(after, "coming back was rehearsed")["evidence"]
-    assert "4.4 kB in " in line(after, "coming back is quick")["evidence"]
+    assert "does not record its script" in line(after, "recovery was rehearsed")["evidence"]
+    assert line(after, "recovery was rehearsed")["score"] == 0.5 and "1 passed" in line(after, "recovery was rehearsed")["evidence"]
+    assert "4.4 kB in " in line(after, "a restore is fast")["evidence"]
     assert after.json["score"] > before.json["score"]
     of_store = at_hand.in_process(monkeypatch, capfd, ["ready", str(tmp_path / "runs"), "--json"])
     assert of_store.json["run"] in (path, str(tmp_path / "runs" / "baseline"))  # saved within a second

@@ -1,8 +1,13 @@
-"""What is wrong with a machine, a store, a run and their settings, and what to do: ``relight doctor``, ``relight ready``.
+"""Diagnose a machine, a store, a run and their settings, and state what to do: ``relight doctor``, ``relight ready``.
 
-Always holds: looking is apart from judging. ``facts_…`` collect a ``Facts``: bounded in time and memory, changing nothing but a probe that
-is removed again, and what could not be seen is kept with its reason, never taken for good. ``checks_…`` and ``ready`` are pure functions of
-it. ``fix`` does nothing that a plan did not show, and never deletes a checkpoint. Torch-free. May import everything below it.
+Invariants:
+
+- Collecting is separate from judging. ``facts_…`` collect ``DoctorFacts``; ``checks_…`` and ``ready`` are pure functions of these facts.
+- Collecting is bounded in time and memory. It changes nothing, except for test files that it removes again.
+- A fact that could not be collected is recorded in ``unseen`` with its reason, and never counts as good.
+- ``fix`` removes only what its plan has shown, and never a checkpoint.
+
+Torch-free. May import everything below it.
 """
 
 from relight.doctor.collect import collect

@@ -1,4 +1,4 @@
-"""What can be wrong with settings. Pure."""
+"""Checks of settings. Pure."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ _OTHERS = 0o077
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
-@check("setting-unknown", "warning", "config", "a `RELIGHT_…` variable is set that is no setting")
+@check("setting-unknown", "warning", "config", "a `RELIGHT_…` variable is set that is not a setting")
 def _unknown(facts: DoctorFacts) -> Iterator[CheckHit]:
     for name, close in facts.config.unknown:
         yield CheckHit(
-            f"{name} is no setting",
+            f"{name} is not a setting",
             "environment",
-            f"did you mean {close}?" if close else "docs/reference.md lists them",
-            "what it was to set is not set",
-            f"set {close}" if close else "take it away",
+            f"did you mean {close}?" if close else "docs/reference.md lists all settings",
+            "the variable has no effect",
+            f"set {close}" if close else "remove it",
             f"unset {name}",
         )
 
 
-@check("setting-bad", "error", "config", "the value of a setting is none that it can have", "config")
+@check("setting-bad", "error", "config", "a setting has an invalid value", "config")
 def _bad(facts: DoctorFacts) -> Iterator[CheckHit]:
     for name, trouble in facts.config.bad:
         yield CheckHit(
-            f"{name} has a value that it cannot have",
+            f"{name} has an invalid value",
             name,
             trouble.what,
-            "whoever needs it stops there",
+            "every command that needs the setting fails",
             trouble.hint or "correct it",
             f"unset {name}",
         )
 
 
-@check("toml", "error", "config", "`relight.toml` is no TOML, or has an unknown table or key, or a value that it cannot have", "config")
+@check("toml", "error", "config", "`relight.toml` is not valid TOML, or has an unknown table or key, or an invalid value", "config")
 def _toml(facts: DoctorFacts) -> Iterator[CheckHit]:
     error = facts.config.file_error
     if error is not None:
         yield CheckHit(
-            "relight.toml is not as it should be",
+            "relight.toml is invalid",
             error.where or facts.config.file,
             error.what,
             "neither relight run nor a Checkpointer starts",
@@ -53,30 +53,30 @@ def _toml(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("key-file", "warning", "config", "others may read a file that holds a key")
+@check("key-file", "warning", "config", "other users may read a file that holds a key")
 def _key_file(facts: DoctorFacts) -> Iterator[CheckHit]:
-    for one in facts.config.key_files:
-        if one.mode & _OTHERS:
+    for file in facts.config.key_files:
+        if file.mode & _OTHERS:
             yield CheckHit(
-                "others may read a key",
-                one.path,
-                f"its mode is {one.mode & 0o7777:04o}",
-                "who reads it opens every checkpoint",
-                "keep it to yourself; if somebody may have read it, exchange the key",
-                f"chmod 600 {quote(one.path)}",
+                "other users may read a key",
+                file.path,
+                f"its mode is {file.mode & 0o7777:04o}",
+                "a user who reads it can decrypt every checkpoint",
+                "restrict the mode; if another user may have read the key, rotate it",
+                f"chmod 600 {quote(file.path)}",
             )
 
 
-@check("key-inside", "error", "config", "a key lies in the store that it opens")
+@check("key-inside", "error", "config", "a key is stored in the store that it opens")
 def _key_inside(facts: DoctorFacts) -> Iterator[CheckHit]:
-    for one in facts.config.key_files:
-        if one.in_store:
+    for file in facts.config.key_files:
+        if file.in_store:
             yield CheckHit(
-                "the key lies in the store that it opens",
-                one.path,
+                "the key is stored in the store that it opens",
+                file.path,
                 facts.store.url,
-                "whoever has the store has the key: it is as if not encrypted",
-                "move it elsewhere, and exchange it",
+                "a copy of the store includes the key, so encryption protects nothing",
+                "move it elsewhere, and rotate it",
                 f"relight keys status {quote(facts.store.url)}",
             )
 
@@ -88,35 +88,35 @@ def _dumps(facts: DoctorFacts) -> Iterator[CheckHit]:
             "core dumps may hold keys",
             "RELIGHT_CORE_DUMPS",
             "it is set, and so is RELIGHT_KEY",
-            "a crash writes the key to disk, in the clear",
+            "a crash writes the key to disk unencrypted",
             "set it only to find a crash",
             "unset RELIGHT_CORE_DUMPS",
         )
 
 
-@check("endpoint-clear", "warning", "config", "an object store is reached without TLS, on another machine")
+@check("endpoint-clear", "warning", "config", "an object store on another machine is used without TLS")
 def _endpoint(facts: DoctorFacts) -> Iterator[CheckHit]:
     address = urlsplit(facts.config.endpoint)
     if facts.store.kind == "object" and address.scheme == "http" and address.hostname not in _HERE:
         yield CheckHit(
-            "the object store is reached in the clear",
+            "the object store is used without TLS",
             "AWS_ENDPOINT_URL",
             facts.config.endpoint,
-            "whoever is on the way reads weights, and can change them",
+            "anyone on the network path can read and change weights",
             "use https://",
             facts.config.endpoint and f"export AWS_ENDPOINT_URL=https://{address.netloc}",
         )
 
 
-@check("single-writer", "warning", "config", "one writer is promised for a store that needs no such promise")
+@check("single-writer", "warning", "config", "`RELIGHT_SINGLE_WRITER` is set for a store that does not need it")
 def _single(facts: DoctorFacts) -> Iterator[CheckHit]:
     if facts.config.single_writer and facts.store.exclusive:
         yield CheckHit(
-            "a promise that is not needed",
+            "RELIGHT_SINGLE_WRITER is set and not needed",
             "RELIGHT_SINGLE_WRITER",
-            f"{facts.store.url} lets a name be created once only",
-            "set by habit, it takes the guard away where one is missing",
-            "take it away",
+            f"{facts.store.url} supports exclusive creation",
+            "on a store without exclusive creation, it would disable the guard against a second writer",
+            "remove it",
             "unset RELIGHT_SINGLE_WRITER",
         )
 
@@ -128,21 +128,21 @@ def _cache(facts: DoctorFacts) -> Iterator[CheckHit]:
             "the cache cannot be used",
             facts.config.cache.where or "RELIGHT_CACHE",
             facts.config.cache.what,
-            "everything is read from far away again",
-            facts.config.cache.hint or "name a directory of a local disk that you may write to",
+            "every read goes to the remote store again",
+            facts.config.cache.hint or "name a writable directory on a local disk",
             "unset RELIGHT_CACHE",
         )
 
 
-@check("cache-far", "warning", "config", "the cache lies on a network file system or in memory")
+@check("cache-far", "warning", "config", "the cache is on a network file system or in memory")
 def _cache_far(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount = facts.config.cache_mount
     if mount is not None and (mount.is_network or mount.is_memory):
         yield CheckHit(
-            "the cache is on no local disk",
+            "the cache is not on a local disk",
             "RELIGHT_CACHE",
             f"{mount.point} is {mount.type}",
-            "it takes the memory that training needs" if mount.is_memory else "it is not nearer than the store",
-            "name a directory of a local disk",
+            "it uses memory that training needs" if mount.is_memory else "it may be no faster than the store",
+            "name a directory on a local disk",
             'findmnt -T "$RELIGHT_CACHE"',
         )

@@ -1,4 +1,4 @@
-"""What can be wrong with this machine. Pure."""
+"""Checks of this machine. Pure."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from relight.doctor.finding import CheckHit, check, gb, span
 from relight.supervise.facts import KINDS
 
 _SHM_LEAST = 64 << 20
-"""What containers are given if nobody asks for more."""
-_SHM = "/dev/shm"  # noqa: S108 - looked at only
+"""Bytes of ``/dev/shm`` in a container by default."""
+_SHM = "/dev/shm"  # noqa: S108 - only read
 _PAGES = 1 << 20
-"""What ``relight run`` needs of memory that is shared, with room to spare."""
+"""Bytes of shared memory that ``relight run`` needs, with a margin."""
 _FILES_LEAST = 512
 _PROCESSES_LEAST = 128
 _YEAR_2025_S = 1_735_689_600
 _LD_LIARS = ("eatmydata", "nosync")
 SKEW_S = 300.0
-"""So far clocks may be apart: nothing is decided by them, but ages are shown by them."""
+"""Largest tolerated difference of clocks, in seconds. Clocks decide nothing, but displayed ages and ``keep(within=)`` use them."""
 
 
 def slots_bytes(facts: DoctorFacts) -> int:
-    """What two copies of the largest state take in memory."""
+    """Return the bytes of memory for two copies of the largest state; 0 without a checkpoint."""
     return 2 * (facts.newest_bytes + facts.newest_bytes // 50 + (8 << 20)) if facts.newest_bytes else 0
 
 
-@check("memory", "warning", "machine", "there is no room in memory for two copies of the state, which saves in the background need")
+@check("memory", "warning", "machine", "memory has no room for the two copies of the state that background saves need")
 def _memory(facts: DoctorFacts) -> Iterator[CheckHit]:
-    need, there = slots_bytes(facts), facts.machine.memory_bytes
-    if need and there is not None and there < need:
-        one = there >= need // 2
+    need, available = slots_bytes(facts), facts.machine.memory_bytes
+    if need and available is not None and available < need:
+        one_fits = available >= need // 2
         yield CheckHit(
-            "memory for one copy of the state only" if one else "no memory for a copy of the state",
+            "memory has room for only one copy of the state" if one_fits else "memory has no room for a copy of the state",
             facts.machine.host,
-            f"two copies of the newest checkpoint take {gb(need)}, {gb(there)} are available",
-            "a save that is due while the last one is being written has to wait"
-            if one
+            f"two copies of the newest checkpoint take {gb(need)}, {gb(available)} are available",
+            "a save that is due while the previous one is being written has to wait"
+            if one_fits
             else "the trainer writes saves itself, and waits for the disk",
-            "give the job more memory, or bound what saves may take: limits=relight.Limits(memory=…)",
+            "give the job more memory, or bound the memory of saves: limits=relight.Limits(memory=…)",
             "relight bench",
         )
 
@@ -48,30 +48,30 @@ def _memory(facts: DoctorFacts) -> Iterator[CheckHit]:
     "overcommit",
     "warning",
     "machine",
-    "the kernel promises no more memory than there is, and has promised what the state's copies would take",
+    "the kernel does not overcommit memory, and too little of its commit limit is left for the state's copies",
 )
 def _overcommit(facts: DoctorFacts) -> Iterator[CheckHit]:
     need, left = slots_bytes(facts), facts.machine.commit_bytes
     if need and left is not None and left < need:
         yield CheckHit(
-            "the kernel will not promise the memory for the state's copies",
+            "the kernel's commit limit leaves no room for the state's copies",
             facts.machine.host,
-            f"vm.overcommit_memory=2: {gb(left)} of promises are left, {gb(need)} are needed",
-            "memory cannot be allocated although some is free",
+            f"vm.overcommit_memory=2: {gb(left)} of the commit limit are left, {gb(need)} are needed",
+            "allocations fail although memory is free",
             "raise vm.overcommit_ratio, or set vm.overcommit_memory=0",
             "sysctl vm.overcommit_memory=0",
         )
 
 
-@check("shm", "warning", "machine", "`/dev/shm` is as small as containers have it (64 MiB)")
+@check("shm", "warning", "machine", "`/dev/shm` is as small as a container's default (64 MiB)")
 def _shm(facts: DoctorFacts) -> Iterator[CheckHit]:
     size = facts.machine.shm_bytes
     if size is not None and size <= _SHM_LEAST:
         yield CheckHit(
-            "shared memory is as small as a container's",
+            "shared memory is as small as a container's default",
             _SHM,
-            f"it holds {gb(size)}",
-            "data loaders' workers and collectives stop with a bus error; Relight's own copies are not bound to it",
+            f"its size is {gb(size)}",
+            "data loaders' workers and collectives fail with a bus error; Relight's own copies do not use it",
             "start the container with more: --shm-size=8g, or an emptyDir with medium: Memory",
         )
 
@@ -84,13 +84,13 @@ def _shm_full(facts: DoctorFacts) -> Iterator[CheckHit]:
             "shared memory is full",
             _SHM,
             f"{gb(free)} are free",
-            "relight run cannot make the pages by which ranks are watched",
-            "remove what nobody uses any more",
+            "relight run cannot create the ranks' heartbeat pages",
+            "remove unused files",
             "ls -l /dev/shm",
         )
 
 
-@check("memlock", "warning", "machine", "memory may not be locked, on a machine with accelerators or a fabric that reads memory")
+@check("memlock", "warning", "machine", "the limit of locked memory is low, on a machine with accelerators or an RDMA fabric")
 def _memlock(facts: DoctorFacts) -> Iterator[CheckHit]:
     limit = facts.machine.limits.get("memlock")
     if (
@@ -99,7 +99,7 @@ def _memlock(facts: DoctorFacts) -> Iterator[CheckHit]:
         and limit < (1 << 26 if facts.machine.fabric else 1 << 16)
     ):
         yield CheckHit(
-            "little memory may be locked",
+            "the limit of locked memory is low",
             facts.machine.host,
             f"ulimit -l is {gb(limit)}",
             "a fabric (InfiniBand, RoCE) and pinned buffers need locked memory: collectives fail, or are slow",
@@ -108,26 +108,26 @@ def _memlock(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("open-files", "warning", "machine", "a process may open few files")
+@check("open-files", "warning", "machine", "the limit of open files is low")
 def _open_files(facts: DoctorFacts) -> Iterator[CheckHit]:
     limit = facts.machine.limits.get("open files")
     if limit is not None and limit < _FILES_LEAST:
         yield CheckHit(
-            "few files may be open at once",
+            "the limit of open files is low",
             facts.machine.host,
             f"ulimit -n is {limit}",
-            "ranks, loaders' workers and connections to stores each take some: EMFILE in the middle of a save",
+            "ranks, loaders' workers and connections to stores each need descriptors: a save can fail with EMFILE",
             "raise it to 65536",
             "ulimit -n 65536",
         )
 
 
-@check("processes", "warning", "machine", "a user may have few processes and threads")
+@check("processes", "warning", "machine", "a user's limit of processes and threads is low")
 def _processes(facts: DoctorFacts) -> Iterator[CheckHit]:
     limit = facts.machine.limits.get("processes")
     if limit is not None and limit < _PROCESSES_LEAST:
         yield CheckHit(
-            "few processes and threads may run at once",
+            "the limit of processes and threads is low",
             facts.machine.host,
             f"ulimit -u is {limit}",
             "the agent, loaders' workers and spares cannot be started",
@@ -136,74 +136,72 @@ def _processes(facts: DoctorFacts) -> Iterator[CheckHit]:
         )
 
 
-@check("file-size", "error", "machine", "no file may become as large as a checkpoint")
+@check("file-size", "error", "machine", "the limit of a file's size is smaller than a checkpoint")
 def _file_size(facts: DoctorFacts) -> Iterator[CheckHit]:
     limit = facts.machine.limits.get("file size")
     if limit is not None and limit < max(facts.newest_bytes, 1 << 30):
         yield CheckHit(
-            "files may not become large",
+            "the limit of a file's size is low",
             facts.machine.host,
             f"ulimit -f is {gb(limit)}",
-            "a pack that is larger ends its writer, or the save fails as if the disk were full",
-            "take the limit away",
+            "a larger pack ends its writer (SIGXFSZ), or the save fails as if the disk were full",
+            "remove the limit",
             "ulimit -f unlimited",
         )
 
 
-@check("address-space", "warning", "machine", "a process may not map as much memory as two copies of the state")
+@check("address-space", "warning", "machine", "the limit of a process's address space is smaller than two copies of the state")
 def _address_space(facts: DoctorFacts) -> Iterator[CheckHit]:
     limit = facts.machine.limits.get("address space")
     if limit is not None and limit < max(slots_bytes(facts), 4 << 30):
         yield CheckHit(
-            "a process may map little memory",
+            "the limit of address space is low",
             facts.machine.host,
             f"ulimit -v is {gb(limit)}",
             "memory for the state's copies cannot be mapped",
-            "take the limit away; control groups bound memory better",
+            "remove the limit; control groups bound memory better",
             "ulimit -v unlimited",
         )
 
 
-@check("preload", "error", "machine", "a library is preloaded that answers `fsync` without doing it")
+@check("preload", "error", "machine", "a library is preloaded that makes `fsync` return without flushing")
 def _preload(facts: DoctorFacts) -> Iterator[CheckHit]:
-    liar = next((one for one in _LD_LIARS if one in facts.machine.preload), None)
-    if liar is not None:
+    library = next((name for name in _LD_LIARS if name in facts.machine.preload), None)
+    if library is not None:
         yield CheckHit(
-            f"{liar} is preloaded, which makes fsync do nothing",
+            f"{library} is preloaded, which makes fsync do nothing",
             "LD_PRELOAD",
             f"LD_PRELOAD={facts.machine.preload[:200]}",
-            "what was told to be stored is gone with the power",
+            "a power cut destroys checkpoints that were reported as saved",
             "start the job without it",
             "unset LD_PRELOAD",
         )
 
 
-@check("clock-wrong", "warning", "machine", "this machine's clock is years behind")
+@check("clock-wrong", "warning", "machine", "this machine's clock is years slow")
 def _clock_wrong(facts: DoctorFacts) -> Iterator[CheckHit]:
     if 0 < facts.machine.now < _YEAR_2025_S:
         yield CheckHit(
-            "the clock is years behind",
+            "the clock is years slow",
             facts.machine.host,
-            f"it says {facts.machine.now:.0f} s since 1970",
-            "servers refuse signed requests and certificates; ages of checkpoints make no sense",
-            "set it, and keep it by NTP",
+            f"it shows {facts.machine.now:.0f} s since 1970",
+            "servers refuse signed requests and certificates; ages of checkpoints are wrong",
+            "set it, and synchronize it with NTP",
             "chronyc makestep",
         )
 
 
-@check(
-    "clock-records", "warning", "machine", "a run's newest record was written later than it is here: clocks differ by more than 5 minutes"
-)
+@check("clock-records", "warning", "machine", "a run's newest record is more than 5 minutes ahead of this machine's clock")
 def _clock_records(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         ahead = (run.newest_record_s or 0.0) - facts.machine.now
         if run.newest_record_s is not None and facts.machine.now and ahead > SKEW_S:
             yield CheckHit(
-                "a record comes from the future",
+                "a record's time is in the future",
                 run.path,
                 f"the newest was written {span(ahead)} ahead of this machine's clock",
-                "nothing is decided by clocks, but keep=relight.keep(within=…) and shown ages go by them",
-                "keep all machines' clocks by NTP",
+                "keep=relight.keep(within=…) and displayed ages use these times; no commit depends on them",
+                "synchronize all machines' clocks with NTP",
                 "chronyc tracking",
             )
 
@@ -212,7 +210,7 @@ def _clock_records(facts: DoctorFacts) -> Iterator[CheckHit]:
     "clock-order",
     "note",
     "machine",
-    "a run's records go back in time: machines that wrote it have clocks that differ by more than 5 minutes",
+    "a run's records go back in time by more than 5 minutes: clocks of the machines that wrote it differ",
 )
 def _clock_order(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
@@ -220,14 +218,14 @@ def _clock_order(facts: DoctorFacts) -> Iterator[CheckHit]:
             yield CheckHit(
                 "clocks of machines that wrote this run differ",
                 run.path,
-                f"a record is {span(run.back_s)} older than the one before it",
-                "nothing is decided by clocks, but keep=relight.keep(within=…) goes by them",
-                "keep all machines' clocks by NTP",
+                f"a record's time is {span(run.back_s)} before that of the previous record",
+                "keep=relight.keep(within=…) uses these times; no commit depends on them",
+                "synchronize all machines' clocks with NTP",
                 f"relight log {quote(run.path)}",
             )
 
 
-@check("kernel-log", "warning", "machine", "the kernel has told of a broken device, disk, link or of lack of memory within the last hour")
+@check("kernel-log", "warning", "machine", "the kernel logged a failed device, disk or link, or lack of memory, within the last hour")
 def _kernel(facts: DoctorFacts) -> Iterator[CheckHit]:
     seen: dict[str, list[str]] = {}
     for kind, line in facts.machine.kernel:
@@ -235,16 +233,16 @@ def _kernel(facts: DoctorFacts) -> Iterator[CheckHit]:
     for kind, lines in seen.items():
         what = KINDS.get(kind, kind).rpartition(":")[2].strip()
         yield CheckHit(
-            f"the kernel tells of {kind}: {what}",
+            f"the kernel logged {kind}: {what}",
             facts.machine.host,
-            f"{lines[-1][:160]} ({len(lines)} such in the last hour)",
-            "a machine that says so fails again, or computes wrongly",
-            "look at the machine before training goes on",
+            f"{lines[-1][:160]} ({len(lines)} such lines in the last hour)",
+            "a machine with such errors fails again, or computes wrongly",
+            "check the machine before training continues",
             "dmesg --level=err,crit",
         )
 
 
-@check("dead-supervisors", "note", "machine", "`relight run` was killed, and pages of its ranks lie in memory still")
+@check("dead-supervisors", "note", "machine", "`relight run` was killed, and its ranks' heartbeat pages are still in memory")
 def _dead_supervisors(facts: DoctorFacts) -> Iterator[CheckHit]:
     dead = facts.machine.dead_supervisors
     if dead:
@@ -252,7 +250,7 @@ def _dead_supervisors(facts: DoctorFacts) -> Iterator[CheckHit]:
             f"memory files of {len(dead)} dead supervisor{'s' if len(dead) > 1 else ''}",
             dead[0],
             ", ".join(dead[:4]),
-            "they take a little memory until the next relight run here removes them",
+            "they use a little memory until the next relight run on this machine removes them",
             "remove them",
             fix="memory files",
         )
@@ -260,57 +258,57 @@ def _dead_supervisors(facts: DoctorFacts) -> Iterator[CheckHit]:
 
 @check("package-missing", "error", "machine", "a package that the store, its keys or Relight itself need is not installed")
 def _missing(facts: DoctorFacts) -> Iterator[CheckHit]:
-    for one in facts.machine.packages:
-        if not one.installed:
-            needs = one.wanted_by or "Relight"
+    for package in facts.machine.packages:
+        if not package.installed:
+            needs = package.wanted_by or "Relight"
             yield CheckHit(
-                f"{one.name} is not installed",
+                f"{package.name} is not installed",
                 facts.machine.host,
-                f"{needs} needs {one.name}>={one.least}" if one.least else f"{needs} needs it",
-                "nothing that needs it works",
+                f"{needs} needs {package.name}>={package.least}" if package.least else f"{needs} needs it",
+                "everything that needs it fails",
                 "install it",
-                f"pip install '{one.name}>={one.least}'" if one.least else f"pip install {one.name}",
+                f"pip install '{package.name}>={package.least}'" if package.least else f"pip install {package.name}",
             )
 
 
-@check("package-old", "warning", "machine", "a package is older than what Relight was tested with at least")
+@check("package-old", "warning", "machine", "a package is older than the oldest version that Relight is tested with")
 def _old(facts: DoctorFacts) -> Iterator[CheckHit]:
-    for one in facts.machine.packages:
-        if one.installed and one.least and numbers(one.installed) < numbers(one.least):
+    for package in facts.machine.packages:
+        if package.installed and package.least and numbers(package.installed) < numbers(package.least):
             yield CheckHit(
-                f"{one.name} is older than it should be",
+                f"{package.name} is too old",
                 facts.machine.host,
-                f"{one.installed} is installed, {one.least} is the oldest that is tested",
-                "what Relight asks of it may be missing, or work otherwise",
+                f"{package.installed} is installed, {package.least} is the oldest tested version",
+                "functions that Relight needs may be missing, or behave differently",
                 "upgrade it",
-                f"pip install --upgrade '{one.name}>={one.least}'",
+                f"pip install --upgrade '{package.name}>={package.least}'",
             )
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: ``2.13.0+cpu`` is 2, 13, 0; trailing zeros do not count."""
-    found = []
+    """Return the leading numbers of a version without trailing zeros: 2, 13 for ``2.13.0+cpu``."""
+    result = []
     for word in version.split("+")[0].split("."):
         digits = word[: len(word) - len(word.lstrip("0123456789"))]
         if not digits:
             break
-        found.append(int(digits[:9]))
-    while found and found[-1] == 0:
-        found.pop()
-    return tuple(found)
+        result.append(int(digits[:9]))
+    while result and result[-1] == 0:
+        result.pop()
+    return tuple(result)
 
 
-@check("names", "error", "machine", "a host that settings name does not resolve, or an address that others are told is not this machine's")
+@check("names", "error", "machine", "a host in the settings does not resolve, or the address for peers is not this machine's")
 def _names(facts: DoctorFacts) -> Iterator[CheckHit]:
     for setting, host, why in facts.machine.names:
         yield CheckHit(
             f"{setting} names a host that other nodes cannot use"
             if setting == "RELIGHT_PEERS_HOST"
-            else f"{setting} names a host that is not found",
+            else f"{setting} names a host that does not resolve",
             setting,
             f"{host}: {why}",
-            "nodes do not find each other: the job does not start, or peers protect nothing",
-            "name an address of this machine that other nodes reach"
+            "nodes cannot connect: the job does not start, or peers protect nothing",
+            "name an address of this machine that other nodes can reach"
             if setting == "RELIGHT_PEERS_HOST"
             else "correct the name, or the resolver",
             f"getent hosts {quote(host)}",

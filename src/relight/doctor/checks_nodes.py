@@ -1,4 +1,4 @@
-"""What can be wrong between nodes. Pure. Nothing is found where only one was looked at."""
+"""Checks that compare nodes. Pure. They find nothing if only one node was checked."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from relight.doctor.finding import CheckHit, check, gb, span
 from relight.settings.file import FILE
 
 APART_S = 10.0
-"""So far clocks may be apart before events of nodes cannot be put in order by eye."""
+"""Difference of clocks, in seconds, beyond which a reader cannot order events of several nodes by their times."""
 _ALIKE = 0.9
-"""Memory of machines of one kind differs by less."""
+"""Smallest ratio of the memory of two machines of one kind."""
 _SHOWN = 4
 _AGAIN = "relight doctor --nodes"
 
@@ -26,97 +26,97 @@ def _there(facts: DoctorFacts) -> list[NodeFacts]:
 
 
 def _parted(nodes: list[NodeFacts], value: Callable[[NodeFacts], str]) -> tuple[str, str]:
-    """Who differs from most, and what they have; both empty if nobody does."""
-    kinds: dict[str, list[NodeFacts]] = {}
+    """Return the nodes that differ from the largest group, and the values of all groups; both "" if no node differs."""
+    groups: dict[str, list[NodeFacts]] = {}
     for node in nodes:
-        kinds.setdefault(value(node), []).append(node)
-    if len(kinds) < 2:
+        groups.setdefault(value(node), []).append(node)
+    if len(groups) < 2:
         return "", ""
-    order = sorted(kinds.items(), key=lambda kind: (-len(kind[1]), kind[1][0].rank))
-    others = [node for _, group in order[1:] for node in group]
-    return _names(others), "; ".join(f"{what or 'none'} on {_names(group)}" for what, group in order[:_SHOWN])
+    order = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0].rank))
+    others = [node for _, members in order[1:] for node in members]
+    return _names(others), "; ".join(f"{text or 'none'} on {_names(members)}" for text, members in order[:_SHOWN])
 
 
 def _differing(nodes: list[NodeFacts], table: Callable[[NodeFacts], Mapping[str, str]]) -> Iterator[tuple[str, str, str]]:
     for name in sorted({name for node in nodes for name in table(node)}):
-        where, seen = _parted(nodes, lambda one, name=name: table(one).get(name, ""))  # type: ignore[misc]
+        where, seen = _parted(nodes, lambda node, name=name: table(node).get(name, ""))  # type: ignore[misc]
         if where:
             yield name, where, seen
 
 
-@check("node-missing", "error", "nodes", "a node did not come to be compared within the time there was")
+@check("node-missing", "error", "nodes", "a node did not answer within the time limit")
 def _missing(facts: DoctorFacts) -> Iterator[CheckHit]:
-    gone = [node for node in facts.nodes if not node.there]
-    if gone:
+    missing = [node for node in facts.nodes if not node.there]
+    if missing:
         yield CheckHit(
-            f"{len(gone)} of {len(facts.nodes)} nodes did not come", _names(gone), f"nothing was heard of {_names(gone)}",
-            "a job over these nodes does not begin, or waits for them", "look at that node, its network and firewall, and ask again",
+            f"{len(missing)} of {len(facts.nodes)} nodes did not answer", _names(missing), f"no answer from {_names(missing)}",
+            "a job over these nodes does not start, or waits for them", "check that node, its network and firewall, and try again",
             f"{_AGAIN} --within 120",
         )  # fmt: skip
 
 
-@check("node-versions", "error", "nodes", "nodes have other versions of Python, Relight or a package")
+@check("node-versions", "error", "nodes", "nodes have different versions of Python, Relight or a package")
 def _versions(facts: DoctorFacts) -> Iterator[CheckHit]:
-    for name, where, seen in _differing(_there(facts), lambda one: one.versions):
+    for name, where, seen in _differing(_there(facts), lambda node: node.versions):
         yield CheckHit(
             f"nodes have different versions of {name}", where, seen,
-            "ranks may not understand each other, or train differently", "install the same on all nodes", "relight version",
+            "ranks may fail to communicate, or train differently", "install the same version on all nodes", "relight version",
         )  # fmt: skip
 
 
-@check("node-settings", "warning", "nodes", "a setting, or `relight.toml`, is another on some nodes")
+@check("node-settings", "warning", "nodes", "a setting, or `relight.toml`, differs between nodes")
 def _settings(facts: DoctorFacts) -> Iterator[CheckHit]:
-    for name, where, _ in _differing(_there(facts), lambda one: one.settings):
-        _, seen = _parted(_there(facts), lambda one, name=name: "set" if one.settings.get(name) else "")  # type: ignore[misc]
+    for name, where, _ in _differing(_there(facts), lambda node: node.settings):
+        _, seen = _parted(_there(facts), lambda node, name=name: "set" if node.settings.get(name) else "")  # type: ignore[misc]
         yield CheckHit(
-            f"{name} is not the same on all nodes", where, seen or "set on all, and not to the same; values are not exchanged",
-            "ranks do different things, where they should do one",
-            "copy the file to all nodes" if name == FILE else f"set {name} alike on all",
+            f"{name} is not the same on all nodes", where, seen or "set on all nodes, with different values (nodes do not exchange values)",
+            "ranks behave differently where they must behave the same",
+            "copy the file to all nodes" if name == FILE else f"set {name} to the same value on all nodes",
             f"env | grep {name}" if name != FILE else f"sha256sum {FILE}",
         )  # fmt: skip
 
 
-@check("node-store", "error", "nodes", "what one node writes into the store, another does not see there")
+@check("node-store", "error", "nodes", "a node does not see a file that another node has written into the store")
 def _store(facts: DoctorFacts) -> Iterator[CheckHit]:
     blind = [node for node in _there(facts) if node.sees is False]
     if blind:
         yield CheckHit(
-            "nodes do not have the same store at this path", _names(blind), "a file that node 0 has written is not there",
-            "each would write a run of its own, or none: saves never become checkpoints",
-            "name a place that all nodes share; disks of their own are for relight.Tiers with peers", "df -h",
+            "nodes do not have the same store at this path", _names(blind), "a file that node 0 has written does not exist there",
+            "each node would write its own run, or none: saves never become checkpoints",
+            "name a path that all nodes share; to use each node's own disk, use relight.Tiers with peers", "df -h",
         )  # fmt: skip
 
 
-@check("node-mounts", "warning", "nodes", "the store is mounted in another way on some nodes")
+@check("node-mounts", "warning", "nodes", "the store is mounted differently on some nodes")
 def _mounts(facts: DoctorFacts) -> Iterator[CheckHit]:
-    def how(one: NodeFacts) -> str:
-        return f"{one.mount.type} ({','.join(sorted(one.mount.options))})" if one.mount is not None else ""
+    def how(node: NodeFacts) -> str:
+        return f"{node.mount.type} ({','.join(sorted(node.mount.options))})" if node.mount is not None else ""
 
     where, seen = _parted(_there(facts), how)
     if where:
         yield CheckHit(
-            "the store is not mounted alike on all nodes", where, seen[:300],
-            "what is durable, and what others see of it, may differ by node", "mount it with the same options everywhere", "findmnt",
+            "the store is not mounted the same way on all nodes", where, seen[:300],
+            "durability, and when other nodes see a write, may differ by node", "mount it with the same options everywhere", "findmnt",
         )  # fmt: skip
 
 
 @check("node-clocks", "warning", "nodes", "clocks of nodes are more than 10 seconds apart")
 def _clocks(facts: DoctorFacts) -> Iterator[CheckHit]:
     known = [node for node in _there(facts) if node.ahead_s is not None]
-    ahead = sorted(known, key=lambda one: one.ahead_s or 0.0)
+    ahead = sorted(known, key=lambda node: node.ahead_s or 0.0)
     if len(ahead) > 1 and (apart_s := (ahead[-1].ahead_s or 0.0) - (ahead[0].ahead_s or 0.0)) > APART_S:
         where, seen = _names([ahead[0], ahead[-1]]), f"{_names([ahead[-1]])} is {span(apart_s)} ahead of {_names([ahead[0]])}"
         yield CheckHit(
-            "clocks of nodes are apart", where, seen,
-            "events and incidents of nodes cannot be put in order, and ages are wrong", "have all follow one time server", "timedatectl",
+            "the nodes' clocks differ", where, seen,
+            "events and incidents of several nodes cannot be ordered, and ages are wrong", "synchronize all nodes with NTP", "timedatectl",
         )  # fmt: skip
 
 
 @check("node-machines", "note", "nodes", "nodes differ in accelerators, limits, or in memory by more than a tenth")
 def _machines(facts: DoctorFacts) -> Iterator[CheckHit]:
     nodes = _there(facts)
-    limits = [(name, where, seen) for name, where, seen in _differing(nodes, lambda one: {k: str(v) for k, v in one.limits.items()})]
-    where, seen = _parted(nodes, lambda one: str(one.accelerators))
+    limits = list(_differing(nodes, lambda node: {name: str(limit) for name, limit in node.limits.items()}))
+    where, seen = _parted(nodes, lambda node: str(node.accelerators))
     findings = [("accelerators", where, seen)] if where else []
     memory = sorted((node for node in nodes if node.memory_bytes), key=lambda node: node.memory_bytes or 0)
     if len(memory) > 1 and (memory[0].memory_bytes or 0) < _ALIKE * (memory[-1].memory_bytes or 0):
@@ -124,4 +124,4 @@ def _machines(facts: DoctorFacts) -> Iterator[CheckHit]:
         seen = f"{gb(least.memory_bytes or 0)} on {_names([least])}, {gb(most.memory_bytes or 0)} on {_names([most])}"
         findings.append(("available memory", _names([least]), seen))
     for what, where, seen in [*findings, *((f"limit of {name}", where, seen) for name, where, seen in limits)]:
-        yield CheckHit(f"nodes differ: {what}", where, seen, "the weakest sets what the job can do", "see whether that is meant", "")
+        yield CheckHit(f"nodes differ: {what}", where, seen, "the weakest node limits the job", "check whether this is intended", "")

@@ -1,4 +1,4 @@
-"""What can be wrong with a run. Pure."""
+"""Checks of a run. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from relight.doctor.finding import CheckHit, check, span
 from relight.version import VERSION
 
 _BARREN = 5
-"""Attempts in a row without a checkpoint that are too many."""
+"""Number of consecutive attempts without a checkpoint that is reported."""
 _LATE_LEAST_S, _LATE_TIMES = 600.0, 10.0
-"""A run under way is late once its newest checkpoint is so old, at the least and in usual intervals."""
+"""A live run is stale if its newest checkpoint is older than this many seconds and this many usual intervals."""
 _LAG_S = 3600.0
-"""So long a further tier may lack what it should have."""
+"""Seconds for which a further tier may lack a checkpoint that it should have."""
 _DONORS_MAX = 50
 _DAY_S = 86400.0
 _SAME_MAX = 3
@@ -30,7 +30,7 @@ def _unreadable(facts: DoctorFacts) -> Iterator[CheckHit]:
                 "the run cannot be read",
                 run.error.where or run.path,
                 run.error.what,
-                "it cannot be gone on from",
+                "training cannot resume from it",
                 run.error.hint or "restore its log from a copy, or from a further tier",
                 f"relight verify {quote(run.path)}",
             )
@@ -43,11 +43,11 @@ def _log_damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
             file, reason = run.faults[0]
             more = f"; {len(run.faults) - 1} more" if len(run.faults) > 1 else ""
             yield CheckHit(
-                "a record of the log counts for nothing",
+                "a record of the log is ignored",
                 f"{run.path}: {file}",
                 f"{reason}{more}",
-                "what it committed is not there, and leftovers of dead attempts are not deleted as they may be that",
-                "restore the file from a copy; look at the disk",
+                "a checkpoint that it committed does not count; leftovers of dead attempts are kept, because they may be its files",
+                "restore the file from a copy; check the disk",
                 f"relight log {quote(run.path)}",
             )
 
@@ -64,8 +64,8 @@ def _damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
                 + (f", and {len(bad) - 1} more" if len(bad) > 1 else ""),
                 f"{run.path}@{bad[-1].id}",
                 f"step {bad[-1].step}: {bad[-1].damage[0]}",
-                "a resume passes it over, and goes on from the one before" if newest else "it cannot be restored",
-                "mend it from another tier, if there is one; else look at the disk",
+                "a resume skips it, and continues from the previous checkpoint" if newest else "it cannot be restored",
+                "repair it from another tier, if the run has one; otherwise check the disk",
                 f"relight scrub {quote(run.path)}" if run.tiers else f"relight verify {quote(run.path)} {bad[-1].id}",
             )
 
@@ -73,19 +73,19 @@ def _damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
 @check("none-left", "error", "run", "all of a run's checkpoints are damaged")
 def _none_left(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
-        looked = [checkpoint for checkpoint in run.checkpoints if checkpoint.damage is not None]
-        if looked and len(looked) == len(run.checkpoints) and all(checkpoint.damage for checkpoint in looked):
+        checked = [checkpoint for checkpoint in run.checkpoints if checkpoint.damage is not None]
+        if checked and len(checked) == len(run.checkpoints) and all(checkpoint.damage for checkpoint in checked):
             yield CheckHit(
                 "no checkpoint of this run can be restored",
                 run.path,
-                f"{len(looked)} are there, and all are damaged",
+                f"all of its {len(checked)} checkpoints are damaged",
                 "a resume is refused",
-                "bring one back: from another tier, a copy, or by relight undelete",
+                "restore one from another tier or a copy, or with relight undelete",
                 f"relight undelete {quote(run.path)}",
             )
 
 
-@check("empty", "warning", "run", "a run was begun and has no checkpoint, though nobody is training it here")
+@check("empty", "warning", "run", "a run has attempts and no checkpoint, and no process trains it here")
 def _empty(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.attempts and not run.checkpoints and not run.retired and run.error is None and not _is_live(facts, run):
@@ -95,13 +95,13 @@ def _empty(facts: DoctorFacts) -> Iterator[CheckHit]:
                     "the run has no checkpoint",
                     run.path,
                     f"its last attempt began {span(since)} ago, on {run.attempts[-1].host}",
-                    "all that was trained is lost",
-                    "look at that job's log; is step() called, and save= short enough?",
+                    "all of its training is lost",
+                    "read that job's log; check that it calls step(), and that save= is short enough",
                     f"relight log {quote(run.path)}",
                 )
 
 
-@check("stale", "warning", "run", "a run that is under way here has not saved for ten usual intervals")
+@check("stale", "warning", "run", "a run that is training here has not saved for ten usual intervals")
 def _stale(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         newest, usual = run.newest, run.interval_s
@@ -110,11 +110,11 @@ def _stale(facts: DoctorFacts) -> Iterator[CheckHit]:
         age = facts.machine.now - newest.time_s
         if age > max(_LATE_LEAST_S, _LATE_TIMES * usual):
             yield CheckHit(
-                "the run is under way and does not save any more",
+                "the run is training and no longer saves",
                 run.path,
-                f"the newest is {span(age)} old; one came every {span(usual)}",
-                "all steps since are lost with the next failure",
-                "look at the job's warnings: a save that fails says why",
+                f"the newest checkpoint is {span(age)} old; the usual interval is {span(usual)}",
+                "the next failure loses all steps since then",
+                "read the job's warnings: each failed save logs its reason",
                 f"relight incidents {quote(run.path)}",
             )
 
@@ -133,8 +133,8 @@ def _no_progress(facts: DoctorFacts) -> Iterator[CheckHit]:
                 "the job is started again and again without progress",
                 run.path,
                 f"{barren} attempts without a checkpoint, on {', '.join(hosts[:4])}",
-                "machines' time is spent on nothing",
-                "see what ends it",
+                "machine time is wasted",
+                "find out what ends the job",
                 f"relight incidents {quote(run.path)}",
             )
 
@@ -143,7 +143,7 @@ def _no_progress(facts: DoctorFacts) -> Iterator[CheckHit]:
     "superseded",
     "warning",
     "run",
-    "an attempt went on committing after another had taken charge: two jobs write one run",
+    "an attempt continued to commit after a newer attempt took over: two jobs write one run",
     "fenced",
 )
 def _superseded(facts: DoctorFacts) -> Iterator[CheckHit]:
@@ -153,8 +153,8 @@ def _superseded(facts: DoctorFacts) -> Iterator[CheckHit]:
                 "two jobs have written this run",
                 run.path,
                 run.void[-1] + (f"; {len(run.void)} such records" if len(run.void) > 1 else ""),
-                "what the superseded one saved counts for nothing",
-                "stop it, or give it a run of its own",
+                "the superseded job's saves are void",
+                "stop that job, or give it its own run name",
                 f"relight log {quote(run.path)}",
             )
 
@@ -163,7 +163,7 @@ def _superseded(facts: DoctorFacts) -> Iterator[CheckHit]:
     "suspect",
     "warning",
     "run",
-    "ranks differed in what they should have had in common when the newest checkpoint was saved",
+    "ranks held different values of a tensor that must be equal when the newest checkpoint was saved",
     "… is not what it is on …, a suspect checkpoint",
 )
 def _suspect(facts: DoctorFacts) -> Iterator[CheckHit]:
@@ -173,13 +173,13 @@ def _suspect(facts: DoctorFacts) -> Iterator[CheckHit]:
                 "the newest checkpoint is suspect",
                 f"{run.path}@{run.newest.id}",
                 f"step {run.newest.step}: ranks held different values of one tensor",
-                "a resume passes over it; a rank computes wrongly, or the component is each rank's own",
-                "name what is each rank's own in per_rank=[…]; else look at the machines",
+                "a resume skips it; a rank computes wrongly, or each rank has its own value of that component",
+                "if each rank has its own value, name the component in per_rank=[…]; otherwise check the machines",
                 f"relight show {quote(run.path)}",
             )
 
 
-@check("loss", "warning", "run", "a metric of the newest checkpoint is no number")
+@check("loss", "warning", "run", "a metric of the newest checkpoint is NaN or infinite")
 def _loss(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.newest is not None:
@@ -187,31 +187,31 @@ def _loss(facts: DoctorFacts) -> Iterator[CheckHit]:
             if odd:
                 good = [checkpoint for checkpoint in run.checkpoints if all(math.isfinite(value) for value in checkpoint.metrics.values())]
                 yield CheckHit(
-                    f"{odd[0]} is no number",
+                    f"{odd[0]} is NaN or infinite",
                     f"{run.path}@{run.newest.id}",
                     f"step {run.newest.step}: {odd[0]} is {run.newest.metrics[odd[0]]}",
-                    "training has diverged; what follows is worth nothing",
-                    "go back to before it, as relight run does",
+                    "training has diverged; the steps that follow are useless",
+                    "roll back to an earlier checkpoint, as relight run does",
                     f"relight branch {quote(run.path)}@{good[-1].id} NEW" if good else f"relight ls {quote(run.path)}",
                 )
 
 
-@check("leftovers", "note", "run", "superseded attempts have left what they had not committed")
+@check("leftovers", "note", "run", "superseded attempts have left uncommitted files")
 def _leftovers(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.leftovers:
             yield CheckHit(
-                f"{len(run.leftovers)} leftover{'s' if len(run.leftovers) > 1 else ''} of attempts that are over",
+                f"{len(run.leftovers)} leftover{'s' if len(run.leftovers) > 1 else ''} of ended attempts",
                 run.path,
                 f"{run.leftovers[0][0]}: {run.leftovers[0][1]}",
-                "they take room until the run's next attempt, or a sweep",
+                "they use space until the run's next attempt, or a sweep",
                 "sweep them",
                 f"relight prune {quote(run.path)} --sweep",
                 fix="leftovers",
             )
 
 
-@check("temporaries", "note", "run", "files lie there that were to become a record and never can")
+@check("temporaries", "note", "run", "temporary files of killed writers exist")
 def _temporaries(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.temporaries:
@@ -219,7 +219,7 @@ def _temporaries(facts: DoctorFacts) -> Iterator[CheckHit]:
                 f"{len(run.temporaries)} temporary file{'s' if len(run.temporaries) > 1 else ''} of writers that were killed",
                 run.path,
                 ", ".join(run.temporaries[:3]),
-                "they take an inode each",
+                "each of them uses an inode",
                 "sweep them",
                 f"relight prune {quote(run.path)} --sweep",
                 fix="leftovers",
@@ -241,39 +241,39 @@ def _tier_away(facts: DoctorFacts) -> Iterator[CheckHit]:
                     f"the tier {tier.name} does not answer",
                     tier.url,
                     tier.error.what,
-                    "nothing is copied there, and nothing read from it",
-                    tier.error.hint or "make it answer",
+                    "no checkpoint is copied to it or read from it",
+                    tier.error.hint or "make it reachable",
                     f"relight ls {quote(tier.url)}",
                 )
 
 
-@check("tier-behind", "warning", "run", "a further tier lacks for an hour what it should have")
+@check("tier-behind", "warning", "run", "a further tier has lacked a checkpoint that it should have for an hour")
 def _tier_behind(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         for tier in run.tiers:
             if tier.error is None and tier.lacks and tier.lacks_s > _LAG_S:
                 yield CheckHit(
-                    f"the tier {tier.name} is behind",
+                    f"the tier {tier.name} lags",
                     tier.url,
                     f"it lacks {tier.lacks} checkpoint{'s' if tier.lacks > 1 else ''}, the oldest for {span(tier.lacks_s)}",
-                    "what is not there yet is lost with this disk",
-                    "copy it now",
+                    "if this disk fails, these checkpoints are lost",
+                    "copy them now",
                     f"relight drain {quote(run.path)}",
                 )
 
 
-@check("stopped", "warning", "run", "`relight run` gave the job up, and nobody has trained since")
+@check("stopped", "warning", "run", "`relight run` gave up the job, and no process has trained since")
 def _stopped(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         last = run.incidents[-1] if run.incidents else None
         since = run.newest.time_s if run.newest is not None else None
         if last is not None and last.action == "stop" and not _is_live(facts, run) and (last.time_s or 0.0) >= (since or 0.0):
             yield CheckHit(
-                "the job was given up",
+                "relight run gave up the job",
                 run.path,
                 f"{last.kind}: {last.why[:160]}",
-                "nobody trains",
-                "do what that asks for, and start it again",
+                "the job does not train",
+                "fix the cause, and start the job again",
                 f"relight incidents {quote(run.path)} latest",
             )
 
@@ -281,21 +281,21 @@ def _stopped(facts: DoctorFacts) -> Iterator[CheckHit]:
 @check("again", "warning", "run", "a job failed three times within a day in the same way")
 def _again(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
-        recent = [one for one in run.incidents if one.time_s is not None and facts.machine.now - one.time_s < _DAY_S]
-        for kind in sorted({one.kind for one in recent} - {"preemption"}):
-            same = [one for one in recent if one.kind == kind]
+        recent = [incident for incident in run.incidents if incident.time_s is not None and facts.machine.now - incident.time_s < _DAY_S]
+        for kind in sorted({incident.kind for incident in recent} - {"preemption"}):
+            same = [incident for incident in recent if incident.kind == kind]
             if len(same) >= _SAME_MAX:
                 yield CheckHit(
-                    f"it keeps failing: {kind}",
+                    f"the job keeps failing: {kind}",
                     run.path,
                     f"{len(same)} times within a day; last: {same[-1].why[:140]}",
-                    "each time costs the steps since the last save",
-                    "find the cause; relight run only keeps it alive",
+                    "each failure costs the steps since the last save",
+                    "find the cause; relight run only restarts the job",
                     f"relight incidents {quote(run.path)}",
                 )
 
 
-@check("inexact", "note", "run", "the newest checkpoint says why a resume from it is not bit-exact", "This resume may not be bit-exact")
+@check("inexact", "note", "run", "the newest checkpoint states why a resume from it is not bit-exact", "This resume may not be bit-exact")
 def _inexact(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.exact:
@@ -303,8 +303,8 @@ def _inexact(facts: DoctorFacts) -> Iterator[CheckHit]:
                 "a resume from here is not bit-exact",
                 run.path,
                 run.exact[0],
-                "it trains on, but not through the same numbers",
-                "see whether that matters to you, and what a script can do",
+                "training continues, but not with the same numbers",
+                "check whether this matters to you, and whether the script can avoid it",
                 f"relight show {quote(run.path)}",
             )
 
@@ -313,11 +313,11 @@ def _inexact(facts: DoctorFacts) -> Iterator[CheckHit]:
     "software",
     "note",
     "run",
-    "the newest checkpoint was made with other versions or threads than this environment's",
+    "the newest checkpoint was made with other versions or another number of threads than this environment has",
     "This resume may not be bit-exact",
 )
 def _software(facts: DoctorFacts) -> Iterator[CheckHit]:
-    installed = {one.name: one.installed for one in facts.machine.packages if one.installed}
+    installed = {package.name: package.installed for package in facts.machine.packages if package.installed}
     for run in facts.runs:
         made, here = str(run.environment.get("torch", "")), installed.get("torch", "")
         other = [f"torch {made} → {here}"] if made and here and numbers(made) != numbers(here) else []
@@ -329,8 +329,8 @@ def _software(facts: DoctorFacts) -> Iterator[CheckHit]:
                 "this resume may not be bit-exact",
                 run.path,
                 "; ".join(other),
-                "kernels may add in another order",
-                "use the same, or accept it",
+                "kernels may sum in another order",
+                "use the same versions and threads, or accept the difference",
                 f"relight show {quote(run.path)}",
             )
 
@@ -344,26 +344,26 @@ def _newer(facts: DoctorFacts) -> Iterator[CheckHit]:
                 "a newer Relight has written this run",
                 run.path,
                 f"it was {wrote}, this is {VERSION}",
-                "it may use what this one refuses",
-                "upgrade here",
+                "the run may use features that this version refuses",
+                "upgrade Relight here",
                 f"pip install --upgrade 'relight>={wrote}'",
             )
 
 
-@check("chain", "note", "run", "the newest checkpoint needs the bytes of more than fifty others")
+@check("chain", "note", "run", "the newest checkpoint needs the bytes of more than fifty other checkpoints")
 def _chain(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.newest is not None and run.newest.requires > _DONORS_MAX:
             yield CheckHit(
-                "the newest checkpoint leans on many others",
+                "the newest checkpoint depends on many others",
                 f"{run.path}@{run.newest.id}",
-                f"it needs bytes of {run.newest.requires} others",
-                "none of these can go, and a restore opens all of them",
-                "have it stand by itself",
+                f"it needs bytes of {run.newest.requires} other checkpoints",
+                "retention keeps all of these, and a restore opens all of them",
+                "repack it, so that it depends on no other checkpoint",
                 f"relight repack {quote(run.path)} {run.newest.id}",
             )
 
 
 def _is_live(facts: DoctorFacts, run: RunFacts) -> bool:
-    """Whether a process on this machine is training it."""
+    """Return whether a process on this machine trains the run."""
     return any(live.run == run.name and live.url.rstrip("/") == facts.store.url.rstrip("/") for live in facts.machine.live)

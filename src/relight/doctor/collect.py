@@ -37,27 +37,30 @@ def collect(
     say: Say = lambda what: None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> DoctorFacts:
-    """All that can be seen of ``path``, a store or a run that need not exist yet, and of this machine. What is wrong with these is a fact,
-    too; ``ConfigError`` for what is no path or URL at all. ``drills`` reads what is remembered of them; ``measure``: the newest checkpoint
-    is read, up to 4 GiB or a minute of it."""
+    """Collect all facts about this machine, the settings, and ``path``: a store or a run that need not exist yet.
+
+    Problems with these are facts, and not errors. Raise ``ConfigError`` only if ``path`` is not a path or URL. ``drills`` reads the drills
+    that are recorded with a run. ``measure`` reads the newest checkpoint of each run, up to 4 GiB or one minute. ``say`` receives the
+    names of the stages, and ``progress`` the number of bytes read.
+    """
     if not path or "\0" in path:
-        raise ConfigError("an empty path, or one with a zero byte, is no store")
+        raise ConfigError("the path of a store is empty, or has a zero byte")
     url = absolute(path)
     say("settings")
-    looking = BoundedProbe(PLACE_S)
-    config = looking.at("settings", lambda: collect_config(url), ConfigFacts())
-    if looking.unseen:
-        config = replace(config, unseen=dict(looking.unseen))
+    probes = BoundedProbe(PLACE_S)
+    config = probes.at("settings", lambda: collect_config(url), ConfigFacts())
+    if probes.unseen:
+        config = replace(config, unseen=dict(probes.unseen))
     say("machine")
     machine = collect_machine(url, quick=quick)
     say("place")
     silent: _Led = (Trouble("store", "no answer", url), "")
-    location, absent = looking.at("place", lambda: _place(path), silent)
+    location, absent = probes.at("place", lambda: _place(path), silent)
     if isinstance(location, ConfigError) and not config.bad and all(package.installed for package in machine.packages):
         raise location  # the path is wrong
     if not isinstance(location, Location):
-        error = Trouble.from_error(location, url) if isinstance(location, RelightError) else location._replace(what=looking.unseen["place"])
-        return DoctorFacts(machine=machine, config=config, store=StoreFacts(url=url, there=False, error=error, unseen=looking.unseen))
+        error = Trouble.from_error(location, url) if isinstance(location, RelightError) else location._replace(what=probes.unseen["place"])
+        return DoctorFacts(machine=machine, config=config, store=StoreFacts(url=url, there=False, error=error, unseen=probes.unseen))
     place = location
     say("store")
     store = replace(collect_store(place.store, quick=quick), absent=absent)
@@ -70,7 +73,7 @@ def collect(
         )
         runs.append(_more(place.store, run, measure, drills, progress))
     if len(names) > RUNS_MAX:
-        store = replace(store, unseen={**store.unseen, "runs": f"{len(names)} runs, of which the first {RUNS_MAX} were looked at"})
+        store = replace(store, unseen={**store.unseen, "runs": f"only the first {RUNS_MAX} of {len(names)} runs were examined"})
     return DoctorFacts(machine=machine, config=config, store=store, runs=tuple(runs))
 
 
@@ -100,10 +103,10 @@ def _more(store: ByteStore, run: RunFacts, measure: bool, drills: Remembered | N
     if run.error is not None:
         return run
     unseen = dict(run.unseen)
-    location: Sequence[Drilled] = ()
+    recorded: Sequence[Drilled] = ()
     if drills is not None:
         try:
-            location = drills(store, run.name)
+            recorded = drills(store, run.name)
         except RelightError as error:
             unseen["drills"] = error.what
     proofs: tuple[Proven, ...] = ()
@@ -117,8 +120,9 @@ def _more(store: ByteStore, run: RunFacts, measure: bool, drills: Remembered | N
             measured = measure_restore(store, run.name, bytes_max=MEASURE_BYTES, seconds_max=MEASURE_S, progress=progress)
         except RelightError as error:
             unseen["restore"] = error.what
-    return replace(run, drills=tuple(location), proofs=proofs, measured=measured, unseen=unseen)
+    return replace(run, drills=tuple(recorded), proofs=proofs, measured=measured, unseen=unseen)
 
 
-def _proven(one: Proof) -> Proven:
-    return Proven(one.kind, one.time_s, one.ok, one.summary, tuple((it.id, it.step, it.damage) for it in one.checkpoints))
+def _proven(proof: Proof) -> Proven:
+    verified = tuple((checkpoint.id, checkpoint.step, checkpoint.damage) for checkpoint in proof.checkpoints)
+    return Proven(proof.kind, proof.time_s, proof.ok, proof.summary, verified)

@@ -1,4 +1,4 @@
-"""Words of other programs, error numbers, and what people see without an error: what each means, and what to do. Pure."""
+"""Explain messages of other programs, error numbers, and users' descriptions of a problem: meaning and remedy. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NamedTuple
 PROGRAMS = "Words of other programs"
 SEEN = "What you see, without an error"
 COMPLAINT_MAX = 400
-"""Letters up to which a text may be a person's own words; a log is longer."""
+"""Largest number of characters of a user's own description; a log is longer."""
 _NUMBER = re.compile(r"\[(?:Errno|WinError) (\d{1,3})\]|\b[Ee]rrno\W{1,3}(\d{1,3})\b|\bos error (\d{1,3})\b|\b(?:OS|IO)Error\((\d{1,3}),")
 
 
 class Complaint(NamedTuple):
-    """Words, the section of docs/troubleshooting.md, what they mean, what to do."""
+    """Pattern of a message or description, with the section of docs/troubleshooting.md, the meaning and the remedy."""
 
     words: re.Pattern[str]
     section: str
@@ -24,7 +24,7 @@ class Complaint(NamedTuple):
 
 
 def with_names(line: str) -> str:
-    """A line with the name of each error number in it (``ENOSPC``), so that the message's language does not matter."""
+    """Return a line with the names of its error numbers appended (``ENOSPC``), so that the message's language does not matter."""
     numbers = [int(next(filter(None, match.groups()), "0")) for match in _NUMBER.finditer(line)]
     names = [errno.errorcode[number] for number in numbers if number in errno.errorcode]
     return f"{line} {' '.join(dict.fromkeys(names))}" if names else line
@@ -40,8 +40,8 @@ PROGRAMS_SAY: tuple[Complaint, ...] = (
         r"|unexpected EOF, expected \d+ more|not a zip archive|pickle data was truncated|Ran out of input"
         r"|File is not a zip file|Error while deserializing header",
         PROGRAMS,
-        "a file of torch.save or safetensors ends too early: its writer was killed, or the disk was full",
-        "take an older file; relight import and relight migrate name such files. A Relight checkpoint is never half there",
+        "a file of torch.save or safetensors is truncated: its writer was killed, or the disk was full",
+        "use an older file; relight import and relight migrate name truncated files. A Relight checkpoint is committed whole or not at all",
         "relight migrate OLD STORE --dry-run",
     ),
     _of(
@@ -49,14 +49,14 @@ PROGRAMS_SAY: tuple[Complaint, ...] = (
         r"Memory cgroup out of memory",
         PROGRAMS,
         "the scheduler or the kernel ended a process because the job's memory limit was reached",
-        "ask for more memory, or have the job take less: fewer loader workers, relight.Limits(memory=…)",
+        "ask for more memory, or reduce the job's use: fewer loader workers, relight.Limits(memory=…)",
         "relight doctor RUN",
     ),
     _of(
         r"^\s*(\S+: line \d+:\s+)?\d*\s*Killed(\s|$)|exit ?code:? (-9|137)\b|Signal 9 \(SIGKILL\)|signal: 9\b",
         PROGRAMS,
-        "a process was ended by SIGKILL: usually memory ran out, else a scheduler's or a person's kill",
-        "see whether memory ran out; a save in the background survives it, and the job resumes from there",
+        "a process was ended by SIGKILL: usually memory ran out; otherwise a scheduler or a user killed it",
+        "check whether memory ran out; a save in the background survives, and the job resumes from it",
         "dmesg | grep -i oom",
     ),
     _of(
@@ -70,7 +70,7 @@ PROGRAMS_SAY: tuple[Complaint, ...] = (
         r"ibv_poll_cq|Got completion .*(error|status=\d+)|IBV_WC_\w+|transport retry counter exceeded",
         PROGRAMS,
         "an InfiniBand link or the other node failed during an exchange",
-        "look at the link and at the node on its other side; the rank that ended first is the cause",
+        "check the link and the node at its other end; the rank that ended first is the cause",
         "relight incidents RUN",
     ),
     _of(
@@ -83,50 +83,51 @@ PROGRAMS_SAY: tuple[Complaint, ...] = (
     _of(
         r"\b(EMFILE|ENFILE)\b|Too many open files",
         PROGRAMS,
-        "the process may not open more files",
-        "ulimit -n 65536, also in the scheduler's or container's settings",
+        "the process has reached its limit of open files",
+        "raise ulimit -n to 65536, also in the scheduler's or container's settings",
         "relight doctor",
     ),
     _of(
         r"can't start new thread|\bEAGAIN\b|Resource temporarily unavailable",
         PROGRAMS,
-        "the user may not have more processes or threads, or the machine is short of them for a moment",
-        "ulimit -u, and the container's pids limit; fewer loader workers",
+        "a limit of processes and threads of the user, the container or the machine was reached",
+        "raise ulimit -u and the container's pids limit; use fewer loader workers",
         "relight doctor",
     ),
     _of(
         r"\bENOMEM\b",
         PROGRAMS,
-        "the kernel gave no memory",
-        "give the job more, or have it take less: smaller batches, fewer workers, relight.Limits(memory=…)",
+        "the kernel refused to allocate memory",
+        "give the job more, or reduce its use: smaller batches, fewer workers, relight.Limits(memory=…)",
         "relight doctor RUN",
     ),
     _of(
         r"\b(ECONNRESET|ECONNREFUSED|ETIMEDOUT|EPIPE|EHOSTUNREACH|ENETUNREACH|ENETDOWN|ECONNABORTED)\b",
         PROGRAMS,
         "a connection to another process or machine broke, or could not be made",
-        "see which rank ended first: the others only report that they lost it",
+        "find the rank that ended first: the others only report that they lost it",
         "relight incidents RUN",
     ),
 )
-"""Words of torch, Slurm, kernels and libraries."""
+"""Messages of torch, Slurm, kernels and libraries."""
 
 PEOPLE_SAY: tuple[Complaint, ...] = (
     _of(
         r"(out of memory|\boom\b|memory).*\b(load|restor|resum)"
         r"|\b(load|restor|resum)\w*.*(out of memory|\boom\b|runs? out of memory|too much memory)",
         SEEN,
-        "a load that builds the whole state next to the model holds it twice",
-        "restore() reads into the live tensors: memory is two slabs. Build the model once, call restore() before other copies, and give "
-        "relight.load(…, only=[…]) a part",
+        "a load that builds the whole state next to the model needs memory for both",
+        "restore() reads into the live tensors, with two small buffers. Build the model once, call restore() before other copies, and "
+        "load a part with relight.load(…, only=[…])",
         "relight show RUN",
     ),
     _of(
         r"(inconsistent|mismatch|differ\w*|diverg\w*|not the same|out of sync|different \w+).*\b(ranks?|gpus?|nodes?|workers?|replicas?)\b"
         r"|\b(ranks?|gpus?|nodes?|replicas?)\b.*(inconsistent|mismatch|differ\w*|diverg\w*|disagree|out of sync)",
         SEEN,
-        "ranks hold different values of what should be the same, or saved at different steps",
-        "a save is one step on all ranks, or none; name what is each rank's own in per_rank=[…]; a suspect checkpoint names the tensor",
+        "ranks hold different values of a tensor that must be equal, or saved at different steps",
+        "a save has the same step on all ranks, or fails; name components that differ by rank in per_rank=[…]; a suspect checkpoint names "
+        "the tensor",
         "relight show RUN",
     ),
     _of(
@@ -134,8 +135,8 @@ PEOPLE_SAY: tuple[Complaint, ...] = (
         r"|(cost|too much|reduce).*(storage|disk space|bucket)",
         SEEN,
         "nothing is retired, or each checkpoint is stored whole",
-        "state what to keep: keep=relight.keep(last=…); store what changed only: compact=relight.Compact(…); relight plan --store-price "
-        "shows what it costs",
+        "set what to keep: keep=relight.keep(last=…); store only changes: compact=relight.Compact(…); relight plan --store-price shows the "
+        "cost",
         "relight prune RUN --keep-last 3 --dry-run",
     ),
     _of(
@@ -143,20 +144,20 @@ PEOPLE_SAY: tuple[Complaint, ...] = (
         r"|training (stops|waits|pauses|stalls).*(sav|checkpoint)|gpus?.*idle.*(sav|checkpoint)",
         SEEN,
         "training waits for a save: it runs in the foreground, memory for a snapshot is missing, or the store is slow",
-        "measure where the time goes; saves in the background block for milliseconds; relight bench names the settings",
+        "measure the stages of a save; saves in the background block for milliseconds; relight bench suggests settings",
         "relight bench STORE",
     ),
     _of(
         r"(restor|resum|load|recover)\w*.*(takes? (too |so |very )?long|too long|slow\b|minutes|hours)",
         SEEN,
         "reading a checkpoint is bound by the store, or each rank reads all of it",
-        "RELIGHT_CACHE keeps what was read near; peers and further tiers restore from memory or a near disk",
+        "RELIGHT_CACHE caches reads on a local disk; peers and further tiers restore from memory or a near disk",
         "relight ready RUN --measure",
     ),
     _of(
         r"(lost|lose|losing).*(hours|days|progress|work|steps)|starts? (over|again from|from (scratch|zero|step 0))",
         SEEN,
-        "saves are far apart, or the script does not restore",
+        "intervals between saves are long, or the script does not restore",
         "call ckpt.restore() before the loop; leave save= to relight.adaptive(); relight plan shows the interval that loses least",
         "relight ls RUN",
     ),
@@ -164,23 +165,23 @@ PEOPLE_SAY: tuple[Complaint, ...] = (
         r"loss.*(jump|spike|higher|different).*(resum|restor|restart|load)"
         r"|(resum|restor|restart)\w*.*loss.*(jump|spike|higher|different)|not (exact|reproducible|deterministic)",
         SEEN,
-        "something that training depends on is not restored: generators, the loader's position, a scheduler, an optimizer",
-        "relight prove names the first thing that differs after a resume",
+        "a part of the state is not restored: generators, the loader's position, a scheduler, an optimizer",
+        "relight prove names the first value that differs after a resume",
         "relight prove SCRIPT",
     ),
     _of(
         r"(training|job|it) (hangs|is stuck|does not (move|continue|progress))|stuck (at|in|on)|no progress",
         SEEN,
-        "a rank waits for another that is gone, hangs, or made another call",
-        "run it under relight run, which finds the rank, writes down where each stood, and starts again",
+        "a rank waits for another rank that has ended, hangs, or made a different call",
+        "run it under relight run, which finds the rank, records where each rank stood, and restarts the job",
         "relight incidents RUN latest",
     ),
     _of(
         r"(corrupt|damaged|broken|truncated|unreadable).*(checkpoint|file|weights)|(checkpoint|file)s?.*(corrupt|damaged|broken|truncated)",
         SEEN,
-        "bytes are not what was written: the disk, a copy, or a writer that was killed",
-        "verify reads every byte and names what is damaged; a restore takes the newest whole one",
+        "bytes differ from what was written: the cause is a disk, a copy, or a writer that was killed",
+        "relight verify reads every byte and names the damage; a restore uses the newest undamaged checkpoint",
         "relight verify RUN",
     ),
 )  # fmt: skip
-"""What people write without an error. Asked only of short texts that nothing else explains."""
+"""Descriptions by users, without an error message. Only tried for short texts that nothing else explains."""

@@ -1,4 +1,4 @@
-"""Which checks were made: each is run on facts that record what it reads, so a check that saw nothing is never counted. Pure."""
+"""Determine which checks were made. Each check runs on facts that record its reads: a check without any input is never counted. Pure."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "settings": tuple(field_of.name for field_of in fields(ConfigFacts)), "shared memory": ("shm_bytes", "shm_free_bytes"),
     "time of an answer": ("answer_s",), "writing": ("probe",),
 }  # fmt: skip
-"""The fields that each look of ``facts_…`` fills, so that they are unknown if it failed. A look ``tier NAME`` fills ``tiers``."""
+"""The fields that each probe of ``facts_…`` fills: if it failed, they are unknown. A probe ``tier NAME`` fills ``tiers``."""
 _ASKED = frozenset({"error", "record", "probe", "file_error", "cache"})
-"""Fields in which None is an answer: no trouble was found."""
+"""Fields in which None is an answer: there is no error."""
 _IN_A_STORE = frozenset({"record", "keys", "leftovers", "mode"})
 """Fields of a store that cannot be filled while there is none."""
 _NEED_A_CHECKPOINT = frozenset({"memory", "overcommit", "address-space", "space"})
 """Checks that compare with the size of a checkpoint."""
 _WITHOUT_RUNS = frozenset({"wrong-key"})
-"""Checks that read runs and the store itself, so that they are made without any run."""
+"""Checks that read runs and the store itself: they are made even if the store has no run."""
 _OF_CHECKPOINTS = frozenset({"checkpoint-damaged"})
 """Checks of each checkpoint; only the newest ones are examined."""
 
@@ -51,7 +51,7 @@ class Coverage:
         return len(self.made) + len(self.in_part) + len(self.left_out) + len(self.idle)
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the fields for ``--json``."""
         return {
             "checks": len(self.made), "checks_known": self.known, "checks_in_part": dict(self.in_part),
             "checks_left_out": dict(self.left_out), "checks_idle": list(self.idle),
@@ -59,7 +59,7 @@ class Coverage:
 
 
 class _Reads:
-    """What one check read of one part of the facts."""
+    """Fields that one check read of one part of the facts: how many had a value, how many had none, and why one is unknown."""
 
     def __init__(self) -> None:
         self.known = 0
@@ -92,7 +92,7 @@ class _ReadRecorder:
 
 
 class _WatchedFacts:
-    """All facts, with one record for each part."""
+    """All facts, which record the reads of each part."""
 
     def __init__(self, facts: DoctorFacts) -> None:
         self._facts = facts
@@ -105,7 +105,7 @@ class _WatchedFacts:
 
     @property
     def runs(self) -> tuple[_ReadRecorder, ...]:
-        """The runs, each watched."""
+        """The runs, which record their reads."""
         self.asked_runs = True
         return self._runs
 
@@ -116,7 +116,7 @@ class _WatchedFacts:
 
 
 def coverage(facts: DoctorFacts) -> Coverage:
-    """Return which checks were made of ``facts``, in which part, and which were not, and why."""
+    """Return which checks were made of ``facts``, which were made in part or not at all, and why."""
     made, idle = list[str](), list[str]()
     in_part, left_out = dict[str, str](), dict[str, str]()
     for check in all_checks().values():
@@ -131,25 +131,26 @@ def coverage(facts: DoctorFacts) -> Coverage:
 
 
 def by_reason(checks: Mapping[str, str]) -> list[tuple[str, list[str]]]:
-    """Names of checks, grouped by their reason, the most frequent reason first."""
-    return [(why, [name for name, its in checks.items() if its == why]) for why, _ in Counter(checks.values()).most_common()]
+    """Return the names of checks, grouped by their reason, the most frequent reason first."""
+    return [(why, [name for name, reason in checks.items() if reason == why]) for why, _ in Counter(checks.values()).most_common()]
 
 
-def _outcome(one: Check, facts: DoctorFacts) -> tuple[str, str]:
+def _outcome(check: Check, facts: DoctorFacts) -> tuple[str, str]:
+    """Return ``made``, ``part``, ``left`` or ``idle``, and the reason for ``part`` and ``left``."""
     watched = _WatchedFacts(facts)
-    findings = list(one.looks(watched))  # type: ignore[arg-type] # it has all that a check reads
-    if one.part == "nodes":
-        gone = sum(not node.there for node in facts.nodes)
-        return ("part", f"{gone} of {len(facts.nodes)} nodes did not come") if gone else ("made" if facts.nodes else "idle", "")
-    part = _in_part(one, facts, watched)
+    findings = list(check.looks(watched))  # type: ignore[arg-type] # it has all that a check reads
+    if check.part == "nodes":
+        missing = sum(not node.there for node in facts.nodes)
+        return ("part", f"{missing} of {len(facts.nodes)} nodes did not answer") if missing else ("made" if facts.nodes else "idle", "")
+    part = _in_part(check, facts, watched)
     if findings:
         return ("part", part) if part else ("made", "")
     unseen = next((reads.unseen for reads in watched.reads.values() if reads.unseen), "")
     if unseen:
         return "left", unseen
-    if any(reads.blank for reads in watched.reads.values()) or (one.name in _NEED_A_CHECKPOINT and not facts.newest_bytes):
+    if any(reads.blank for reads in watched.reads.values()) or (check.name in _NEED_A_CHECKPOINT and not facts.newest_bytes):
         return "idle", ""
-    if watched.asked_runs and one.name not in _WITHOUT_RUNS:
+    if watched.asked_runs and check.name not in _WITHOUT_RUNS:
         silent = [reads.unseen for reads in watched.of_runs if reads.unseen]
         if silent and len(silent) == len(facts.runs):
             return "left", silent[0]
@@ -158,16 +159,16 @@ def _outcome(one: Check, facts: DoctorFacts) -> tuple[str, str]:
     return ("part", part) if part else ("made", "")
 
 
-def _in_part(one: Check, facts: DoctorFacts, watched: _WatchedFacts) -> str:
-    """Why a check was not made of all runs or checkpoints; empty if it was."""
+def _in_part(check: Check, facts: DoctorFacts, watched: _WatchedFacts) -> str:
+    """Return why a check was not made of all runs or checkpoints; "" if it was."""
     if not watched.asked_runs:
         return ""
-    if one.name not in _WITHOUT_RUNS and "runs" in facts.store.unseen:
+    if check.name not in _WITHOUT_RUNS and "runs" in facts.store.unseen:
         return facts.store.unseen["runs"]
     silent = sum(bool(reads.unseen) for reads in watched.of_runs)
-    if silent and one.name not in _WITHOUT_RUNS:
+    if silent and check.name not in _WITHOUT_RUNS:
         return f"{silent} of {len(facts.runs)} runs could not be examined"
-    if one.name in _OF_CHECKPOINTS:
+    if check.name in _OF_CHECKPOINTS:
         stored = [stored for run in facts.runs for stored in run.checkpoints]
         seen = sum(checkpoint.damage is not None for checkpoint in stored)
         if seen < len(stored):
@@ -176,7 +177,7 @@ def _in_part(one: Check, facts: DoctorFacts, watched: _WatchedFacts) -> str:
 
 
 def _unseen(part: Any, name: str) -> str:
-    """Why the field ``name`` is not known; empty if its look was not prevented."""
+    """Return why the field ``name`` is unknown; "" if its probe succeeded."""
     if name != "error" and getattr(part, "records", None) is not None and part.error is not None:  # a run that cannot be read
         return str(part.error.what)
     if getattr(part, "unseen", None) is None:
@@ -188,8 +189,8 @@ def _unseen(part: Any, name: str) -> str:
 
 
 def _is_blank(part: Any, name: str, value: Any) -> bool:
-    """Whether the field has no value here: nothing of that kind, so a check of it has nothing to examine."""
-    there = getattr(part, "there", True)
+    """Return whether the field has no value here, so that a check of it has nothing to examine."""
+    exists = getattr(part, "there", True)
     if name in _ASKED:
-        return (name == "record" and not there) or (name == "probe" and value is None and there and not part.probed)
-    return value is None or (not there and name in _IN_A_STORE)
+        return (name == "record" and not exists) or (name == "probe" and value is None and exists and not part.probed)
+    return value is None or (not exists and name in _IN_A_STORE)

@@ -1,6 +1,6 @@
-"""What a failure's words mean: the supervisor's own classification, the section of docs/troubleshooting.md, what to do.
+"""Explain the text of a failure: its kind, the section of docs/troubleshooting.md, what to do.
 
-One taxonomy: the kind of failure is what ``relight run`` would take it for, by the same patterns. Pure, but for reading a log's end.
+The kind is the one that ``relight run`` would assign, by the same patterns. Pure, except for ``read_log``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from relight.supervise.classify import classify
 from relight.supervise.facts import KINDS, FailureEvidence, Worker
 
 LOG_BYTES_MAX = 8 << 20
-"""Of a log, its end."""
+"""Bytes that are read at the end of a log."""
 LINES_MAX = 20_000
 _LINE_MAX = 4000
 
 
 class Symptom(NamedTuple):
-    """Words by which a section is known. ``section`` is a heading, or a kind of the page's table."""
+    """Pattern of a message, with the section about it: a heading of docs/troubleshooting.md, or a kind of its table."""
 
     words: re.Pattern[str]
     section: str
@@ -37,31 +37,31 @@ def _of(words: str, section: str, means: str, do: str, command: str = "") -> Sym
 
 
 SYMPTOMS: tuple[Symptom, ...] = (
-    # The narrower stand first: the first that fits a line is believed.
+    # The order matters: the first pattern that matches a line wins, so narrower patterns come first.
     _of(
         r"this Checkpointer is closed",
         "This Checkpointer is closed",
-        "a Checkpointer is used after its end; the message names what closed it",
+        "a Checkpointer is used after it was closed; the message names what closed it",
         "make a new Checkpointer and call its restore()",
     ),
     _of(
         r"(still trains|may still train) (this run|\S+:)|process \d+ on (this )?host .* may still train",
         "Process … still trains this run",
-        "another process has this run, and a second start may not take it over unasked",
-        'stop that process, give this one another run name, or takeover="take"',
+        "another process trains this run, and a second start does not take it over without takeover=",
+        'stop that process, give this one another run name, or set takeover="take"',
         "relight log RUN",
     ),
     _of(
         r"another handler was installed after Relight's|make no save: this is not the main thread",
         "SIGTERM: another handler was installed after Relight's, this is not the main thread",
-        "that signal makes no save",
+        "the signal triggers no save",
         "install handlers before the first restore() or step(), in the main thread",
     ),
     _of(
         r"ranks? saved it and .* go(?:es)? on|starts its epoch again|continues after .* samples|[Rr]anks were not alike in it",
         "… ranks saved it and … go on",
-        "the number of ranks is another; what a loader could not go on with begins anew, and the message says why",
-        "nothing, if the message's reason is fine; docs/guarantees.md has all reasons",
+        "the number of ranks has changed; a loader that cannot continue restarts its training epoch, and the message states why",
+        "nothing, if the message's reason is acceptable; docs/guarantees.md lists all reasons",
     ),
     _of(
         r"stored by .*, the live (optimizer|scheduler) is ",
@@ -73,98 +73,98 @@ SYMPTOMS: tuple[Symptom, ...] = (
     _of(
         r"this resume may not be bit-exact",
         "This resume may not be bit-exact",
-        "something that changes arithmetic differs from when the checkpoint was made; the message names it",
-        "set the same number of threads and versions; or accept it: the state itself is restored to the bit",
+        "a setting that affects arithmetic has changed since the checkpoint was saved; the message names it",
+        "set the same number of threads and versions; or accept the difference: the state itself is restored bit-exactly",
         "relight show RUN",
     ),
     _of(
         r"every trainable tensor (saved at step \S+ )?equals the one saved",
         "Every trainable tensor equals the one saved before",
         "the model given to the Checkpointer is not the one that is trained, or the learning rate is 0",
-        "give the Checkpointer the model that the optimizer holds, behind any wrapping",
+        "give the Checkpointer the model that the optimizer trains, after any wrapping",
     ),
     _of(
         r"no more saves are made|the ranks have lost each other",
         "No more saves are made, the ranks have lost each other",
-        "a rank is gone, hangs, or made another call than the others",
+        "a rank has ended, hangs, or made a different call from the others",
         "start the job again: it resumes from the newest checkpoint",
         "relight incidents RUN",
     ),
     _of(
         r" on rank [\d, ]+ is not what it is on | is not the same on ranks \d|ranks differed in what they should have had in common",
         "… is not what it is on …, a suspect checkpoint",
-        "ranks that should hold the same tensor do not",
-        "name what is each rank's own in per_rank=[…]; if it should be the same, a machine computes wrongly: look at it",
+        "ranks that should hold the same tensor hold different values",
+        "if each rank has its own value, name the component in per_rank=[…]; otherwise a machine computes wrongly: check it",
         "relight log RUN",
     ),
     _of(
         r"checkpoint \S+ (\(step \d+\) )?is passed over",
         "A checkpoint is passed over",
-        "it is damaged; the message names file, chunk and tensor; the run goes on from the one before",
-        "look at the disk; mend it from another tier, if there is one",
+        "it is damaged; the message names file, chunk and tensor; the run continues from the previous checkpoint",
+        "check the disk; repair the checkpoint from another tier, if the run has one",
         "relight verify RUN",
     ),
     _of(
         r"the record counts for nothing|record of the (run's )?log (is damaged|counts for nothing)",
         "A record of the log counts for nothing",
-        "a file below log/ is damaged or missing; the others count",
-        "restore it from a copy; look at the disk",
+        "a file in log/ is damaged or missing; the other records remain valid",
+        "restore the file from a copy; check the disk",
         "relight log RUN",
     ),
     _of(
         r"ignores 'create if absent'|ignores \"create if absent\"",
         "This server ignores 'create if absent'",
-        "of two processes that commit at once, both would believe they did",
-        "upgrade the server, or choose another; docs/guides/object-stores.md",
+        "if two processes commit at once, each would believe that it alone did",
+        "upgrade the server, or choose another; see docs/guides/object-stores.md",
         "relight doctor STORE",
     ),
     _of(
         r"this run has checkpoints, the newest of step \d+, and this process restored none",
         "This run has checkpoints, … and this process restored none",
-        "the script saves into a run that has checkpoints, and did not restore one: it would train past them",
-        "call ckpt.restore() before the loop; to begin from scratch beside them: Checkpointer(…, fresh=True)",
+        "the script saves into a run that has checkpoints, and did not restore one: it would train from scratch and ignore them",
+        "call ckpt.restore() before the loop; to begin from scratch and keep them, use Checkpointer(…, fresh=True)",
         "relight ls RUN",
     ),
     _of(
         r"this run's log is missing, and \d+ checkpoint directories|the newest records of this run's log are missing|log is being rebuilt",
         "This run's log is missing, and … checkpoint directories are there",
-        "log/ was lost, or is older than the checkpoint directories: the run was copied without it, or cleaned up",
+        "log/ is missing, or older than the checkpoint directories: the run was copied without it, or it was deleted",
         "copy log/ back from where the run came from, or rebuild it from the checkpoint directories",
         "relight recover RUN",
     ),
     _of(
         r"this run has no checkpoint that counts, and \d+ records",
         "This run has no checkpoint that counts, and … records of its log that count for nothing",
-        "its log is damaged, or somebody has signed it whom trust= does not name",
-        "name who has signed it; or restore the log from a copy; a run that shall begin anew gets another name",
+        "every record of its log is damaged, or has a signature that trust= does not name",
+        "add the signer to trust=; or restore the log from a copy; to begin from scratch, give the run another name",
         "relight verify RUN",
     ),
     _of(
         r"the nearest tier has no checkpoint, and",
         "The nearest tier has no checkpoint, and … may have some, but does not answer",
-        "its checkpoints may be where nobody can look now",
-        "make that tier answer; a run that shall begin anew gets another name",
+        "its checkpoints may be in a tier that is unreachable now",
+        "make that tier reachable; to begin from scratch, give the run another name",
         "relight doctor RUN",
     ),
     _of(
         r"attempt \S+ was superseded by attempt \S+ there",
         "Attempt … was superseded by attempt … there",
-        "another job has taken charge of a further tier of this run",
-        "find out which of the two you meant, and stop the other",
+        "another job has taken over a further tier of this run",
+        "stop the job that you did not intend",
         "relight log RUN",
     ),
     _of(
         r"came damaged, and whole when read once more",
         "… came damaged, and whole when read once more",
-        "memory, a cable, a network card or a server flips bits; nothing was lost, this time",
-        "look at the machine's error counters",
+        "memory, a cable, a network card or a server flips bits; nothing was lost this time",
+        "check the machine's error counters",
         "ras-mc-ctl --errors",
     ),
     _of(
         r"\bFenced\b|attempt \S+ of this run was superseded|\bwas superseded by attempt\b",
         "fenced",
-        "a newer attempt is in charge of this run",
-        "stop this process, or give it a run of its own",
+        "a newer attempt has taken over this run",
+        "stop this process, or give it its own run name",
         "relight log RUN",
     ),
     _of(
@@ -172,153 +172,156 @@ SYMPTOMS: tuple[Symptom, ...] = (
         r"|bytes of shared memory cannot be had"
         r"|are wanted, (the machine has|the memory limit)",
         "no_space",
-        "disk, quota, inodes or memory are exhausted",
-        "make room; say what to keep: keep=relight.keep(last=…)",
+        "disk space, quota, inodes or memory are exhausted",
+        "free space; set what to keep: keep=relight.keep(last=…)",
         "relight prune RUN --keep-last 3 --dry-run",
     ),
     _of(
         r"\bUncertain\b|created, but its name may not be durable|it may have been created|cannot determine who wrote this record",
         "uncertain",
         "a commit was made and may not survive a power cut, or its answer was lost",
-        "nothing: the next start reads what is true",
+        "nothing: the next start reads from the store whether the checkpoint exists",
         "relight ls RUN",
     ),
     _of(
         r"\bWrongKey\b|this store is (not )?encrypted|none of (these|the) keys|no key at hand",
         "wrong_key",
-        "the store is encrypted and no key was given that opens it; or one was given and it is not",
-        "RELIGHT_KEY=file:PATH, or encrypt=",
+        "the store is encrypted and no given key opens it; or a key was given and the store is not encrypted",
+        "set RELIGHT_KEY=file:PATH, or encrypt=",
         "relight keys status STORE",
     ),
-    _of(r"\bLeaseHeld\b", "lease", "somebody else holds what this needs alone", "wait, and do it again"),
+    _of(r"\bLeaseHeld\b", "lease", "another process holds a lease that this one needs", "wait, and try again"),
     _of(
         r"\bRankTimeout\b|(was|were) not there when the others were ",
         "late_ranks",
-        "some ranks did not come to where the others waited; the error names them",
-        "look at those ranks' logs; every rank must make the same calls of the Checkpointer, in the same order",
+        "some ranks did not arrive where the others waited; the error names them",
+        "read those ranks' logs; every rank must make the same calls of the Checkpointer, in the same order",
         "relight incidents RUN",
     ),
     _of(
         r"\bOthersFailed\b|given up: rank \d|another rank could not (write|save)",
         "others_failed",
-        "another rank could not write its part, or gave up waiting",
-        "that rank's log says why",
+        "another rank could not write its part, or its wait timed out",
+        "read that rank's log for the reason",
         "relight incidents RUN",
     ),
     _of(
         r"\bReplicasDiffer\b",
         "replicas_differ",
-        "ranks that held the same tensor no longer do: one computes wrongly",
-        "nothing under relight run: it goes back to before it; a machine to which that happens often is left",
+        "replicas of a tensor differ, so one rank computes wrongly",
+        "nothing under relight run: it rolls back to before the difference, and leaves out a machine that often causes one",
         "relight incidents RUN",
     ),
     _of(
         r"\bDiverged\b|\bloss is (nan|inf)\b",
         "diverged",
-        "the loss is no number, or jumped and stayed",
-        "nothing under relight run: it goes back to before it",
+        "the loss is NaN or infinite, or jumped and stayed high",
+        "nothing under relight run: it rolls back to before the divergence",
         "relight incidents RUN",
     ),
     _of(
         r"\bUnsafeContent\b|a symbolic link(,| where)|no name inside a store|comes from a newer Relight|features? .* (is|are) not known",
         "unsafe",
-        "a file asks for what no reader may do, or comes from a newer Relight",
-        "upgrade, or do not trust that store",
+        "a file asks for something that no reader may do, or a newer Relight wrote it",
+        "if a newer Relight wrote it, upgrade; otherwise do not trust that store",
         "relight version",
     ),
     _of(
         r"\bRunRemoved\b|the run's log is gone",
         "removed",
-        "the run's directory, or its log, was moved or deleted while it trains",
-        "move it back; or give on_failure=relight.failure_policy(begin_again=True), which begins a new log there",
+        "the run's directory or its log was moved or deleted during training",
+        "move it back; or set on_failure=relight.failure_policy(begin_again=True), which begins a new log there",
     ),
     _of(
         r"\bCorruptCheckpoint\b|is not what was committed|bytes long, \d+ were committed|none of .* checkpoints? can be restored",
         "corrupt",
-        "bytes are not what was committed, or are gone",
-        "look at all damage, and at the disk",
+        "bytes are missing, or differ from what was committed",
+        "list all damage, and check the disk",
         "relight verify RUN",
     ),
     _of(
         r"\bIncompatibleState\b|stored and live state do not fit",
         "incompatible",
         "stored and live state do not fit, or a value cannot be saved",
-        "fix what is listed; strict=False, only=[…], map={…}",
+        "fix what the error lists; or use strict=False, only=[…], map={…}",
         "relight show RUN",
     ),
     _of(
         r"\bInternalError\b|internal error in Relight",
         "internal",
-        "a fault in Relight's own code; the store did not fail",
-        "report the traceback; training continues, later saves are tried",
+        "a bug in Relight; the store did not fail",
+        "report the traceback; training continues, and later saves are tried",
         "relight doctor RUN",
     ),
     _of(
         r"\bSaveFailed\b|the save at step \d+ failed",
         "save_failed",
-        "a save did not become a checkpoint; training may go on",
-        "see its cause, in the lines behind it",
+        "a save did not become a checkpoint; training may continue",
+        "read its cause in the lines that follow",
         "relight doctor RUN",
     ),
-    _of(r"\bConfigError\b|\[supervise\] has no ", "config", "an option or argument is wrong", "do what the arrow behind it says"),
+    _of(r"\bConfigError\b|\[supervise\] has no ", "config", "an option or an argument is wrong", "follow the hint after the arrow"),
     _of(
         r"\bCheckpointNotFound\b|there is nothing here|no run '[^']*'|[Nn]o Relight store",
         "not_found",
-        "no such store, run, tag, step, id, or file",
-        "look at what is there; check the path",
+        "the store, run, tag, step, id or file does not exist",
+        "list the store; check the path",
         "relight ls STORE",
     ),
     _of(
         r"\bStoreUnavailable\b|\b(EACCES|EROFS|EIO|ESTALE|EPERM)\b|Read-only file system|Stale file handle|Input/output error",
         "store",
         "the store refused an operation",
-        "look at permissions, mounts, the disk's health; saves go on being tried",
+        "check permissions, mounts and the disk's health; later saves are still tried",
         "relight doctor STORE",
     ),
-    # Last: these warn of what is no failure, and a job's log may have many of them.
+    # Warnings come last: they are not failures, and a job's log may have many of them.
     _of(
         r"optimizer \S+ steps \d+ parameters of .*, and no checkpoint has its state",
         "optimizer … steps … parameters of …, and no checkpoint has its state",
         "the script has an optimizer that was not given to the Checkpointer: after a resume its state would begin from zero",
-        "give it to the Checkpointer under a name of its own: Checkpointer(…, optimizer2=opt)",
+        "give it to the Checkpointer under its own name: Checkpointer(…, optimizer2=opt)",
     ),
     _of(
         r"step \d+: save postponed, ",
         "step …: save postponed",
-        "the save before is still being written, and no snapshot slot is free; the save is taken at the next step that has one",
-        "nothing; if it happens often, save less often, or give relight.Limits(memory=) room for another slot",
+        "the previous save is still being written, and no snapshot slot is free; the save is taken at the next step with a free slot",
+        "nothing; if it happens often, save less often, or increase relight.Limits(memory=) so that another slot fits",
     ),
 )
 
 _SILENT = ("unknown", "memory", "device memory", "killed")
-"""Kinds of which a person's own words say more than the kind does."""
+"""Kinds for which a user's own description is more specific than the kind."""
 
 _BY_KIND: dict[str, tuple[str, str]] = {
-    "user": ("correct it: starting again would only repeat it", ""),
-    "memory": ("give the job more, or have it take less: smaller batches, fewer workers, relight.Limits(memory=…)", "relight doctor RUN"),
-    "device memory": ("a smaller micro-batch (ckpt.micro_batch_split), or activation checkpointing", ""),
-    "hardware": ("take the machine out of the job and look at it", "dmesg --level=err,crit"),
-    "network": ("see which rank ended first: the others only say that they lost it", "relight incidents RUN"),
-    "storage": ("look at the store: its room, its mount, its disk", "relight doctor STORE"),
-    "data": ("look at the sample or the worker that it names", ""),
-    "numerical": ("go back to before it, and skip what it was trained on: relight run does both", "relight incidents RUN"),
-    "preemption": ("say how long there is: RELIGHT_GRACE_S; a save is made before the end", ""),
-    "hang": ("see where the ranks stood", "relight incidents RUN latest"),
-    "crash": ("look for a stack above it; run with PYTHONFAULTHANDLER=1", ""),
-    "killed": ("see whether memory ran out", "dmesg | grep -i oom"),
-    "fenced": ("stop this process, or give it a run of its own", "relight log RUN"),
-    "unknown": ("run it under relight run: it writes down what every rank was at", "relight incidents RUN"),
+    "user": ("fix the error: a restart would only repeat it", ""),
+    "memory": ("give the job more, or reduce its use: smaller batches, fewer workers, relight.Limits(memory=…)", "relight doctor RUN"),
+    "device memory": ("use a smaller micro-batch (ckpt.micro_batch_split), or activation checkpointing", ""),
+    "hardware": ("take the machine out of the job and check it", "dmesg --level=err,crit"),
+    "network": ("find the rank that ended first: the others only report that they lost it", "relight incidents RUN"),
+    "storage": ("check the store's free space, its mount and its disk", "relight doctor STORE"),
+    "data": ("check the sample or the worker that the error names", ""),
+    "numerical": ("roll back to before the error, and skip the samples that caused it: relight run does both", "relight incidents RUN"),
+    "preemption": ("set the grace period: RELIGHT_GRACE_S; Relight then saves before the end", ""),
+    "hang": ("check where each rank stood", "relight incidents RUN latest"),
+    "crash": ("find the stack trace above the error; run with PYTHONFAULTHANDLER=1", ""),
+    "killed": ("check whether memory ran out", "dmesg | grep -i oom"),
+    "fenced": ("stop this process, or give it its own run name", "relight log RUN"),
+    "unknown": ("run it under relight run, which records the state of every rank", "relight incidents RUN"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What happened, as far as words tell. ``kind`` is one of the supervisor's; ``section`` a heading, or a row, of troubleshooting."""
+    """Explanation of a failure's text.
+
+    ``kind`` is one of ``supervise.facts.KINDS``. ``section`` is a heading of docs/troubleshooting.md or a kind of its table.
+    """
 
     kind: str
     kind_means: str
     line: str
-    """The words that tell."""
+    """The line that was recognised."""
     section: str
     means: str
     do: str
@@ -327,16 +330,16 @@ class Explained:
 
     @property
     def known(self) -> bool:
-        """Whether anything was recognised."""
+        """Whether the text was recognised."""
         return bool(self.section) or self.kind != "unknown"
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the fields for ``--json``."""
         return {"known": self.known, **asdict(self)}
 
 
 def explain(text: str) -> Explained:
-    """What ``text``, an error's words or the end of a log, speaks of. Always gives one; ``known`` says whether it was recognised."""
+    """Explain ``text``, an error message or the end of a log. ``known`` of the result is False if nothing was recognised."""
     lines = [line[:_LINE_MAX] for line in text.splitlines() if line.strip()][-LINES_MAX:]
     failure = classify(FailureEvidence(workers=(Worker(0, exit=1, tail=tuple(lines)),)))
     symptom, line = _symptom(lines)
@@ -354,7 +357,7 @@ def explain(text: str) -> Explained:
 
 
 def _symptom(lines: list[str]) -> tuple[Symptom | Complaint | None, str]:
-    """What fits, the narrowest first; of several lines that fit it, the last. Error numbers count as their names."""
+    """Return the first symptom that matches a line, with the last such line. Error numbers also match by their names."""
     named = [with_names(line) for line in lines]
     for symptom in SYMPTOMS:
         for line, words in zip(reversed(lines), reversed(named)):
@@ -372,13 +375,13 @@ def _complaint(complaints: Sequence[Complaint], lines: list[str]) -> tuple[Compl
 
 
 def read_log(path: str) -> str:
-    """The end of a log, up to 8 MiB. ``ConfigError`` for what cannot be read."""
+    """Return the last 8 MiB of a log. Raise ``ConfigError`` if it cannot be read."""
     try:
         with open(path, "rb") as file:
             if not os.path.isfile(path):
-                raise ConfigError("a log is a file", where=path)
+                raise ConfigError("the log is not a regular file", where=path)
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - LOG_BYTES_MAX))
             return file.read(LOG_BYTES_MAX).decode("utf-8", errors="replace")
     except OSError as error:
-        raise ConfigError(f"the log cannot be read: {error.strerror}", where=path, hint="name a file that a job has written") from None
+        raise ConfigError(f"the log cannot be read: {error.strerror}", where=path, hint="name a log file of a job") from None

@@ -1,4 +1,4 @@
-"""Facts about a machine, a store, its runs and the settings. Values only. None, or an entry in ``unseen``: the fact is unknown."""
+"""Facts about a machine, a store, its runs and the settings, as plain values. A fact that is None or in ``unseen`` is unknown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Trouble(NamedTuple):
 
     @classmethod
     def from_error(cls, error: RelightError | OSError, where: str = "") -> Trouble:
-        """Text of the error."""
+        """Return kind, text, place and hint of the error. ``where`` is the place if the error has none."""
         if isinstance(error, RelightError):
             return cls(error.kind, error.what, error.where or where, error.hint)
         return cls("store", error.strerror or str(error), str(error.filename or where))
@@ -50,7 +50,7 @@ class Machine:
 
     host: str = ""
     now: float = 0.0
-    """Time of its clock, in seconds since the epoch."""
+    """Time of its clock, in seconds since 1970."""
     memory_bytes: int | None = None
     """Bytes of memory available now, within the limits of control groups."""
     commit_bytes: int | None = None
@@ -70,7 +70,7 @@ class Machine:
     packages: tuple[Package, ...] = ()
     live: tuple[LiveProcess, ...] = ()
     names: tuple[tuple[str, str, str], ...] = ()
-    """Hosts that settings name and that do not resolve, or are not this machine: the setting, the host, why."""
+    """Hosts in settings that do not resolve, or are not this machine: the setting, the host, the reason."""
     unseen: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -126,7 +126,7 @@ class StoreFacts:
     error: Trouble | None = None
     """Why it cannot be listed or opened."""
     record: Trouble | None = None
-    """What is wrong with ``relight.json``."""
+    """The error of reading ``relight.json``."""
     is_directory: bool = True
     mount: Mount | None = None
     free_bytes: int | None = None
@@ -156,8 +156,10 @@ class StoreFacts:
 
 
 class CheckpointFacts(NamedTuple):
-    """A live checkpoint. ``damage``: what is wrong with its metadata or sizes, or is known from reading it; None: it
-    was not looked at."""
+    """A live checkpoint.
+
+    ``damage`` is the known damage of its metadata, sizes or bytes: empty for a good checkpoint, None if it was not checked.
+    """
 
     id: str
     step: int
@@ -170,7 +172,7 @@ class CheckpointFacts(NamedTuple):
     metrics: Mapping[str, float] = {}
     set_aside: bool = False
     whole_s: float | None = None
-    """Time when every byte was last read and found as committed, from the run's log."""
+    """Time of the last full read that found every byte as committed, from the run's log."""
 
 
 class AttemptFacts(NamedTuple):
@@ -204,7 +206,7 @@ class IncidentFacts(NamedTuple):
 
 
 class MeasuredRestore(NamedTuple):
-    """Measurement of reading the newest checkpoint as a restore does. ``whole`` is False if only a part was read."""
+    """Bytes and seconds of reading the newest checkpoint as a restore does. ``whole`` is False if only a part was read."""
 
     bytes: int
     seconds: float
@@ -221,7 +223,7 @@ class Drilled(NamedTuple):
     script: str = ""
     """The drilled script; empty for the drill's own job."""
     why_not: tuple[str, str] = ("", "")
-    """``no`` if the drill no longer counts, ``unknown`` if that is unknown, else ""; and the reason."""
+    """``no`` if the drill does not count, ``unknown`` if that cannot be determined, else ""; and the reason."""
 
 
 class Proven(NamedTuple):
@@ -251,7 +253,7 @@ class RunFacts:
     """Live checkpoints, oldest first."""
     newest_record_s: float | None = None
     back_s: float = 0.0
-    """By how much the time of a record was before that of the one behind it, at most."""
+    """Largest number of seconds by which a record's time is before that of the previous record."""
     retired: int = 0
     pinned: int = 0
     """Number of live checkpoints with a tag or a hold."""
@@ -261,11 +263,11 @@ class RunFacts:
     environment: Mapping[str, object] = field(default_factory=dict)
     """Environment of the newest checkpoint."""
     exact: tuple[str, ...] = ()
-    """Why a resume from the newest is not bit-exact."""
+    """Why a resume from the newest checkpoint is not bit-exact."""
     tiers: tuple[TierFacts, ...] = ()
     incidents: tuple[IncidentFacts, ...] = ()
     supervised: bool = False
-    """Whether a job of it ran under ``relight run``."""
+    """Whether a job of the run ran under ``relight run``."""
     signed: bool = False
     drills: tuple[Drilled, ...] = ()
     proofs: tuple[Proven, ...] = ()
@@ -332,7 +334,7 @@ class NodeFacts(NamedTuple):
     settings: Mapping[str, str] = {}
     """Digest of each setting's value."""
     mount: Mount | None = None
-    """Of the store's place there."""
+    """Mount of the store's path on that node."""
     sees: bool | None = None
     """Whether it sees the file that node 0 wrote to the store; None if node 0 wrote none."""
     ahead_s: float | None = None

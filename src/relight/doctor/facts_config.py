@@ -87,8 +87,8 @@ def _bad(given: dict[str, str]) -> Iterator[tuple[str, Trouble]]:
         "RELIGHT_TRUST": lambda: StoreSecurity.from_settings(encrypt=(), sign="", anchor=""),
     }
     for name, call in tries.items():
-        if name in given and (found := _tried(call)) is not None:
-            yield name, found
+        if name in given and (trouble := _tried(call)) is not None:
+            yield name, trouble
 
 
 def _seconds(name: str, text: str) -> float:
@@ -97,7 +97,7 @@ def _seconds(name: str, text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 86400:
-        raise ConfigError(f"{name} is a number of seconds, at most a day, not {text[:40]!r}")
+        raise ConfigError(f"{name} must be a number of seconds, at most 86400, and is {text[:40]!r}")
     return value
 
 
@@ -118,14 +118,14 @@ def _key_files(url: str) -> Iterator[KeyFile]:
 
 
 def _cache(folder: str) -> Trouble | None:
-    """Why it cannot be used; what is not there yet is made when it is first needed."""
+    """Return why the cache cannot be used; None if it can. A directory that does not exist is created at its first use."""
     if "\0" in folder or "://" in folder:
-        return Trouble("config", "RELIGHT_CACHE is a directory of a local disk", folder[:200])
+        return Trouble("config", "RELIGHT_CACHE must be a directory on a local disk", folder[:200])
     path = os.path.abspath(os.path.expanduser(folder))
     while not os.path.lexists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     if not os.path.isdir(path):
-        return Trouble("config", "it is no directory", path)
+        return Trouble("config", "it is not a directory", path)
     if not os.access(path, os.W_OK | os.X_OK):
-        return Trouble("store", "it may not be written to", path)
+        return Trouble("store", "it is not writable", path)
     return None

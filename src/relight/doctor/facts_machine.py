@@ -25,7 +25,7 @@ _LIMITS = {
     "memlock": resource.RLIMIT_MEMLOCK, "open files": resource.RLIMIT_NOFILE, "file size": resource.RLIMIT_FSIZE,
     "address space": resource.RLIMIT_AS, "processes": resource.RLIMIT_NPROC,
 }  # fmt: skip
-_SHM = "/dev/shm"  # noqa: S108 - looked at, not written to
+_SHM = "/dev/shm"  # noqa: S108 - only read
 _NEED = re.compile(r"([A-Za-z0-9_.-]+)\s*(?:\[[^\]]*\])?\s*(?:>=\s*([\w.]+))?[^;]*(?:;\s*(.*))?")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 _PYTHON = re.compile(r"python_version\s*<\s*['\"](\d+)\.(\d+)['\"]")
@@ -46,10 +46,10 @@ _PAGES_MAX = 4096
 
 def collect_machine(url: str, *, quick: bool = False) -> Machine:
     """Collect facts about this machine for a process that uses the store at ``url``. Cost: some ms; longer for unresolvable names."""
-    looking = BoundedProbe()
-    seen = looking.at
+    probes = BoundedProbe()
+    seen = probes.at
     if quick:
-        looking.leave_out("kernel's log", "names")
+        probes.leave_out("kernel's log", "names")
     shm = seen("shared memory", lambda: os.statvfs(_SHM), None)
     return Machine(
         host=socket.gethostname()[:64],
@@ -67,12 +67,12 @@ def collect_machine(url: str, *, quick: bool = False) -> Machine:
         packages=seen("packages", partial(_packages, url), ()),
         live=seen("jobs", _live, ()),
         names=() if quick else seen("names", lambda: tuple(_names()), ()),
-        unseen=looking.unseen,
+        unseen=probes.unseen,
     )
 
 
 def memory_places() -> list[Path]:
-    """Where ``relight run`` makes its pages."""
+    """Return the directories in which ``relight run`` creates its shared memory."""
     return [Path(top) for top in dict.fromkeys((_SHM, tempfile.gettempdir()))]
 
 
@@ -82,7 +82,7 @@ def dead_supervisors() -> tuple[str, ...]:
 
 
 def _commit_left() -> int | None:
-    """What may still be promised, where the kernel promises no more than there is."""
+    """Return the bytes that are left of the kernel's commit limit; None if the kernel overcommits."""
     if Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip() != "2":
         return None
     table = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines() if ":" in line)
@@ -100,7 +100,7 @@ def _kernel() -> tuple[tuple[str, str], ...]:
 
 
 def _live() -> tuple[LiveProcess, ...]:
-    """What the pages say of ranks that are under ``relight run`` here."""
+    """Return the live ranks under ``relight run`` on this machine, from their heartbeat pages."""
     live = []
     for folder in directories().values():
         for page in sorted(folder.glob("pulse-*"))[:_PAGES_MAX]:
@@ -121,18 +121,18 @@ def _packages(url: str) -> tuple[Package, ...]:
         kind = spec.partition(":")[0]
         if kind in _SPECS:
             wanted[_SPECS[kind]] = f"{kind}:"
-    found: dict[str, Package] = {}
+    packages: dict[str, Package] = {}
     for name, least, optional in _needs():
-        there = _version(name)
-        if not optional or there or name in wanted:
-            found.setdefault(name, Package(name, least, there, wanted.get(name, "")))
+        version = _version(name)
+        if not optional or version or name in wanted:
+            packages.setdefault(name, Package(name, least, version, wanted.get(name, "")))
     for name, by in wanted.items():
-        found.setdefault(name, Package(name, "", _version(name), by))
-    return tuple(found.values())
+        packages.setdefault(name, Package(name, "", _version(name), by))
+    return tuple(packages.values())
 
 
 def _needs() -> Iterator[tuple[str, str, bool]]:
-    """``(name, oldest version, whether it is optional)``, as Relight's own metadata say it."""
+    """Yield ``(name, oldest version, whether it is optional)`` of each package in Relight's own metadata."""
     import sys
 
     for line in _requirements():
@@ -186,9 +186,9 @@ def _unresolved(host: str) -> str:
 def _not_ours(host: str) -> str:
     """Return why this machine cannot listen at an address; "" if it can."""
     for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-        with socket.socket(family, kind, protocol) as one:
+        with socket.socket(family, kind, protocol) as listener:
             try:
-                one.bind(address)
+                listener.bind(address)
             except OSError as error:
-                return f"it is no address of this machine ({error.strerror})"
+                return f"it is not an address of this machine ({error.strerror})"
     return ""

@@ -32,13 +32,13 @@ T = TypeVar("T")
 
 
 class Exchange(Protocol):
-    """See ``supervise.meeting.Meeting``."""
+    """Exchange of messages between nodes, as ``supervise.node_exchange.Meeting`` implements it."""
 
     def send(self, what: str, data: bytes) -> None:
-        """Send to the other nodes."""
+        """Send ``data`` under the name ``what`` to the other nodes."""
 
     def receive(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
-        """Return what the nodes that answered in time have sent."""
+        """Return the messages ``what`` of the nodes ``of`` that arrive within ``within_s`` seconds."""
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     host: str
     versions: dict[str, str] = {}
     settings: dict[str, str] = {}
-    """Names and digests: no value leaves the node."""
+    """Name and digest of each setting's value. No value leaves the node."""
     mount: tuple[str, str, list[str]] | None = None
     memory_bytes: int | None = None
     accelerators: int = 0
@@ -55,16 +55,17 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """What its clock showed when all were asked, and whether it saw what the first node had put into the store."""
+    """A node's clock at node 0's request, and whether the node sees the file that node 0 wrote to the store."""
 
     at: float
     sees: bool | None = None
 
 
 def report_of(facts: DoctorFacts) -> NodeReport:
-    """Of this node."""
+    """Return the report of this node."""
     machine, mount = facts.machine, facts.store.mount
-    versions = {one.name: one.installed for one in machine.packages} | {"python": platform.python_version(), "relight": VERSION}
+    versions = {package.name: package.installed for package in machine.packages}
+    versions |= {"python": platform.python_version(), "relight": VERSION}
     return NodeReport(
         machine.host, versions, _settings(), (mount.type, mount.point, sorted(mount.options)) if mount is not None else None,
         machine.memory_bytes, machine.accelerators, dict(machine.limits),
@@ -76,12 +77,12 @@ def collect_nodes(
 ) -> tuple[NodeFacts, ...]:
     """Return the facts of all nodes, also of those that did not answer. Takes at most ``within_s`` and some tens of seconds.
 
-    Node 0 writes a small file to the store, to see whether the others find it, and removes it.
+    Node 0 writes a small file to the store, to check whether the other nodes see it, and removes it.
     """
     say("waiting for the other nodes")
     everyone = range(count)
     exchange.send("facts", msgspec.msgpack.encode(report_of(facts)))
-    told = _all_of(exchange.receive("facts", everyone, within_s), NodeReport)
+    reports = _all_of(exchange.receive("facts", everyone, within_s), NodeReport)
     say("comparing")
     store = open_bytes(facts.store.url) if facts.store.there and facts.store.error is None else None
     mark = _put_mark(store) if rank == 0 else ""
@@ -92,45 +93,45 @@ def collect_nodes(
         if go is not None:
             now = time.time()
             exchange.send("clock", msgspec.msgpack.encode(Clock(now, _sees(store, go.decode(errors="replace")))))
-        heard = exchange.receive("clock", sorted(told), STEP_S) if go is not None else {}
-        clocks = _all_of(heard, Clock)
+        answers = exchange.receive("clock", sorted(reports), STEP_S) if go is not None else {}
+        clocks = _all_of(answers, Clock)
         with contextlib.suppress(RelightError):
             exchange.send("done", b"")
         if rank == 0:
-            exchange.receive("done", sorted(told), STEP_S)
+            exchange.receive("done", sorted(reports), STEP_S)
     finally:
         if mark and store is not None:
             with contextlib.suppress(RelightError):
                 store.delete(mark)
-    return tuple(_node(who, told.get(who), clocks.get(who), clocks.get(0)) for who in everyone)
+    return tuple(_node(node, reports.get(node), clocks.get(node), clocks.get(0)) for node in everyone)
 
 
-def _node(rank: int, told: NodeReport | None, clock: Clock | None, first: Clock | None) -> NodeFacts:
-    if told is None:
+def _node(rank: int, report: NodeReport | None, clock: Clock | None, first: Clock | None) -> NodeFacts:
+    if report is None:
         return NodeFacts(rank, there=False)
-    mount = Mount(told.mount[0], "", told.mount[1], frozenset(told.mount[2])) if told.mount is not None else None
+    mount = Mount(report.mount[0], "", report.mount[1], frozenset(report.mount[2])) if report.mount is not None else None
     ahead_s = clock.at - first.at if clock is not None and first is not None else None
     return NodeFacts(
-        rank, True, told.host, told.versions, told.settings, mount, clock.sees if clock is not None else None, ahead_s,
-        told.memory_bytes, told.accelerators, told.limits,
+        rank, True, report.host, report.versions, report.settings, mount, clock.sees if clock is not None else None, ahead_s,
+        report.memory_bytes, report.accelerators, report.limits,
     )  # fmt: skip
 
 
-def _all_of(heard: Mapping[int, bytes], kind: type[T]) -> dict[int, T]:
-    """Validate another node's message. Invalid fields are treated as not sent."""
-    found = {}
-    for rank, data in heard.items():
+def _all_of(messages: Mapping[int, bytes], kind: type[T]) -> dict[int, T]:
+    """Decode and validate the messages of nodes. An invalid message is treated as not received."""
+    decoded = {}
+    for rank, data in messages.items():
         with contextlib.suppress(msgspec.MsgspecError):
-            found[rank] = from_msgpack(data, kind)
-    return found
+            decoded[rank] = from_msgpack(data, kind)
+    return decoded
 
 
 def _settings() -> dict[str, str]:
     given = {name: value for name, value in os.environ.items() if name.startswith("RELIGHT_") and value}
-    found = {name: _digest(value.encode(errors="replace")) for name, value in given.items() if name not in _OWN}
+    digests = {name: _digest(value.encode(errors="replace")) for name, value in given.items() if name not in _OWN}
     with contextlib.suppress(OSError), open(os.environ.get(PLACE, "") or Path(FILE), "rb") as file:
-        found[FILE] = _digest(file.read(_FILE_BYTES_MAX))
-    return found
+        digests[FILE] = _digest(file.read(_FILE_BYTES_MAX))
+    return digests
 
 
 def _digest(data: bytes) -> str:
@@ -138,7 +139,7 @@ def _digest(data: bytes) -> str:
 
 
 def _put_mark(store: ByteStore | None) -> str:
-    """The name of a file that is in the store from now on; empty if there is none to be had."""
+    """Write a small file to the store, and return its name; "" if it cannot be written."""
     name = f".relight-doctor-{uuid4().hex[:12]}"
     if store is not None:
         with contextlib.suppress(RelightError):
@@ -148,7 +149,7 @@ def _put_mark(store: ByteStore | None) -> str:
 
 
 def _sees(store: ByteStore | None, mark: str) -> bool | None:
-    """None if nothing was put there. A store that is not there on this node has not got it."""
+    """Return whether this node sees node 0's file; None if node 0 wrote none. False if this node has no such store."""
     if not mark.startswith(".relight-doctor-"):
         return None
     if store is None:

@@ -45,15 +45,18 @@ class _Enough(Exception):
 
 
 def collect_run(store: ByteStore, name: str, path: str, *, quick: bool = False) -> RunFacts:
-    """The run ``name``; ``path`` is how a command names it. Cost: reading its log, the metadata of some checkpoints, a listing."""
-    looking = BoundedProbe(_LONG_S)
-    seen = looking.at
+    """Collect facts about the run ``name``, which commands accept as ``path``.
+
+    Cost: reads its log, the metadata of some checkpoints, and a listing.
+    """
+    probes = BoundedProbe(_LONG_S)
+    seen = probes.at
     view = seen("log", lambda: whole_log(store, name), None)
     if view is None:
-        return RunFacts(name=name, path=path, error=_reason(store, name, looking), unseen={})
+        return RunFacts(name=name, path=path, error=_reason(store, name, probes), unseen={})
     history = fold(view)
     known = checked(history)
-    damage = _damage(store, view, history, looking, 1 if quick else _CHECKED_MAX)
+    damage = _damage(store, view, history, probes, 1 if quick else _CHECKED_MAX)
     newest = history.live[-1] if history.live else None
     opened = None
     if newest is not None and not damage.get(newest.id):
@@ -61,7 +64,7 @@ def collect_run(store: ByteStore, name: str, path: str, *, quick: bool = False) 
             "newest checkpoint", lambda: open_checkpoint(store, name, newest, store_id=view.store_id, run_id=view.run_id), None
         )  # fmt: skip
     sweep = seen("leftovers", lambda: plan_sweep(store, name), SweepPlan(name, [], []))
-    times = [found for record in view.records if (found := seconds_since_epoch(record.time)) is not None]
+    times = [time_s for record in view.records if (time_s := seconds_since_epoch(record.time)) is not None]
     holds = holds_of(history)
     none: list[Incident] = []
     since_s = time.time() - INCIDENTS_S
@@ -83,14 +86,17 @@ def collect_run(store: ByteStore, name: str, path: str, *, quick: bool = False) 
         incidents=tuple(IncidentFacts(seconds_since_epoch(row.at), row.kind, row.action, row.why) for row in incidents),
         supervised=bool(incidents) or seen("accounts", lambda: any(True for _ in store.list(f"{name}/{INCIDENTS}")), False),
         signed=guard_of(store).trust is not None,
-        unseen=looking.unseen,
+        unseen=probes.unseen,
     )  # fmt: skip
 
 
 def measure_restore(
     store: ByteStore, name: str, *, bytes_max: int, seconds_max: float, progress: Callable[[int], None] = lambda count: None
 ) -> MeasuredRestore | None:
-    """Read the newest checkpoint as a restore does, every chunk hashed, into nothing; None if there is none. Stops at either bound."""
+    """Read and hash the newest checkpoint as a restore does, without a destination. Return None if the run has no checkpoint.
+
+    Stops after ``bytes_max`` bytes or ``seconds_max`` seconds. ``progress`` receives the number of bytes of each read.
+    """
     view = Log(store, name).read()
     live = fold(view).live
     if not live:
@@ -112,39 +118,43 @@ def measure_restore(
     return MeasuredRestore(done, time.perf_counter() - began, True, tuple(f"{finding.file}: {finding.detail}" for finding in findings))
 
 
-def _reason(store: ByteStore, name: str, looking: BoundedProbe) -> Trouble:
-    """The error itself, which says where and what to do; what took too long has none."""
-    if looking.unseen["log"].startswith("no answer"):
-        return Trouble("store", looking.unseen["log"], f"{store.url}/{name}")
+def _reason(store: ByteStore, name: str, probes: BoundedProbe) -> Trouble:
+    """Return why the log could not be read. Reads it again, because the error itself has the place and a hint."""
+    if probes.unseen["log"].startswith("no answer"):  # a second read could take as long
+        return Trouble("store", probes.unseen["log"], f"{store.url}/{name}")
     try:
         whole_log(store, name)
     except RelightError as error:
         return Trouble.from_error(error, f"{store.url}/{name}")
-    return Trouble("store", looking.unseen["log"], f"{store.url}/{name}", "it could be read the second time: look again")
+    return Trouble("store", probes.unseen["log"], f"{store.url}/{name}", "a second read succeeded: run relight doctor again")
 
 
-def _damage(store: ByteStore, view: LogView, history: History, looking: BoundedProbe, at_most: int) -> dict[str, tuple[str, ...]]:
-    """Check metadata and sizes of the newest checkpoints. Continue with older ones until a good one is found."""
-    found: dict[str, tuple[str, ...]] = {}
+def _damage(store: ByteStore, view: LogView, history: History, probes: BoundedProbe, at_most: int) -> dict[str, tuple[str, ...]]:
+    """Return the damage of metadata and sizes by checkpoint ID, the newest first.
+
+    Checks ``at_most`` checkpoints, and continues with older ones until a good one is found or ``_CHECK_S`` seconds have passed.
+    """
+    damage_of: dict[str, tuple[str, ...]] = {}
     ends = time.monotonic() + _CHECK_S
     for checkpoint in reversed(history.live):
-        good = any(not damage for damage in found.values())
-        if (len(found) >= at_most and good) or time.monotonic() > ends:
+        good = any(not damage for damage in damage_of.values())
+        if (len(damage_of) >= at_most and good) or time.monotonic() > ends:
             break
-        findings = looking.at(f"checkpoint {checkpoint.id}", partial(verify_checkpoint, store, view, checkpoint, data=False), None)
+        findings = probes.at(f"checkpoint {checkpoint.id}", partial(verify_checkpoint, store, view, checkpoint, data=False), None)
         if findings is not None and not any(finding.is_silence for finding in findings):
-            found[checkpoint.id] = tuple(f"{finding.file}: {finding.detail}" for finding in findings)
-    return found
+            damage_of[checkpoint.id] = tuple(f"{finding.file}: {finding.detail}" for finding in findings)
+    return damage_of
 
 
-def _stored(one: Checkpoint, history: History, damage: tuple[str, ...] | None, known: VerificationResult | None) -> CheckpointFacts:
+def _stored(checkpoint: Checkpoint, history: History, damage: tuple[str, ...] | None, known: VerificationResult | None) -> CheckpointFacts:
     whole_s = seconds_since_epoch(known.at) if known is not None and not known.damage else None
-    if known is not None and known.damage:  # reading its bytes has shown more than metadata and sizes do
+    if known is not None and known.damage:  # a full read has found more than metadata and sizes show
         damage = (f"{known.damage} (found by {known.by}, {known.at})", *(damage or ()))
-    metrics = {name: metric_value(value) for name, value in one.body.metrics.items()}
+    body = checkpoint.body
+    metrics = {name: metric_value(value) for name, value in body.metrics.items()}
     return CheckpointFacts(
-        one.id, one.step, seconds_since_epoch(one.time), one.body.stored_bytes, one.body.new_bytes, one.body.suspect, damage,
-        len(one.requires), metrics, one.id in history.rolled_back_ids, whole_s,
+        checkpoint.id, checkpoint.step, seconds_since_epoch(checkpoint.time), body.stored_bytes, body.new_bytes, body.suspect, damage,
+        len(checkpoint.requires), metrics, checkpoint.id in history.rolled_back_ids, whole_s,
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ _FSYNCS = 7
 _ASKS = 3
 _RATE_BYTES = 32 << 20
 _SPARE = 16
-"""What is written to see how fast it goes is at most this share of what is free."""
+"""The test of the write rate uses at most one part in this many of the free space."""
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -54,10 +54,10 @@ class _Tries(NamedTuple):
 
 def collect_store(store: ByteStore, *, quick: bool = False) -> StoreFacts:
     """Collect facts about the store. ``quick`` skips its speed. Cost: some small files, and up to 32 MiB written and removed."""
-    looking = BoundedProbe()
+    probes = BoundedProbe()
     if quick:
-        looking.leave_out("rate")
-    seen, inner = looking.at, unwrap(store)
+        probes.leave_out("rate")
+    seen, inner = probes.at, unwrap(store)
     kind, root = _kind(inner), inner.url if isinstance(inner, LocalStore) else ""
     if root and os.path.lexists(root) and not os.path.isdir(root):
         return StoreFacts(url=store.url, kind=kind, is_directory=False)
@@ -65,16 +65,19 @@ def collect_store(store: ByteStore, *, quick: bool = False) -> StoreFacts:
     error = seen("listing", lambda: _trouble(lambda: next(iter(store.list("")), None)), silent)
     exists = error is None and (not root or os.path.isdir(root))
     nothing: tuple[str, ...] = ()
-    runs = seen("runs", lambda: tuple(list_runs(store)), nothing) if error is None else nothing  # an anchor may know some
+    runs = (
+        seen("runs", lambda: tuple(list_runs(store)), nothing) if error is None else nothing
+    )  # an anchor may name runs that the listing lacks
     room = seen("room", lambda: os.statvfs(_nearest(root)), None) if root else None
     record = seen("relight.json", lambda: _trouble(lambda: read_store(store)), None) if exists else None
     wrong_key = record is not None and record.kind == "wrong_key"
-    tried = exists and not wrong_key and (kind in ("disk", "object", "memory") or (kind == "stripe" and bool(runs)))  # trying one makes one
-    found = seen("writing", lambda: _trouble(lambda: _probe(store, runs)), None, 30.0) if tried else None
+    # A test write would create a striped store, so one without runs is not tested.
+    tried = exists and not wrong_key and (kind in ("disk", "object", "memory") or (kind == "stripe" and bool(runs)))
+    failure = seen("writing", lambda: _trouble(lambda: _probe(store, runs)), None, 30.0) if tried else None
     measured: _Tries | None = None
-    if tried and found is None and root:
+    if tried and failure is None and root:
         measured = seen("disk", lambda: _try_disk(root, quick), None, 30.0)
-    exclusive = _exclusive(inner, looking) if tried and not root and found is None else None
+    exclusive = _exclusive(inner, probes) if tried and not root and failure is None else None
     return StoreFacts(
         url=store.url, kind=kind, there=exists, error=error, record=record, runs=runs,
         mount=seen("mount", lambda: mount_of(root), None) if root else None,
@@ -82,7 +85,7 @@ def collect_store(store: ByteStore, *, quick: bool = False) -> StoreFacts:
         size_bytes=room.f_blocks * room.f_frsize if room is not None else None,
         free_inodes=room.f_favail if room is not None and room.f_files else None,
         mode=seen("mode", lambda: stat.S_IMODE(os.stat(root).st_mode), None) if exists and root else None,
-        probe=found if tried else _unmade(root), probed=tried and "writing" not in looking.unseen,
+        probe=failure if tried else _unmade(root), probed=tried and "writing" not in probes.unseen,
         exclusive=measured.exclusive if measured is not None else exclusive,
         direct=measured.direct if measured is not None else None,
         fsync_s=measured.fsync_s if measured is not None else None,
@@ -92,12 +95,12 @@ def collect_store(store: ByteStore, *, quick: bool = False) -> StoreFacts:
         encrypted=encrypts(store) if exists and not wrong_key else None,
         keys=seen("keys", lambda: _keys(store, inner), ()) if exists and encrypts(store) else (),
         leftovers=tuple(sorted(entry.name for entry in Path(root).glob(f"{PREFIX}*"))) if exists and root else (),
-        unseen=looking.unseen,
+        unseen=probes.unseen,
     )  # fmt: skip
 
 
 def mount_of(path: str) -> Mount | None:
-    """The mount that ``path``, or the nearest directory above it that is there, lies on."""
+    """Return the mount of ``path``, or of its nearest existing parent; None if it is not in ``/proc/self/mountinfo``."""
     where = os.path.realpath(_nearest(os.path.abspath(os.path.expanduser(path))))
     best: Mount | None = None
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -107,7 +110,7 @@ def mount_of(path: str) -> Mount | None:
             continue
         point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[4])
         covers = where == point or where.startswith(point.rstrip("/") + "/")
-        if covers and (best is None or len(point) >= len(best.point)):  # of several at one place the last is on top
+        if covers and (best is None or len(point) >= len(best.point)):  # of several mounts at one point, the last is on top
             best = Mount(rest[0], rest[1], point, frozenset(fields[5].split(",")) | frozenset(rest[2].split(",")))
     return best
 
@@ -140,7 +143,7 @@ def _unmade(root: str) -> Trouble | None:
     above = _nearest(root)
     if os.path.isdir(above) and os.access(above, os.W_OK | os.X_OK):
         return None
-    return Trouble("store", "it is not there, and may not be made", above)
+    return Trouble("store", "it does not exist, and cannot be created: no write permission", above)
 
 
 def _probe(store: ByteStore, runs: tuple[str, ...]) -> None:
@@ -175,14 +178,14 @@ def _try_disk(root: str, quick: bool) -> _Tries:
         return _Tries(median(took), direct_works(place.folder), skew, exclusive, rate)
 
 
-def _exclusive(inner: ByteStore, looking: BoundedProbe) -> bool | None:
-    """What the store was found to honour, where it is no directory. It is asked again: servers are upgraded."""
+def _exclusive(inner: ByteStore, probes: BoundedProbe) -> bool | None:
+    """Return whether a store that is not a directory honours exclusive creation. Tests it again, because servers are upgraded."""
     forget()
-    return looking.at("exclusive creation", lambda: inner.properties().exclusive_create, None, 30.0)
+    return probes.at("exclusive creation", lambda: inner.properties().exclusive_create, None, 30.0)
 
 
 def _answer(inner: ByteStore) -> float:
-    """The usual time of reading a small file, also if it is not there."""
+    """Return the median time of reading a small file, in seconds. The file need not exist."""
 
     def ask() -> None:
         with contextlib.suppress(CheckpointNotFound):

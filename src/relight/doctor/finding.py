@@ -13,7 +13,7 @@ SEVERITIES = ("error", "warning", "note")
 
 
 class CheckHit(NamedTuple):
-    """What a check saw. ``command`` is one that can be typed as it stands, "" where none helps; ``fix`` names what ``--fix`` can do."""
+    """A problem that a check found. ``command`` can be run unchanged; "" if no command helps. ``fix`` names what ``--fix`` removes."""
 
     what: str
     where: str = ""
@@ -81,12 +81,12 @@ def judge(facts: DoctorFacts) -> list[Finding]:
         for check in all_checks().values()
         for seen in check.looks(facts)
     ]
-    return sorted(findings, key=lambda one: SEVERITIES.index(one.severity))
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def all_checks() -> dict[str, Check]:
     """Return the registry, with all checks imported."""
-    from relight.doctor import checks_config, checks_machine, checks_nodes, checks_run, checks_store  # noqa: F401 - they put themselves into it
+    from relight.doctor import checks_config, checks_machine, checks_nodes, checks_run, checks_store  # noqa: F401 - they register themselves
 
     return CHECKS
 

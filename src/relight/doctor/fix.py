@@ -16,8 +16,7 @@ from relight.supervise.own_memory import left_in, sweep_memory
 
 @dataclass(frozen=True, slots=True)
 class FixPlan:
-    """What would go: of runs, leftovers of superseded attempts, by the plan that ``relight prune --sweep`` goes by; memory files of
-    supervisors that are dead."""
+    """Leftovers to remove: those of superseded attempts, as ``relight prune --sweep`` plans them, and memory files of dead supervisors."""
 
     sweeps: tuple[SweepPlan, ...]
     memory: tuple[Path, ...]
@@ -26,7 +25,7 @@ class FixPlan:
     def rows(self) -> list[tuple[str, str]]:
         """Leftovers to remove, with the reasons."""
         rows = [(f"{plan.run}/{name}", why) for plan in self.sweeps for name, why in plan.directories]
-        rows += [(key, "a file that was to become a record, and never can") for plan in self.sweeps for key in plan.temporaries]
+        rows += [(key, "a temporary file of a killed writer") for plan in self.sweeps for key in plan.temporaries]
         return rows + [(str(path), "its relight run is dead") for path in self.memory]
 
     def to_dict(self) -> list[dict[str, Any]]:
@@ -60,7 +59,7 @@ def execute_fix(plan: FixPlan, store: ByteStore | None, say: Callable[[str], Non
         report = execute_sweep(sweep, store)
         removed += [name if "/" in name else f"{sweep.run}/{name}" for name in report.deleted]
         left += [f"{sweep.run}/{name}" for name in report.left]
-    gone = {path for top in ({path.parent for path in plan.memory}) for path in sweep_memory(top)}
-    removed += [str(path) for path in sorted(gone)]
-    left += [str(path) for path in plan.memory if path not in gone and path.exists()]
+    swept = {path for top in ({path.parent for path in plan.memory}) for path in sweep_memory(top)}
+    removed += [str(path) for path in sorted(swept)]
+    left += [str(path) for path in plan.memory if path not in swept and path.exists()]
     return FixReport(tuple(removed), tuple(left))

@@ -1,4 +1,4 @@
-"""The table of checks in docs/doctor.md, made from the register: ``python -m relight.doctor.page docs/doctor.md`` puts it in anew."""
+"""Generate the table of checks in docs/doctor.md from the registry: ``python -m relight.doctor.page docs/doctor.md``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PARTS = {"machine": "This machine", "store": "The store", "run": "A run", "confi
 
 
 def table_of_checks() -> str:
-    """Markdown: a table a part."""
+    """Return a Markdown table for each part of the checks."""
     blocks = []
     for part, title in PARTS.items():
         rows = [f"| `{check.name}` | {check.severity} | {check.about} |" for check in all_checks().values() if check.part == part]
@@ -22,7 +22,7 @@ def table_of_checks() -> str:
 
 
 def put_in(text: str) -> str:
-    """``text`` with the table between its marks."""
+    """Return ``text`` with the current table between its markers."""
     return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda match: f"{BEGIN}\n{table_of_checks()}\n{END}", text, flags=re.DOTALL)
 
 

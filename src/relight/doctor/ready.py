@@ -1,7 +1,7 @@
-"""How ready a set-up is for a run that matters: five parts, each line measured, weighed and graded. Pure.
+"""Grade how ready a set-up is for an important run: five parts, each with measured, weighted and graded lines. Pure.
 
-A line's score is what was seen, from 0 to 1; None: it could not be measured here, which is counted as such and earns nothing. What does
-not apply, such as a server's conditions on a local disk, is no line.
+A line's score is between 0 and 1. A score of None means that the line could not be measured here: it counts as possible score, and earns
+nothing. A line that does not apply, such as keys in an unencrypted store, is left out.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def grade_of(score: float) -> str:
 
 
 def grade(facts: DoctorFacts, findings: list[Finding]) -> Readiness:
-    """The list, for the run there is, or the one whose newest checkpoint is the newest. ``findings`` are the doctor's."""
+    """Grade the run that saved last, or the store alone if it has no run. ``findings`` are those of ``judge``."""
     run = max(facts.runs, key=_recent, default=None)
     lines = tuple(line for part in _PARTS for line in part(facts, run, findings))
     return Readiness(lines, run.path if run is not None else "")
@@ -101,7 +101,7 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     named = _line("reliability")
     newest = run.newest if run is not None else None
     if newest is None:
-        yield named("the newest checkpoint can be restored", 10, None, "there is none yet", "relight demo")
+        yield named("the newest checkpoint can be restored", 10, None, "no checkpoint yet", "relight demo")
     elif run is not None and run.measured is not None:
         seen = run.measured
         what = "every byte read" if seen.whole else f"{gb(seen.bytes)} of {gb(newest.bytes)} read"
@@ -113,53 +113,53 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             f"relight verify {quote(path)} latest",
         )
     elif newest.damage is None:
-        yield named(
-            "the newest checkpoint can be restored", 10, None, "it could not be looked into", f"relight verify {quote(path)} latest"
-        )
+        yield named("the newest checkpoint can be restored", 10, None, "it could not be checked", f"relight verify {quote(path)} latest")
     else:
         assert run is not None
-        score, told = (0.0, newest.damage[0]) if newest.damage else restorable(run, newest, facts.machine.now)
-        yield named("the newest checkpoint can be restored", 10, score, told, f"relight ready {quote(path)} --measure")
+        score, evidence = (0.0, newest.damage[0]) if newest.damage else restorable(run, newest, facts.machine.now)
+        yield named("the newest checkpoint can be restored", 10, score, evidence, f"relight ready {quote(path)} --measure")
     good = sum(not checkpoint.damage for checkpoint in run.checkpoints) if run is not None else 0
     yield named(
-        "there is another to fall back on",
+        "an older checkpoint exists to fall back on",
         6,
         min(1.0, max(0, good - 1) / 2) if run is not None and newest is not None else None,
         f"{many(good, 'checkpoint')} not known to be damaged" if good else "no checkpoint yet",
         f"relight ls {quote(path)}",
     )
     yield named(
-        "copies are elsewhere",
+        "further tiers have copies",
         8,
         _tiers(run),
         _tiers_text(run),
         f"relight push {quote(path)} REMOTE" if run is None or not run.tiers else f"relight drain {quote(path)}",
     )
-    yield named("coming back was rehearsed", 8, *drilled(facts, run, path))
+    yield named("recovery was rehearsed", 8, *drilled(facts, run, path))
     yield from more.reliability(facts, run, named)  # type: ignore[misc] # they are lines
     exact, shown = exactness(facts, run)
     yield named("a resume was proven exact", 4, exact, shown, f"relight prove --remember {quote(path)} SCRIPT")
     every = run.interval_s if run is not None else None
     yield named(
-        "little is lost with a failure",
+        "a failure loses little training",
         6,
         None if every is None else _steps(every, (600, 1800, 3600, 14400)),
         "fewer than four checkpoints" if every is None else f"a checkpoint every {span(every)}",
         f"relight bench {quote(facts.store.url)}",
     )
     yield named(
-        "one commit has one winner",
+        "commits are exclusive",
         6,
         _yes(facts.store.exclusive),
-        {None: "not tried", True: "of two creations of one name one failed", False: "a name was created twice"}[facts.store.exclusive],
+        {None: "not tried", True: "the second creation of a name failed", False: "a name was created twice"}[facts.store.exclusive],
         f"relight doctor {quote(facts.store.url)}",
     )
     if facts.store.kind == "disk":
         mount, took = facts.store.mount, facts.store.fsync_s
-        lies = mount is not None and (mount.is_memory or (mount.source.startswith("/dev/") and took is not None and took < FSYNC_LEAST_S))
-        bad = lies or any(finding.name in ("preload", "barriers", "fsync") for finding in findings)
+        volatile = mount is not None and (
+            mount.is_memory or (mount.source.startswith("/dev/") and took is not None and took < FSYNC_LEAST_S)
+        )
+        bad = volatile or any(finding.name in ("preload", "barriers", "fsync") for finding in findings)
         yield named(
-            "what is stored survives a power cut",
+            "checkpoints survive a power cut",
             8,
             None if took is None else 0.0 if bad else 1.0,
             "not tried"
@@ -169,17 +169,17 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         )
     if run is not None:
         yield named(
-            "the log is whole",
+            "the log is undamaged",
             6,
             0.0 if run.faults or run.error is not None else 1.0,
             f"{run.records} records, {len(run.faults)} damaged" if run.error is None else run.error.what,
             f"relight log {quote(path)}",
         )
         yield named(
-            "somebody keeps it alive",
+            "the job runs under relight run",
             5,
             1.0 if run.supervised else 0.0,
-            "it ran under relight run" if run.supervised else "no job of it ran under relight run",
+            "it ran under relight run" if run.supervised else "no job of the run ran under relight run",
             "relight run SCRIPT",
         )
 
@@ -189,17 +189,17 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
     url = store.url
     yield from more.security(facts, named)  # type: ignore[misc]
     yield named(
-        "what is stored is encrypted",
+        "checkpoints are encrypted",
         6,
         _yes(store.encrypted),
-        {None: "the store cannot be opened", True: f"{many(len(store.keys), 'key')} for it", False: "bytes lie in the clear"}[
+        {None: "the store cannot be opened", True: f"{many(len(store.keys), 'key')} for it", False: "the store is not encrypted"}[
             store.encrypted
         ],
         f"relight rekey {quote(url)} --plain",
     )
     if store.encrypted:
         yield named(
-            "a lost key is no lost run",
+            "a second key exists",
             4,
             min(1.0, max(0, len(store.keys) - 1)),
             f"{many(len(store.keys), 'key')} for it",
@@ -207,7 +207,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
         )
         oldest = max((key.age_days for key in store.keys), default=None)
         yield named(
-            "keys are exchanged",
+            "keys are rotated",
             2,
             None if oldest is None else 1.0 if oldest <= 365 else 0.25,
             "no key could be read" if oldest is None else f"the oldest is {oldest:.0f} days old",
@@ -216,37 +216,43 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
     if facts.config.key_files:
         open_to = [file for file in facts.config.key_files if file.mode & 0o077]
         yield named(
-            "keys are kept to oneself",
+            "key files are private",
             6,
             0.0 if open_to else 1.0,
-            f"{open_to[0].path} is {open_to[0].mode:04o}" if open_to else f"{len(facts.config.key_files)} files, for their owner alone",
+            f"{open_to[0].path} has mode {open_to[0].mode:04o}"
+            if open_to
+            else f"only its owner can read {many(len(facts.config.key_files), 'key file')}",
             f"chmod 600 {(open_to or facts.config.key_files)[0].path}",
         )
     trusted = "RELIGHT_TRUST" in facts.config.settings
     yield named(
-        "records are believed if signed",
+        "records must be signed",
         4,
         1.0 if trusted else 0.0,
-        "RELIGHT_TRUST says whose count" if trusted else "whoever can write there can add a record",
+        "RELIGHT_TRUST names the trusted signers" if trusted else "anyone who can write to the store can add a record",
         "relight keys new --signing FILE",
     )
     yield named(
-        "rolling back would be noticed",
+        "a rolled back log would be detected",
         2,
         1.0 if "RELIGHT_ANCHOR" in facts.config.settings else 0.0,
-        "RELIGHT_ANCHOR is set" if "RELIGHT_ANCHOR" in facts.config.settings else "how far the log went is written down nowhere else",
+        "RELIGHT_ANCHOR is set" if "RELIGHT_ANCHOR" in facts.config.settings else "the log's newest record is recorded nowhere else",
         "export RELIGHT_ANCHOR=URL",
     )
     if store.kind == "disk":
         mode = store.mode
         score = None if mode is None else 0.0 if mode & 0o002 else 0.75 if mode & 0o020 else 1.0
         yield named(
-            "others cannot write there", 6, score, "it is not there yet" if mode is None else f"mode {mode:04o}", f"chmod go-w {quote(url)}"
+            "other users cannot write to the store",
+            6,
+            score,
+            "it does not exist yet" if mode is None else f"mode {mode:04o}",
+            f"chmod go-w {quote(url)}",
         )
     if store.kind == "object":
         clear = any(finding.name == "endpoint-clear" for finding in findings)
         yield named(
-            "nothing travels in the clear",
+            "connections use TLS",
             6,
             0.0 if clear else 1.0,
             facts.config.endpoint or "the provider's own endpoint",
@@ -259,10 +265,10 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     yield from more.performance(facts, run, named)  # type: ignore[misc]
     need, memory = slots_bytes(facts), facts.machine.memory_bytes
     yield named(
-        "saves need no waiting: memory for two copies",
+        "memory has room for two copies of the state",
         6,
         None if not need or memory is None else min(1.0, memory / need),
-        "no checkpoint yet, so its size is not known" if not need else f"{gb(need)} needed, {gb(memory or 0)} available",
+        "no checkpoint yet, so its size is unknown" if not need else f"{gb(need)} needed, {gb(memory or 0)} available",
         f"relight bench {quote(store.url)}",
     )
     newest, every = (run.newest, run.interval_s) if run is not None else (None, None)
@@ -273,18 +279,22 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             "a save is durable before the next is due",
             6,
             _steps(takes / every, (0.25, 0.5, 0.75, 1.0)),
-            f"{span(takes)} at {gb(rate)}/s, one every {span(every)}",
+            f"a save takes {span(takes)} at {gb(rate)}/s, and is due every {span(every)}",
             f"relight bench {quote(store.url)}",
         )
     else:
         yield named(
-            "a save is durable before the next is due", 6, None, "no rate, or no usual interval", f"relight bench {quote(store.url)}"
+            "a save is durable before the next is due",
+            6,
+            None,
+            "the write rate or the usual interval is unknown",
+            f"relight bench {quote(store.url)}",
         )
     seen = run.measured if run is not None else None
     if seen is not None and seen.seconds > 0 and newest is not None:
         whole_s = seen.seconds * newest.bytes / max(1, seen.bytes)
         yield named(
-            "coming back is quick",
+            "a restore is fast",
             6,
             _steps(whole_s, (60, 180, 600, 1800)),
             f"{gb(seen.bytes)} in {seen.seconds:.2f} s ({gb(seen.bytes / seen.seconds)}/s)",
@@ -292,15 +302,15 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         )
     else:
         yield named(
-            "coming back is quick",
+            "a restore is fast",
             6,
             None,
-            "not measured: --measure reads the newest",
+            "not measured: --measure reads the newest checkpoint",
             f"relight ready {run.path if run is not None else store.url} --measure",
         )
     if store.kind == "disk":
         yield named(
-            "saves leave the page cache alone",
+            "saves bypass the page cache",
             2,
             _yes(store.direct),
             {None: "not tried", True: "O_DIRECT works", False: "O_DIRECT is refused"}[store.direct],
@@ -310,7 +320,7 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         "the store answers quickly",
         3,
         None if store.answer_s is None else _steps(store.answer_s, (0.1, 0.5, 1.0, 2.0)),
-        "not asked" if store.answer_s is None else f"a small read takes {store.answer_s * 1e3:.1f} ms",
+        "not measured" if store.answer_s is None else f"a small read takes {store.answer_s * 1e3:.1f} ms",
         f"relight ls {quote(store.url)}",
     )
 
@@ -321,32 +331,38 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     need, free = facts.newest_bytes, store.free_bytes
     if store.kind in ("disk", "stripe"):
         yield named(
-            "there is room for more",
+            "there is space for more checkpoints",
             6,
             None if free is None or not need else min(1.0, free / need / 10),
-            "no checkpoint yet, so its size is not known"
+            "no checkpoint yet, so its size is unknown"
             if not need or free is None
-            else f"{gb(free)} free: {free // need} more of the newest",
+            else f"{gb(free)} free: {free // need} more checkpoints as large as the newest",
             f"relight prune {quote(path)} --keep-last 3 --dry-run",
         )
         if store.free_inodes is not None:
             yield named(
-                "there are inodes", 2, min(1.0, store.free_inodes / 100_000), f"{store.free_inodes:,} free", f"df -i {quote(store.url)}"
+                "there are free inodes",
+                2,
+                min(1.0, store.free_inodes / 100_000),
+                f"{store.free_inodes:,} free",
+                f"df -i {quote(store.url)}",
             )
     if run is not None and len(run.checkpoints) + run.retired >= 4:
         growth = growth_bps(facts)
         lasts = free / growth if growth and free is not None else math.inf
         score = 1.0 if run.retired else None if growth is None else _steps(-lasts, (-90 * _DAY_S, -30 * _DAY_S, -7 * _DAY_S, -_DAY_S))
-        text = f"{many(run.retired, 'checkpoint')} retired so far" if run.retired else "nothing was retired yet"
+        text = f"{many(run.retired, 'checkpoint')} retired so far" if run.retired else "no checkpoint was retired yet"
         yield named(
-            "what is old goes",
+            "old checkpoints are deleted",
             5,
             score,
             text + (f"; full in {span(lasts)}" if math.isfinite(lasts) and not run.retired else ""),
             f"relight prune {quote(path)} --keep-last 3 --dry-run",
         )
     else:
-        yield named("what is old goes", 5, None, "too few checkpoints to tell", f"relight prune {quote(path)} --keep-last 3 --dry-run")
+        yield named(
+            "old checkpoints are deleted", 5, None, "fewer than four checkpoints", f"relight prune {quote(path)} --keep-last 3 --dry-run"
+        )
     files = facts.machine.limits.get("open files")
     yield named(
         "limits allow many ranks",
@@ -366,10 +382,10 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     if facts.machine.accelerators or facts.machine.fabric:
         limited = any(finding.name == "memlock" for finding in findings)
         yield named(
-            "memory may be locked",
+            "enough memory may be locked",
             3,
             0.0 if limited else 1.0,
-            "too little" if limited else "enough for fabrics and pinned buffers",
+            "the limit is too low" if limited else "the limit suffices for fabrics and pinned buffers",
             "ulimit -l unlimited",
         )
 
@@ -380,7 +396,7 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
     target = run.path if run is not None else facts.store.url
     yield from more.operations(facts, named)  # type: ignore[misc]
     yield named(
-        "the doctor finds nothing",
+        "relight doctor finds nothing",
         8,
         0.0 if errors else max(0.25, 1.0 - 0.25 * warnings),
         f"{many(errors, 'error')}, {many(warnings, 'warning')}",
@@ -391,10 +407,10 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
         package for package in packages if not package.installed or (package.least and numbers(package.installed) < numbers(package.least))
     ]
     yield named(
-        "software is as tested",
+        "packages have tested versions",
         4,
         None if not packages else 0.0 if old else 1.0,
-        "Relight's own metadata are not there"
+        "the metadata of Relight's package are missing"
         if not packages
         else f"{old[0].name} {old[0].installed or 'is missing'}"
         if old
@@ -403,28 +419,28 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
     )
     bad = len(facts.config.unknown) + len(facts.config.bad) + (facts.config.file_error is not None)
     yield named(
-        "settings are what they seem",
+        "settings are valid",
         5,
         0.0 if bad else 1.0,
-        f"{bad} wrong" if bad else f"{len(facts.config.settings)} set, all known",
+        f"{bad} invalid" if bad else f"{len(facts.config.settings)} set, all valid",
         f"relight doctor {quote(target)}",
     )
     yield named(
-        "the end of a machine is known",
+        "the grace period is known",
         3,
         1.0 if facts.config.grace else 0.0,
-        "RELIGHT_GRACE_S or relight.toml says it" if facts.config.grace else "nobody has said how long there is behind SIGTERM",
+        "RELIGHT_GRACE_S or relight.toml sets it" if facts.config.grace else "no setting states the time between SIGTERM and SIGKILL",
         "export RELIGHT_GRACE_S=30",
     )
     if run is not None:
         left = len(run.leftovers) + len(run.temporaries)
-        yield named("nothing is left lying", 2, 1.0 if not left else 0.5, many(left, "leftover"), f"relight doctor {quote(target)} --fix")
+        yield named("no leftovers exist", 2, 1.0 if not left else 0.5, many(left, "leftover"), f"relight doctor {quote(target)} --fix")
         skew = (run.newest_record_s is not None and run.newest_record_s - facts.machine.now > 300) or run.back_s > 300
         yield named(
             "clocks agree",
             3,
             0.0 if skew else 1.0,
-            "a record is from the future, or goes back" if skew else f"{run.records} records in order",
+            "a record's time is in the future, or before the previous record" if skew else f"{run.records} records in order",
             "chronyc tracking",
         )
         failed = [
@@ -432,7 +448,7 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
         ]
         if run.supervised:
             yield named(
-                "a quiet week",
+                "few failures within a week",
                 3,
                 _steps(len(failed), (0, 2, 5, 20)),
                 f"{many(len(failed), 'failure')} in 7 days",
@@ -479,6 +495,5 @@ def _tiers_text(run: RunFacts | None) -> str:
     if not run.tiers:
         return "the run has no further tier"
     return ", ".join(
-        f"{tier.name}: {'does not answer' if tier.error else f'lacks {tier.lacks}' if tier.lacks else 'has all it should'}"
-        for tier in run.tiers
+        f"{tier.name}: {'does not answer' if tier.error else f'lacks {tier.lacks}' if tier.lacks else 'complete'}" for tier in run.tiers
     )

@@ -1,4 +1,4 @@
-"""What was proven of a run and is remembered with it, as lines of ``relight ready`` weigh it: by what it covers, and by its age. Pure."""
+"""Score the proofs that are recorded with a run, by what they cover and by their age. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from relight.doctor.finding import span
 
 _DAY_S = 86400.0
 _METADATA = 0.75
-"""Where nobody has read the bytes: metadata and sizes are as committed."""
+"""Score if metadata and sizes are as committed, and the bytes were not read."""
 _VERIFIED_DAYS = (7, 30, 90, 365)
 _PROVED_DAYS = (30, 90, 180, 365)
 
 
 def steps_of(value: float, bounds: tuple[float, float, float, float]) -> float:
-    """1 up to the first bound, then 0.75, 0.5, 0.25, and 0 behind the last."""
+    """Return 1 up to the first bound, then 0.75, 0.5, 0.25, and 0 above the last."""
     return next((1.0 - 0.25 * number for number, bound in enumerate(bounds) if value <= bound), 0.0)
 
 
 def restorable(run: RunFacts, newest: CheckpointFacts, now: float) -> tuple[float, str]:
-    """Whether the newest can be restored, by what was read of it before: never less than metadata alone earn, unless it was damaged."""
+    """Return score and evidence for the newest checkpoint, from recorded full reads of it.
+
+    The score is at least ``_METADATA``, and 0 if a read found damage that was not repaired since.
+    """
     for proof in reversed(run.proofs):
         for checkpoint_id, step, damage in proof.verified:
             if checkpoint_id != newest.id:
@@ -30,17 +33,17 @@ def restorable(run: RunFacts, newest: CheckpointFacts, now: float) -> tuple[floa
             score = _METADATA + (1 - _METADATA) * _fresh(proof, now, _VERIFIED_DAYS)
             return score, f"step {step}: every byte was as committed {_when(proof, now)}"
     older = [(proof, step) for proof in run.proofs for _, step, damage in proof.verified if not damage]
-    last = f"; the last that were is step {older[-1][1]}, {_when(older[-1][0], now)}" if older else ""
+    last = f"; the last fully read checkpoint is step {older[-1][1]}, {_when(older[-1][0], now)}" if older else ""
     return _METADATA, f"metadata and sizes as committed; its bytes were not read{last}"
 
 
 def exactness(facts: DoctorFacts, run: RunFacts | None) -> tuple[float | None, str]:
-    """Whether a resume of it was shown to be exact, and how long ago; the newest proof counts."""
+    """Return score and evidence of an exact resume. The newest proof counts, and its score falls with its age."""
     if run is None:
         return None, "there is no run yet"
     last = next((proof for proof in reversed(run.proofs) if proof.kind == "prove"), None)
     if last is None:
-        return 0.0, "no proof is remembered with it"
+        return 0.0, "no proof is recorded with the run"
     score = _fresh(last, facts.machine.now, _PROVED_DAYS) if last.ok else 0.0
     return score, f"{_when(last, facts.machine.now)}: {last.summary}"
 
@@ -50,4 +53,4 @@ def _fresh(proof: Proven, now: float, days: tuple[float, float, float, float]) -
 
 
 def _when(proof: Proven, now: float) -> str:
-    return f"{span(max(0.0, now - proof.time_s))} ago" if proof.time_s is not None else "at no known time"
+    return f"{span(max(0.0, now - proof.time_s))} ago" if proof.time_s is not None else "at an unknown time"

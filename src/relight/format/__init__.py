@@ -1,8 +1,8 @@
-"""The bytes of a store: digests, dtypes, sealed JSON, records, roots, parts, packs, the tree of values.
+"""Encode and decode the files of a store: digests, dtypes, sealed JSON, records, roots, parts, packs, the tree of values.
 
-Pure: takes bytes and values, returns values and bytes, never opens a file. Always holds: what a reader accepts it has checked
-completely (sizes, names, tiling, hashes it was given), in time and memory bounded by the length of the input. May import: ``layout``,
-``errors``. The page for readers in other languages is ``docs/format.md``.
+Pure: takes bytes and values, returns values and bytes, never opens a file. Invariant: a decoder checks its input completely (sizes, names,
+tiling, given hashes), in time and memory bounded by the length of the input. May import: ``layout``, ``errors``. ``docs/format.md``
+specifies the format for readers in other languages.
 """
 
 from relight.format.digest import DIGEST_BYTES, Digest, digest, hexdigest

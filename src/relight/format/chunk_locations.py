@@ -91,25 +91,25 @@ class PackChunks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 def check_stored(stored: PackChunks, lengths: Sequence[int], own: str, where: str) -> None:
     """Raise ``UnsafeContent`` for inconsistent locations. ``lengths``: of the pack's chunks. ``own``: the checkpoint's id. Linear time."""
     if len(stored.pieces) != len(lengths):
-        raise UnsafeContent(f"{len(stored.pieces)} stored pieces for {len(lengths)} chunks", where=where)
+        raise UnsafeContent(f"{len(stored.pieces)} locations for {len(lengths)} chunks", where=where)
     for directory, file in stored.homes:
         parsed = names.parse_home(directory)
         if parsed is None or parsed[1].id == own or not names.is_pack_file(file):
-            raise UnsafeContent(f"stored chunks in {f'{directory}/{file}'[:120]!r}, which is no other checkpoint's pack", where=where)
+            raise UnsafeContent(f"stored chunks in {f'{directory}/{file}'[:120]!r}, which is not another checkpoint's pack", where=where)
     if len(set(stored.homes)) != len(stored.homes):
-        raise UnsafeContent("a donor named twice", where=where)
+        raise UnsafeContent("duplicate donor", where=where)
     offset, used = 0, set[int]()
     for number, (piece, length) in enumerate(zip(stored.pieces, lengths, strict=True)):
         for depth, link in enumerate(piece.links()):
             _check_piece(link, length, len(stored.homes), number, where)
             used.add(link.home)
             if depth == CHAIN_MAX:
-                raise UnsafeContent(f"chunk {number}: a chain of more than {CHAIN_MAX} differences", where=where)
+                raise UnsafeContent(f"chunk {number}: a chain of more than {CHAIN_MAX} deltas", where=where)
             if depth and link.home == OWN:
-                raise UnsafeContent(f"chunk {number} differs from one of its own checkpoint", where=where)
+                raise UnsafeContent(f"chunk {number}: a delta against a chunk of its own checkpoint", where=where)
         if piece.home == OWN:
             if piece.offset != offset:
-                raise UnsafeContent(f"chunk {number}: a gap or an overlap at byte {offset} of what is stored", where=where)
+                raise UnsafeContent(f"chunk {number}: a gap or an overlap at byte {offset} of the stored file", where=where)
             offset += piece.length
     if offset != stored.size:
         raise UnsafeContent(f"stored chunks end at {offset}, their file at {stored.size}", where=where)
@@ -117,15 +117,15 @@ def check_stored(stored: PackChunks, lengths: Sequence[int], own: str, where: st
         raise UnsafeContent("a donor is not needed by any chunk", where=where)
 
 
-def _check_piece(one: ChunkLocation, length: int, homes: int, number: int, where: str) -> None:
+def _check_piece(link: ChunkLocation, length: int, homes: int, number: int, where: str) -> None:
     wrong = (
-        not (type(one.coded) is bool or one.coded in (DERIVED, LOSSY))
-        or not 0 <= one.home <= homes
-        or not 0 <= one.offset < 2**62
-        or len(one.hash) != DIGEST_BYTES
-        or not (0 < one.length < length if one.coded else one.length == length)
-        or (one.base is not None and (one.coded is not True or one.base.coded in (DERIVED, LOSSY)))
-        or (one.derived and (one.home != OWN or one.base is not None))
+        not (type(link.coded) is bool or link.coded in (DERIVED, LOSSY))
+        or not 0 <= link.home <= homes
+        or not 0 <= link.offset < 2**62
+        or len(link.hash) != DIGEST_BYTES
+        or not (0 < link.length < length if link.coded else link.length == length)
+        or (link.base is not None and (link.coded is not True or link.base.coded in (DERIVED, LOSSY)))
+        or (link.derived and (link.home != OWN or link.base is not None))
     )
     if wrong:
         raise UnsafeContent(f"chunk {number}: malformed location", where=where)

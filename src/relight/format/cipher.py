@@ -4,12 +4,12 @@ A file is encrypted in pages of 128 KiB, each at its unencrypted offset, so that
 the pages follow their tags, and a trailer with the keys of the file:
 
 ========================  =================================================================================================
-pages                     AES-256-GCM of the bytes, as long as they are
+pages                     AES-256-GCM of the bytes, of the same length
 16 bytes a page           the pages' tags, in order
-trailer, 16               which *ring key* the data key is wrapped with: its id
-12 + 48                   the *data key*, wrapped: a nonce, and AES-256-GCM of it
-32                        salt, drawn for this file
-32                        what the file's key commits to
+trailer, 16               id of the *ring key* that wraps the data key
+12 + 48                   the wrapped *data key*: a nonce, and AES-256-GCM of the key
+32                        random salt of this file
+32                        commitment to the file's key
 8                         the file's length, little-endian
 16                        the trailer's tag
 16                        ``RELIGHT-CIPHER-1``
@@ -55,7 +55,7 @@ class Secret:
         return "Secret(…)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a secret is not pickled")
+        raise TypeError("a secret cannot be pickled")
 
     def reveal(self) -> bytes:
         """Return the bytes. The caller must not let them leave the process."""
@@ -103,7 +103,7 @@ def unwrap_data_key(ring_key: Secret, ring: bytes, wrapped: bytes, store_id: str
     try:
         return DataKey(_unwrapped(_ByValue(ring_key), ring, wrapped, store_id), ring, wrapped)
     except _invalid_tag():
-        raise CorruptCheckpoint("its data key was changed, or is another store's", where=where) from None
+        raise CorruptCheckpoint("its data key was changed, or belongs to another store", where=where) from None
 
 
 class FileCipher:
@@ -137,7 +137,7 @@ class FileCipher:
         except _invalid_tag():
             offset = number * PAGE_BYTES
             raise CorruptCheckpoint(
-                f"bytes {offset}–{offset + len(into)} were changed, or are not of this file", where=self._name
+                f"bytes {offset}–{offset + len(into)} were changed, or belong to another file", where=self._name
             ) from None
 
     def trailer(self, size: int) -> bytes:
@@ -166,7 +166,7 @@ def parse_trailer(data: bytes | memoryview, stored: int, where: str) -> Trailer:
     """Parse the last ``TRAILER_BYTES`` of a file of ``stored`` bytes. Raise ``CorruptCheckpoint`` if they are not a valid trailer."""
     if len(data) != TRAILER_BYTES or not is_encrypted(data):
         raise CorruptCheckpoint(
-            "it is not encrypted, and this store is", where=where, hint="somebody put it there, or it was cut short: nothing of it is used"
+            "it is not encrypted, and this store is", where=where, hint="it was truncated, or Relight did not write it: it is not used"
         )
     ring, wrapped, salt, commitment, size = _TRAILER.unpack_from(data)
     if not 0 < size < SIZE_MAX or stored_size(size) != stored:
@@ -196,16 +196,16 @@ def decrypt_pages(cipher: FileCipher, first: int, sealed: memoryview, tags: memo
     offset = 0
     for number in range(pages_of(len(into))):
         length = min(PAGE_BYTES, len(into) - offset)
-        behind = slice(offset + length, offset + length + TAG_BYTES)
-        kept = bytes(sealed[behind])
-        sealed[behind] = tags[number * TAG_BYTES : (number + 1) * TAG_BYTES]
+        after_page = slice(offset + length, offset + length + TAG_BYTES)
+        kept = bytes(sealed[after_page])
+        sealed[after_page] = tags[number * TAG_BYTES : (number + 1) * TAG_BYTES]
         cipher.decrypt_page(first + number, sealed[offset : offset + length + TAG_BYTES], into[offset : offset + length])
-        sealed[behind] = kept
+        sealed[after_page] = kept
         offset += length
 
 
 def hkdf(key: bytes, salt: bytes, info: bytes, length: int) -> bytes:
-    """HKDF-SHA256."""
+    """Return ``length`` bytes derived from ``key`` with HKDF-SHA256."""
     need_library()
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -224,7 +224,7 @@ def unwrap(key: Secret, wrapped: bytes, said: bytes, where: str) -> Secret:
     try:
         return Secret(_aes(key.reveal()).decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], said))
     except (_invalid_tag(), ValueError):
-        raise WrongKey("this key does not open it, or it was changed", where=where) from None
+        raise WrongKey("this key does not open the slot, or the slot was changed", where=where) from None
 
 
 class _ByValue:

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 CLASSES = "relight.classes"
-"""Key of a checkpoint's metadata: ``{component: "module:qualified name"}`` of those that have a class of their own."""
+"""Key in a checkpoint's metadata: ``{component: "module:qualified name"}`` of the components with a recorded class."""
 
 
 def recorded_classes(user: Mapping[str, Any]) -> dict[str, str]:
-    """Return the classes in a checkpoint's metadata; empty if it has none, as one of an older Relight."""
-    found = user.get(CLASSES)
-    return {name: path for name, path in found.items() if isinstance(path, str)} if isinstance(found, dict) else {}
+    """Return the classes in a checkpoint's metadata; empty if it has none, as in checkpoints of an older Relight."""
+    classes = user.get(CLASSES)
+    return {name: path for name, path in classes.items() if isinstance(path, str)} if isinstance(classes, dict) else {}
 
 
 def name_in(path: str) -> str:
-    """Return the class's name alone."""
+    """Return the class's name without module and outer classes."""
     return path.rpartition(":")[2].rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Codecs of chunks: byte planes of values, or of their differences from an earlier chunk, each compressed by zstd if that gains. Pure.
+"""Codecs of chunks: byte planes of values, or of their differences from an earlier chunk, compressed by zstd where that helps. Pure.
 
 A sample first estimates the gain, so that an incompressible chunk costs little. Most planes of trained values are noise, and are stored
 raw. In the other planes, neighbours share only their distribution. There zstd is used only as an entropy coder, without a search for
@@ -9,12 +9,12 @@ A coded chunk is
 ====================  ====================================================================================
 byte 0                1, the version of this coding
 byte 1                an element's bytes (1, 2, 4, 8); + 16: floating point; + 32: differences
-byte 2                how many planes follow
+byte 2                number of planes
 5 bytes a plane       its width times 16, + 1 if zstd frames; then the stored length, little-endian
 the planes            one after the other, the uppermost first
 ====================  ====================================================================================
 
-in that order. Cost, on one core: about a gigabyte a second, and two back. Memory: the chunk, twice.
+in that order. Speed on one core: about 1 GB/s to encode, 2 GB/s to decode. Memory: twice the chunk.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ DIFFERENCE_GAIN = 0.95
 """Largest size of differences relative to the chunk coded alone, to be worth a reader's read of another chunk."""
 SAMPLES, SAMPLE_BYTES = 4, 16 << 10
 REPEATS, REPEATS_LEAST = 0.9, 0.02
-"""Repetitions are searched if that shrinks a sample below the first, as a share of the size without a search, and by at least the second,
-as a share of the sample. The search doubles the time."""
+"""Repetitions are searched if a sample then shrinks to less than the first share of its size without a search, and the gain is at least
+the second share of the sample. The search doubles the time."""
 MOSTLY_ALIKE = 0.07
 """Repetitions are also searched if a sample shrinks below this share without a search: nearly all bytes are equal, as in barely changed
-data. Long runs are skipped quickly, and the changes between them may be missing in the sample."""
+data. zstd skips long runs quickly, and the sample may lack the changes between them."""
 
 _FLOATING, _DIFFERENCES = 16, 32
 _PLANE = struct.Struct("<BI")
@@ -81,15 +81,15 @@ class Way:
 def choose(data: memoryview, kind: ElementKind, base: memoryview | None = None, trial: Compress = compress) -> Way | None:
     """Return the best way to code ``data``; None if it would not become smaller.
 
-    ``base``: an earlier chunk of the same length and kind, used if that is better by 5%. ``trial``: codes the samples. Cost: coding
-    64 KiB, or twice that.
+    ``base`` is an earlier chunk of the same length and kind; it is used if that is better by 5%. ``trial`` codes the samples. Cost: codes
+    64 KiB, or 128 KiB with ``base``.
     """
     if len(data) % kind.width:
         kind = BYTES
     best = _way(_sample(data, kind), None, kind, trial)
     if base is not None:
-        other = _way(_sample(data, kind), _sample(base, kind), kind, trial)
-        best = other if other.share <= DIFFERENCE_GAIN * best.share else best
+        delta = _way(_sample(data, kind), _sample(base, kind), kind, trial)
+        best = delta if delta.share <= DIFFERENCE_GAIN * best.share else best
     return best if best.share <= GAIN else None
 
 
@@ -194,15 +194,15 @@ def _way(values: Elements, base: Elements | None, kind: ElementKind, trial: Comp
     methods: list[str] = []
     number, share = 0, 0.0
     for width in widths:
-        method, one = tried[number] if width == 1 else ("raw", 1.0)
+        method, plane_share = tried[number] if width == 1 else ("raw", 1.0)
         methods.append(method)
-        share += one * width / kind.width
+        share += plane_share * width / kind.width
         number += width
     return Way(kind, base is not None, widths, tuple(methods), share)
 
 
 def _try(plane: memoryview, trial: Compress) -> tuple[str, float]:
-    """Return the method for a plane like this, and the size as a share. If the caller has chosen a level, size counts more than time."""
+    """Return the method for a plane like this, and the coded size as a share. With a chosen level, size counts more than time."""
     length = max(len(plane), 1)
     shares = {"raw": GAIN, "entropy": len(trial(plane, "entropy")) / length}
     repeats = len(trial(plane, "repeats")) / length
@@ -215,4 +215,4 @@ def _try(plane: memoryview, trial: Compress) -> tuple[str, float]:
 
 
 def _wrong(what: str) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"a chunk cannot be decoded: {what}", hint="relight scrub repairs it from another tier that has it whole")
+    return CorruptCheckpoint(f"a chunk cannot be decoded: {what}", hint="relight scrub repairs it from another tier with an undamaged copy")

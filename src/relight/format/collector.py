@@ -1,4 +1,4 @@
-"""Python's garbage collector, told to wait."""
+"""Pause Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No collection inside. For building large structures that all stay: the collector, woken by their number, would go through all
-    of them, and all of the program's, again and again, and took as long as the building. Nothing that makes garbage of its own belongs
-    inside for long: reading does not."""
+    """Pause garbage collection in the block, while it builds a large structure that stays alive.
+
+    The number of new objects would trigger the collector again and again. It would visit every object of the program each time, and take
+    as long as the building itself. Do not run code inside that creates much garbage in cycles.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,9 +1,9 @@
-"""Chunks that need not be stored, as they are what others in the same pack come to when they are rounded: 16-bit weights of masters. Pure.
+"""Derived chunks: 16-bit weights that equal their rounded float32 master weights in the same pack, and need not be stored. Pure.
 
-A derived chunk is stored as a byte 2, a byte for the kind (1: bfloat16, 2: float16), and for each run of it, in order, 12 bytes: where in
-the logical pack the float32 begin that the run is rounded from, 64 bits, and the run's own length in bytes, 32 bits, both little-endian.
-Rounding is to nearest, ties to even, as every processor does it; that it gives the very bytes is seen before a chunk is stored so, and
-checked by its hash when it is read.
+A derived chunk is stored as a byte 2, a byte for the kind (1: bfloat16, 2: float16), and 12 bytes for each of its runs, in order: the
+offset in the logical pack of the float32 values from which the run is rounded (64 bits), and the run's own length in bytes (32 bits), both
+little-endian. Rounding is to nearest, ties to even, as every processor rounds. The writer checks that rounding gives exactly the chunk's
+bytes, and the reader checks the chunk's hash.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from relight.errors import CorruptCheckpoint
 
 KINDS = {"bfloat16": 1, "float16": 2}
-"""By dtype."""
+"""Stored kind of each dtype."""
 RUNS_MAX = 64
-"""For each, a reader may have to decode a chunk or two."""
+"""Largest number of runs of a chunk. A reader may have to decode one or two chunks for each."""
 _RUN = struct.Struct("<QI")
 _VERSION = 2
 
@@ -39,17 +39,17 @@ def encode_derived(kind: int, runs: Sequence[SourceRange]) -> bytes:
 def parse_derived(stored: memoryview, length: int) -> tuple[int, list[SourceRange]]:
     """Return kind and ranges of a derived chunk of the given length. Raise ``CorruptCheckpoint`` if they are malformed."""
     if len(stored) < 2 + _RUN.size or (len(stored) - 2) % _RUN.size or stored[0] != _VERSION or stored[1] not in KINDS.values():
-        raise CorruptCheckpoint("a chunk cannot be derived: its head makes no sense")
-    runs = [SourceRange(*found) for found in _RUN.iter_unpack(stored[2:])]
+        raise CorruptCheckpoint("a chunk cannot be derived: its header is malformed")
+    runs = [SourceRange(*fields) for fields in _RUN.iter_unpack(stored[2:])]
     if sum(run.length for run in runs) != length or any(run.offset >= 1 << 62 or run.length % 2 or not run.length for run in runs):
-        raise CorruptCheckpoint("a chunk cannot be derived: its runs make no sense")
+        raise CorruptCheckpoint("a chunk cannot be derived: its runs are malformed")
     if len(runs) > RUNS_MAX:
         raise CorruptCheckpoint(f"a chunk cannot be derived: more than {RUNS_MAX} runs")
     return stored[1], runs
 
 
 def rounded(kind: int, source: memoryview, into: memoryview) -> None:
-    """Round float32 values into half as many bytes. Memory: as much as ``source``, temporarily."""
+    """Round the float32 values in ``source`` to 16 bits, into half as many bytes. Temporary memory: the size of ``source``."""
     out = np.frombuffer(into, "<u2")
     if kind == KINDS["float16"]:
         with np.errstate(all="ignore"):
@@ -64,10 +64,10 @@ def rounded(kind: int, source: memoryview, into: memoryview) -> None:
 
 
 def is_rounded(kind: int, source: memoryview, data: memoryview) -> bool:
-    """Return whether ``data`` equals ``source`` rounded. Cheap if it does not."""
+    """Return whether ``data`` equals ``source`` rounded. Cheap if it does not: the first 4 KiB are compared first."""
     for end in (min(len(data), 4096), len(data)):
-        held = memoryview(bytearray(end))
-        rounded(kind, source[: 2 * end], held)
-        if held != data[:end]:
+        result = memoryview(bytearray(end))
+        rounded(kind, source[: 2 * end], result)
+        if result != data[:end]:
             return False
     return True

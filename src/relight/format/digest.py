@@ -1,6 +1,6 @@
-"""BLAKE3, 32 bytes: the one hash of the format.
+"""BLAKE3 with 32 bytes: the only hash of the format.
 
-The library releases the GIL on large buffers and takes any contiguous buffer without copying it.
+The library releases the GIL for large buffers, and reads any contiguous buffer without a copy.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _HEX = re.compile(r"[0-9a-f]{64}\Z")
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:
-    """The 32-byte hash of ``data``."""
+    """Return the 32-byte hash of ``data``."""
     return Digest(data).digest()
 
 
 def hexdigest(data: bytes | bytearray | memoryview) -> str:
-    """The hash of ``data`` as 64 lower-case hexadecimal digits, as JSON files carry it."""
+    """Return the hash of ``data`` as 64 lower-case hexadecimal digits, as in JSON files."""
     return Digest(data).hexdigest()
 
 
 def is_hex(text: str) -> bool:
-    """Whether ``text`` is exactly one hash in hexadecimal."""
+    """Return whether ``text`` is a hash of 64 lower-case hexadecimal digits."""
     return _HEX.match(text) is not None

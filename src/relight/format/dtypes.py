@@ -1,4 +1,4 @@
-"""Element types by name, their size, and what safetensors calls them."""
+"""Element types: name, size in bytes, and the name in safetensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from relight.errors import UnsafeContent
 
 
 class DType(NamedTuple):
-    """One element type. ``safetensors`` is None where that format has no name: the pack then says ``U8``."""
+    """An element type. ``safetensors`` is None if that format has no name for it: the pack's header then has ``U8``."""
 
     name: str
     itemsize: int
@@ -51,8 +51,8 @@ DTYPES: dict[str, DType] = {name: DType(name, size, foreign) for name, size, for
 
 
 def dtype_named(name: str) -> DType:
-    """The element type called ``name``; ``UnsafeContent`` if the format has none of that name."""
+    """Return the element type with this name. Raise ``UnsafeContent`` if the format has none."""
     try:
         return DTYPES[name]
     except KeyError:
-        raise UnsafeContent(f"unknown dtype {name[:40]!r}", hint="written by a newer Relight, or not by Relight at all") from None
+        raise UnsafeContent(f"unknown dtype {name[:40]!r}", hint="a newer Relight or another program wrote it") from None

@@ -1,8 +1,8 @@
-"""Planes of bytes as zstd frames, and back. Pure.
+"""Compress planes of bytes as zstd frames, and decompress them. Pure.
 
-zstd is used as a mere entropy coder where a plane has no repetitions, which is several times as fast. A plane is one frame or several, one
-behind the other: who codes on many processors at once codes pieces. What is decoded comes in small pieces, into memory that is there:
-what zstd gives as a whole lies in memory that is new, whose pages cost as much as the decoding.
+If a plane has no repetitions, zstd is used only as an entropy coder, which is several times as fast. A plane is one or more consecutive
+frames, so that several processors can code pieces of it. Decompression writes small pieces into existing memory: zstd would return a whole
+plane in newly allocated memory, and the page faults cost as much as the decompression.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ else:
     from backports import zstd
 
 Compress = Callable[[memoryview, str], bytes]
-"""A plane, and how: ``entropy`` or ``repeats``; gives frames. Any thread."""
+"""Function that compresses a plane with a method, ``entropy`` or ``repeats``, and returns frames. Thread-safe."""
 PIECE_BYTES = 32 << 10
-"""What is decoded at once."""
+"""Largest number of bytes that are decompressed at once."""
 FRAME_MIN = 32 << 10
-"""What each frame but the last comes to, at least: a plane of countless frames would take for ever."""
+"""Smallest decompressed length of each frame except the last. Without a minimum, a plane of very many frames would take hours."""
 LEVEL_MAX = 19
 """Higher levels of zstd use windows larger than ``decompress`` allows."""
 _WINDOW_LOG = 17
 _NOTHING = memoryview(b"")
 _LITERALS = 1002
-"""zstd's switch for coding literals whatever the level: one of those it calls experimental, and has had since its version 1.3."""
+"""zstd's parameter to compress literals at every level. zstd calls it experimental, and has it since version 1.3."""
 _C, _D = zstd.CompressionParameter, zstd.DecompressionParameter
 _REPEATING: Mapping[int, int] = {_C.compression_level: 1}
 _ENTROPY: Mapping[int, int] = {_C.strategy: zstd.Strategy.fast, _C.hash_log: 6, _C.min_match: 7, _C.window_log: _WINDOW_LOG}
 
 
 def compress(raw: memoryview, method: str) -> bytes:
-    """One frame."""
+    """Return ``raw`` as one zstd frame."""
     return zstd.compress(raw, options=_REPEATING if method == "repeats" else entropy_options())
 
 
 class Leveled:
-    """``compress`` at a level of zstd from 1 to ``LEVEL_MAX``: it searches longer for repetitions. Any thread; any reader decodes it."""
+    """``compress`` with a zstd level from 1 to ``LEVEL_MAX``, which searches longer for repetitions. Thread-safe."""
 
     def __init__(self, level: int) -> None:
         self._options: Mapping[int, int] = {_C.compression_level: level}
 
     def __call__(self, raw: memoryview, method: str) -> bytes:
-        """Return one frame."""
+        """Return ``raw`` as one zstd frame."""
         return zstd.compress(raw, options=self._options) if method == "repeats" else compress(raw, method)
 
 
 def trial_of(by: Compress) -> Compress:
-    """Return what tries samples for ``by``: itself if it is of a level, else ``compress``, as a device is for whole chunks."""
+    """Return the compressor for samples: ``by`` if it has a level, else ``compress``, because a device compresses only whole chunks."""
     return by if isinstance(by, Leveled) else compress
 
 
 @cache
 def entropy_options(switch: int = _LITERALS) -> Mapping[int, int]:
-    """Return options of zstd as an entropy coder: without a search for repetitions, if this zstd has that switch."""
-    stepping: Mapping[int, int] = {**_ENTROPY, _C.target_length: 1024, switch: 1}
+    """Return options that make zstd an entropy coder: without a search for repetitions, if this zstd has that parameter."""
+    options: Mapping[int, int] = {**_ENTROPY, _C.target_length: 1024, switch: 1}
     with contextlib.suppress(zstd.ZstdError, ValueError):
-        zstd.compress(b"", options=stepping)
-        return stepping
+        zstd.compress(b"", options=options)
+        return options
     return _ENTROPY
 
 
@@ -80,20 +80,20 @@ def decompress(body: memoryview, into: memoryview) -> None:
             while not decompressor.eof:
                 piece = decompressor.decompress(given, max_length=min(PIECE_BYTES, len(into) - filled) or 1)
                 if filled + len(piece) > len(into):
-                    raise _wrong("a plane is longer than it should be")
+                    raise _wrong("a plane is too long")
                 if not piece and not len(given) and not decompressor.eof:
-                    raise _wrong("a plane's last frame is cut off")
+                    raise _wrong("a plane's last frame is truncated")
                 into[filled : filled + len(piece)] = piece
                 filled, given = filled + len(piece), _NOTHING
         except (zstd.ZstdError, EOFError) as error:
             raise _wrong(f"zstd failed: {error}") from error
         body = memoryview(decompressor.unused_data)
         if len(body) and filled - before < FRAME_MIN:
-            raise _wrong("a plane's frames are shorter than they may be")
+            raise _wrong("a plane's frames are too short")
         before = filled
     if filled != len(into):
-        raise _wrong("a plane is shorter than it should be")
+        raise _wrong("a plane is too short")
 
 
 def _wrong(what: str) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"a chunk cannot be decoded: {what}", hint="relight scrub repairs it from another tier that has it whole")
+    return CorruptCheckpoint(f"a chunk cannot be decoded: {what}", hint="relight scrub repairs it from another tier with an undamaged copy")

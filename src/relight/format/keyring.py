@@ -1,7 +1,7 @@
 """Slots of a store's key ring. Each has one ring key, wrapped by one key-encryption key. Pure.
 
-Each slot is a file of its own, ``.keys/<generation>-<id of the key-encryption key>.json``, so that a key is added by writing one and
-taken away by deleting one, and no data is written anew. What a slot says is bound to what it holds, and it is sealed as records are.
+Each slot is a file ``.keys/<generation>-<id of the key-encryption key>.json``. So a key is added by writing a file, and removed by deleting
+a file, and no data is encrypted again. A slot's fields are bound to its wrapped key as associated data. A slot is sealed like a record.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHORT_TEXT_MAX = 500
 
 
 class Revoked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Record that a key-encryption key had a slot and lost it, so that it stays known what this key could open."""
+    """Record of a key-encryption key that lost its slot. It documents what this key could open."""
 
     relight: Literal["revoked"] = "revoked"
     version: int = VERSION
@@ -43,7 +43,7 @@ class Revoked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def file(self) -> str:
-        """Its name below ``.keys``."""
+        """Name of its file in ``.keys``."""
         return f"{self.generation:06d}-{self.kek}-{self.ring[:8]}.revoked.json"
 
 
@@ -67,7 +67,7 @@ class KeySlot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def file(self) -> str:
-        """Its name below ``.keys``."""
+        """Name of its file in ``.keys``."""
         return slot_file(self.generation, self.kek)
 
     @property
@@ -98,7 +98,7 @@ def encode_slot(slot: KeySlot) -> bytes:
 
 
 def encode_revoked(one: Revoked) -> bytes:
-    """Return the bytes of the record of a revoked key."""
+    """Return the bytes of a revoked key's record."""
     return seal(to_json(msgspec.to_builtins(one)))
 
 
@@ -108,31 +108,31 @@ def is_revoked_file(name: str) -> bool:
 
 
 def decode_revoked(data: bytes, name: str, where: str) -> Revoked:
-    """Return the record of a revoked key in ``data``, the contents of file ``name``."""
+    """Decode the record of a revoked key from ``data``, the content of file ``name``."""
     value: Any = unseal(data, where)
     check_version(value, "revoked", where)
-    found = convert(value, Revoked, where)
-    if found.file != name or not _RING.match(found.ring):
-        raise UnsafeContent("it speaks of another key or generation", where=where)
-    return found
+    revoked = convert(value, Revoked, where)
+    if revoked.file != name or not _RING.match(revoked.ring):
+        raise UnsafeContent("the record belongs to another key or generation", where=where)
+    return revoked
 
 
 def decode_slot(data: bytes, name: str, where: str) -> KeySlot:
-    """Return the slot in ``data``, the contents of file ``name``."""
+    """Decode the slot in ``data``, the content of file ``name``."""
     value: Any = unseal(data, where)
     check_version(value, "slot", where)
     slot = convert(value, KeySlot, where)
     if slot.file != name or not names.RUN_ID.match(slot.store) or not _RING.match(slot.ring):
         raise UnsafeContent("the slot belongs to another key, generation or store", where=where)
     if not _TIME.match(slot.created):
-        raise UnsafeContent("a slot whose time is none", where=where)
-    texts = [slot.kind, slot.label, slot.created, *slot.told, *(str(one) for one in slot.told.values())]
-    if any(len(one) > _SHORT_TEXT_MAX for one in texts) or not 0 < slot.generation <= GENERATION_MAX:
-        raise UnsafeContent("a slot that makes no sense", where=where)
+        raise UnsafeContent("the slot has a malformed time", where=where)
+    texts = [slot.kind, slot.label, slot.created, *slot.told, *(str(value) for value in slot.told.values())]
+    if any(len(text) > _SHORT_TEXT_MAX for text in texts) or not 0 < slot.generation <= GENERATION_MAX:
+        raise UnsafeContent("the slot has a field that is too long, or a generation out of range", where=where)
     try:
         length = len(base64.b64decode(slot.wrapped, validate=True))
     except ValueError:
         length = 0
     if not 0 < length <= WRAPPED_BYTES_MAX:
-        raise UnsafeContent("a slot that holds no wrapped key", where=where)
+        raise UnsafeContent("the slot has no valid wrapped key", where=where)
     return slot

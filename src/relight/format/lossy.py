@@ -1,19 +1,21 @@
-"""Chunks that are stored with an error, and never more than is said: down-casts of float32, and blocks of 8 bits. Pure.
+"""Lossy chunks with a bounded error: float32 values as 16-bit floats, or as blocks of 8-bit integers. Pure.
 
-A lossy chunk is a byte 3, the number of its runs, 16 bits, for each run 9 bytes (the way, plus 16 if a coded chunk stands for its bytes;
-its length in the chunk, 32 bits; its stored length, 32 bits), and what is stored of them, one after the other; all little-endian. What
-they stand for *is* the chunk: its hash is of what they decode to, so nothing above knows of it. Whoever stores it sees first that no value
-is off by more than the way allows, and stores the run as it is if one is.
+A lossy chunk is, all little-endian: a byte 3; the number of its runs (16 bits); for each run 9 bytes (the way, plus 16 if its bytes are a
+coded chunk; its length in the chunk, 32 bits; its stored length, 32 bits); and the stored bytes of the runs, one after the other. The
+chunk's hash is the hash of the decoded bytes, so readers treat it like any other chunk. Before the writer stores a run, it checks the error
+of every value. If one exceeds the bound of the way, the run is stored exactly.
 
 === ============== ============================================ =========================================
-way                bytes                                        no value is off by more than
+way                stored bytes                                 largest error of a value
 === ============== ============================================ =========================================
-0                  as they are                                  nothing
-1   ``bfloat16``   its upper half, rounded to nearest, ties to  1/256 of itself, or 2^-133
-                   even
-2   ``float16``    so                                           1/2048 of itself, or 2^-25; none above 65504
-3   ``int8``       for each 256 values a float32, the largest   1/254 of the largest of its 256
-                   magnitude times ``STEP``; a byte each
+0                  unchanged                                    none
+1   ``bfloat16``   the upper half of each value, rounded to     1/256 of its magnitude, or 2^-133
+                   nearest, ties to even
+2   ``float16``    each value, rounded in the same way          1/2048 of its magnitude, or 2^-25;
+                                                                none above 65504
+3   ``int8``       for each block of 256 values a float32 step  1/254 of the largest magnitude in its
+                   (the largest magnitude times ``STEP``); then block
+                   a byte for each value
 === ============== ============================================ =========================================
 """
 
@@ -32,15 +34,15 @@ from relight.format.entropy import Compress, compress, trial_of
 
 WAYS = {"bfloat16": 1, "float16": 2, "int8": 3}
 BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
-"""The largest error, as ``policy.compact`` promises: of a value's own magnitude, or, for ``int8``, of the largest in its block."""
+"""Largest error that ``policy.compact`` promises, relative to a value's magnitude, or for ``int8`` to the largest one in its block."""
 SMALLEST = {"bfloat16": 2.0**-133, "float16": 2.0**-25}
-"""What values may be off by that are so small that they have hardly a digit."""
+"""Largest absolute error of values that are subnormal in 16 bits, and so have few significant bits."""
 LEAST = 2.0**-100
 """Blocks whose step is smaller are never stored as ``int8``."""
 BLOCK = 256
 STEP = (1 - 2.0**-14) / 127
-"""What an ``int8`` step is of the largest in its block. A step of 1/127 has values half-way between two steps that float32's rounding takes
-beyond 1/254, one of some 100,000: each would have the whole run stored exactly."""
+"""Step of ``int8``, relative to the largest magnitude in the block. With 1/127, float32 rounding would push one of some 100,000 values,
+half-way between two steps, beyond 1/254; each such value would make the writer store its whole run exactly."""
 _VERSION = 3
 _HALF, _FULL = codecs.ElementKind(2, True), codecs.ElementKind(4, True)
 _NAMES = {0: "", **{number: name for name, number in WAYS.items()}}
@@ -49,61 +51,65 @@ RUNS_MAX = 0xFFFF
 
 
 class LossyRange(NamedTuple):
-    """A run of a chunk, and the ways in which it may be stored, the smallest first; none: exactly."""
+    """A run of a chunk, and the ways in which it may be stored, the smallest first. Without any way, it is stored exactly."""
 
     length: int
     ways: tuple[str, ...] = ()
     most: float = math.inf
-    """The largest error that a value of it may have, in addition to the way's own bound."""
+    """Largest error that a value may have, as a second bound next to that of the way."""
     relative: bool = False
-    """Whether that is a share of the run's largest magnitude."""
+    """Whether ``most`` is relative to the run's largest magnitude."""
 
 
 def encode_lossy(data: memoryview, runs: Sequence[LossyRange], by: Compress = compress) -> tuple[bytes, memoryview] | None:
-    """The stored bytes, and what they decode to; None if nothing is gained, or all is as it was. Memory: the chunk, three times."""
-    found, heads, bodies, at, lossy = bytearray(data), list[bytes](), list[bytes | memoryview](), 0, False
+    """Return the stored bytes and the bytes that they decode to; None if they are not smaller, or no run is lossy.
+
+    Memory: three times the chunk.
+    """
+    decoded, heads, bodies, offset, lossy = bytearray(data), list[bytes](), list[bytes | memoryview](), 0, False
     for run in runs:
-        length, piece = run.length, data[at : at + run.length]
+        length, piece = run.length, data[offset : offset + run.length]
         way, near = _nearest(piece, run)
         if near is None:
             body, flags = _packed(piece, _FULL if length % 4 == 0 else codecs.BYTES, by)
         else:
             body, flags = _packed(near[0], _HALF, by) if way != "int8" else (near[0], 0)
             flags, lossy = flags + WAYS[way], True
-            found[at : at + length] = near[1]
+            decoded[offset : offset + length] = near[1]
         heads.append(_RUN.pack(flags, length, len(body)))
         bodies.append(body)
-        at += length
+        offset += length
     stored = b"".join((_HEAD.pack(_VERSION, len(runs)), *heads, *bodies))
-    return (stored, memoryview(found)) if lossy and len(stored) < len(data) else None
+    return (stored, memoryview(decoded)) if lossy and len(stored) < len(data) else None
 
 
 def decode_lossy(stored: memoryview, into: memoryview) -> None:
-    """The chunk that they stand for. ``CorruptCheckpoint`` if they make no sense."""
+    """Decode a lossy chunk into memory of its length. Raise ``CorruptCheckpoint`` if the stored bytes are malformed."""
     version, count = _HEAD.unpack_from(stored) if len(stored) >= _HEAD.size else (0, 0)
     begin = _HEAD.size + count * _RUN.size
     if version != _VERSION or not count or begin > len(stored):
-        raise CorruptCheckpoint("a chunk cannot be decoded: its head makes no sense")
-    at = 0
+        raise CorruptCheckpoint("a chunk cannot be decoded: its header is malformed")
+    offset = 0
     for number in range(count):
-        flags, length, held = _RUN.unpack_from(stored, _HEAD.size + number * _RUN.size)
-        if flags & 15 not in _NAMES or flags > 31 or at + length > len(into) or begin + held > len(stored) or (flags & 15 and length % 4):
-            raise CorruptCheckpoint("a chunk cannot be decoded: its runs make no sense")
-        _decode(_NAMES[flags & 15], bool(flags & 16), stored[begin : begin + held], into[at : at + length])
-        at, begin = at + length, begin + held
-    if at != len(into) or begin != len(stored):
-        raise CorruptCheckpoint("a chunk cannot be decoded: its runs are not as long as it is")
+        flags, length, size = _RUN.unpack_from(stored, _HEAD.size + number * _RUN.size)
+        too_long = offset + length > len(into) or begin + size > len(stored)
+        if flags & 15 not in _NAMES or flags > 31 or too_long or (flags & 15 and length % 4):
+            raise CorruptCheckpoint("a chunk cannot be decoded: its runs are malformed")
+        _decode(_NAMES[flags & 15], bool(flags & 16), stored[begin : begin + size], into[offset : offset + length])
+        offset, begin = offset + length, begin + size
+    if offset != len(into) or begin != len(stored):
+        raise CorruptCheckpoint("a chunk cannot be decoded: its runs do not fill it exactly")
 
 
 def _decode(way: str, coded: bool, body: memoryview, into: memoryview) -> None:
     count = len(into) // 4
     length = {"": len(into), "int8": 4 * -(-count // BLOCK) + count}.get(way, 2 * count)
     if coded:
-        held = memoryview(bytearray(length))
-        codecs.decode(body, held)
-        body = held
+        decoded = memoryview(bytearray(length))
+        codecs.decode(body, decoded)
+        body = decoded
     if len(body) != length:
-        raise CorruptCheckpoint("a chunk cannot be decoded: a run is not as long as it should be")
+        raise CorruptCheckpoint("a chunk cannot be decoded: a run has the wrong length")
     if not way:
         into[:] = body
         return
@@ -112,7 +118,7 @@ def _decode(way: str, coded: bool, body: memoryview, into: memoryview) -> None:
 
 
 def _nearest(data: memoryview, run: LossyRange) -> tuple[str, tuple[memoryview, memoryview] | None]:
-    """Return the first way of a run with errors within its bound, and what ``_near`` gives for it."""
+    """Return the first way of a run with errors within its bound, and the result of ``_near`` for it; "" and None without one."""
     for way in run.ways:
         near = _near(data, way)
         if near is not None and (run.most == math.inf or _error(data, near[1]) <= run.most * (_largest(data) if run.relative else 1.0)):
@@ -120,9 +126,9 @@ def _nearest(data: memoryview, run: LossyRange) -> tuple[str, tuple[memoryview, 
     return "", None
 
 
-def _error(data: memoryview, found: memoryview) -> float:
+def _error(data: memoryview, decoded: memoryview) -> float:
     """Return the largest error of finite float32 values, computed exactly."""
-    return float(np.abs(np.frombuffer(data, "<f4").astype("f8") - np.frombuffer(found, "<f4")).max())
+    return float(np.abs(np.frombuffer(data, "<f4").astype("f8") - np.frombuffer(decoded, "<f4")).max())
 
 
 def _largest(data: memoryview) -> float:
@@ -130,7 +136,7 @@ def _largest(data: memoryview) -> float:
 
 
 def _near(data: memoryview, way: str) -> tuple[memoryview, memoryview] | None:
-    """What is stored of float32 values, and what that decodes to; None if one would be further off than is allowed."""
+    """Return the stored bytes of float32 values and the bytes that they decode to; None if a value exceeds the bound of the way."""
     values = np.frombuffer(data, "<f4")
     if not len(values) or not np.isfinite(values).all():
         return None
@@ -138,23 +144,23 @@ def _near(data: memoryview, way: str) -> tuple[memoryview, memoryview] | None:
     if way == "int8":
         scales = np.frombuffer(body[: 4 * -(-len(values) // BLOCK)], "<f4")
         if ((scales > 0) & (scales < LEAST)).any():
-            return None  # products that some processors, told so, take for zero
-    found = memoryview(bytearray(len(data)))
-    _decode(way, False, body, found)
-    return (body, found) if _within(values, np.frombuffer(found, "<f4"), way) else None
+            return None  # a processor that flushes subnormals to zero would decode other values
+    decoded = memoryview(bytearray(len(data)))
+    _decode(way, False, body, decoded)
+    return (body, decoded) if _within(values, np.frombuffer(decoded, "<f4"), way) else None
 
 
 def _half(data: memoryview, way: str) -> memoryview:
-    held = memoryview(bytearray(len(data) // 2))
-    derived.rounded(derived.KINDS[way], data, held)
-    return held
+    halves = memoryview(bytearray(len(data) // 2))
+    derived.rounded(derived.KINDS[way], data, halves)
+    return halves
 
 
-def _packed(held: memoryview, kind: codecs.ElementKind, by: Compress) -> tuple[bytes | memoryview, int]:
-    """It, coded if that is shorter, and the flag that says so."""
-    best = codecs.choose(held, kind, None, trial_of(by)) if held else None
-    body = None if best is None else codecs.encode(held, best, by=trial_of(by))
-    return (held, 0) if body is None else (body, 16)
+def _packed(data: memoryview, kind: codecs.ElementKind, by: Compress) -> tuple[bytes | memoryview, int]:
+    """Return ``data`` and 0, or ``data`` coded and the flag 16 if coding makes it smaller."""
+    best = codecs.choose(data, kind, None, trial_of(by)) if data else None
+    body = None if best is None else codecs.encode(data, best, by=trial_of(by))
+    return (data, 0) if body is None else (body, 16)
 
 
 def _int8(values: np.ndarray) -> bytes:
@@ -187,8 +193,8 @@ _DECODERS: dict[str, Callable[[memoryview, np.ndarray], None]] = {
 }  # fmt: skip
 
 
-def _within(values: np.ndarray, found: np.ndarray, way: str) -> bool:
-    error = np.abs(values.astype("f8") - found)
+def _within(values: np.ndarray, decoded: np.ndarray, way: str) -> bool:
+    error = np.abs(values.astype("f8") - decoded)
     if way != "int8":
         least = SMALLEST[way]
         return bool((error <= np.maximum(np.abs(values, dtype="f8") * BOUNDS[way], least)).all())

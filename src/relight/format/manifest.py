@@ -201,12 +201,12 @@ def encode_root(root: Root) -> bytes:
         data = to_json(value)
     except (TypeError, ValueError, RecursionError) as error:  # of Unicode too
         raise IncompatibleState(
-            f"metadata that cannot be written as JSON: {shown(error)}", hint="text, finite numbers, booleans, lists and dicts can be"
+            f"metadata cannot be encoded as JSON: {shown(error)}", hint="use text, finite numbers, booleans, lists and dicts"
         ) from None
     if len(data) > ROOT_BYTES_MAX:
         raise UnsafeContent(
             f"a root of {len(data)} bytes; at most {ROOT_BYTES_MAX} are allowed",
-            hint="user metadata is for small things: keep large ones in the state",
+            hint="keep large values in the state, and not in user metadata",
         )
     return data
 
@@ -214,7 +214,7 @@ def encode_root(root: Root) -> bytes:
 def decode_root(data: bytes, expected_hash: str, where: str) -> Root:
     """Decode ``root.json``, and verify it against the hash in the COMMIT."""
     if hexdigest(data) != expected_hash:
-        raise CorruptCheckpoint("root.json is not the one that was committed", where=where)
+        raise CorruptCheckpoint("root.json is not the committed one", where=where)
     value = from_json(data, where, ROOT_BYTES_MAX)
     check_version(value, "root", where)
     features = value.get("features")
@@ -255,7 +255,7 @@ def _lengthened(parts: Any, where: str) -> list[dict[str, Any]]:
     matches = [_SHORT.match(text) if isinstance(text, str) else None for text in parts] if isinstance(parts, list) else [None]
     texts = [match.groups() for match in matches if match]
     if len(texts) < len(matches):
-        raise UnsafeContent("its parts are not as the format says", where=where)
+        raise UnsafeContent("the root has malformed parts", where=where)
     return [
         {"rank": rank, "file": names.part_file(rank), "size": int(size, 36), "hash": base64.urlsafe_b64decode(f"{value}=").hex()}
         for rank, (value, size) in enumerate(texts)
@@ -265,11 +265,11 @@ def _lengthened(parts: Any, where: str) -> list[dict[str, Any]]:
 def decode_part(data: bytes, root: Root, ref: PartRef, where: str) -> Part:
     """Decode a part, and verify it against its root: hash, identity, names, sizes, exact tiling of its packs."""
     if len(data) != ref.size or hexdigest(data) != ref.hash:
-        raise CorruptCheckpoint("the part is not the one its root names", where=where)
+        raise CorruptCheckpoint("the part's size or hash differs from its root's", where=where)
     try:
         part = _part_decoder.decode(data)
         if data[:1] != _PART_HEAD or len(_keys_decoder.decode(data)) != len(Part.__struct_fields__):
-            raise UnsafeContent("a part with a key twice, or one missing", where=where)
+            raise UnsafeContent("a part with a duplicate or missing key", where=where)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise UnsafeContent(f"not a part: {shown(error)}", where=where) from None
     if part.version > VERSION or part.version < 1:
@@ -285,9 +285,9 @@ def decode_part(data: bytes, root: Root, ref: PartRef, where: str) -> Part:
 
 def _check_donors(part: Part, root: Root, where: str) -> None:
     if STORED_CHUNKS not in root.features or not set(donors_of(part.packs)) <= set(root.requires):
-        raise UnsafeContent("the root does not say that chunks are stored elsewhere, or not with whom", where=where)
+        raise UnsafeContent("the root does not state that chunks are stored elsewhere, or lacks a donor", where=where)
     if OTHER_RUNS in storing(part.packs) and OTHER_RUNS not in root.features:
-        raise UnsafeContent("the root does not say that chunks are stored in another run", where=where)
+        raise UnsafeContent("the root does not state that chunks are stored in another run", where=where)
 
 
 Ways = Callable[[list[Pack]], list[Pack]]
@@ -370,7 +370,7 @@ def check_part(part: Part, where: str) -> None:
                 raise UnsafeContent(f"{pack.file}: a chunk of {length} bytes, or a malformed hash", where=where)
             total += length
         if total != pack.size or not pack.chunks or not 0 < pack.size < 2**63:
-            raise UnsafeContent(f"{pack.file}: chunks hold {total} bytes of {pack.size}", where=where)
+            raise UnsafeContent(f"{pack.file}: its chunks have {total} bytes, the file {pack.size}", where=where)
         if pack.stored is not None:
             check_stored(pack.stored, [length for length, _ in pack.chunks], part.id, where)
     if not _plainly_right(part.tensors):
@@ -384,7 +384,7 @@ def check_part(part: Part, where: str) -> None:
     placed = _in_order([tensor for tensor in part.tensors if tensor.length], _pack)
     packs = list(map(_pack, placed))
     if placed and packs[-1] >= len(part.packs):
-        raise UnsafeContent(f"{placed[-1].name[:80]!r} lies in no pack of this part", where=where)
+        raise UnsafeContent(f"{placed[-1].name[:80]!r} is in a pack that this part does not have", where=where)
     for index, pack in enumerate(part.packs):
         _check_spans(pack, _in_order(placed[bisect_left(packs, index) : bisect_right(packs, index)], _offset), where)
 
@@ -443,25 +443,25 @@ def check_tensor(tensor: Tensor, where: str) -> None:
     """Raise ``UnsafeContent`` for an invalid tensor entry."""
     name = tensor.name
     if not name or len(name.encode(errors="surrogatepass")) > NAME_BYTES_MAX or "\0" in name:
-        raise UnsafeContent("a tensor name that is empty, too long, or holds a zero byte", where=where)
+        raise UnsafeContent("a tensor name is empty, too long, or has a zero byte", where=where)
     shape = tensor.shape
     if len(shape) > DIMS_MAX or any(not 0 <= extent < 2**63 for extent in shape):
         raise UnsafeContent(f"{name[:80]!r}: impossible shape", where=where)
     if tensor.role not in ROLES:
         raise UnsafeContent(f"{name[:80]!r}: unknown role {tensor.role[:20]!r}", where=where)
     if tensor.box is not None and not tensor.box.inside(shape):
-        raise UnsafeContent(f"{name[:80]!r}: its box leaves its shape", where=where)
+        raise UnsafeContent(f"{name[:80]!r}: its box is not inside its shape", where=where)
     expected = math.prod(tensor.local_shape) * dtype_named(tensor.dtype).itemsize
     if not 0 <= tensor.offset < 2**63 or not 0 <= tensor.pack < 2**63:
-        raise UnsafeContent(f"{name[:80]!r}: impossible place", where=where)
+        raise UnsafeContent(f"{name[:80]!r}: offset or pack number out of range", where=where)
     if tensor.length != expected:
-        raise UnsafeContent(f"{name[:80]!r}: {tensor.length} bytes where its shape needs {expected}", where=where)
+        raise UnsafeContent(f"{name[:80]!r}: {tensor.length} bytes, and its shape needs {expected}", where=where)
 
 
 def check_complete(parts: list[Part]) -> None:
-    """Refuse parts that do not hold every tensor exactly once between them: same dtype and shape everywhere, boxes that tile.
+    """Raise ``UnsafeContent`` unless the parts together have each tensor exactly once.
 
-    0-d tensors may be held by several.
+    A tensor must have one dtype and shape in all parts, and its boxes must tile it. Several parts may have the same 0-d tensor.
     """
     if len(parts) == 1:
         tensors = parts[0].tensors
@@ -476,7 +476,7 @@ def check_complete(parts: list[Part]) -> None:
         if any((tensor.dtype, tensor.shape) != (first.dtype, first.shape) for tensor in tensors):
             raise UnsafeContent(f"{name[:80]!r}: ranks disagree on dtype or shape", where=name[:80])
         if (len(tensors) == 1 and first.box is None) or not first.shape:
-            continue  # a single number may be in several parts: the lowest rank's counts
+            continue  # several parts may have a 0-d tensor: the one of the lowest rank counts
         boxes = [tensor.box or Box((0,) * len(tensor.shape), tensor.shape) for tensor in tensors]
         wrong = check_tiling(first.shape, boxes)
         if wrong:

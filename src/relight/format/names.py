@@ -1,4 +1,4 @@
-"""Names in a store: run names, checkpoint ids, directory and file names. What does not match is refused, never cleaned up."""
+"""Names in a store: run names, checkpoint ids, directory and file names. An invalid name is refused, never corrected."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SUMMARY_HASH_DIGITS = 16
 STEP_MAX = 10**15
 TAG_MAX = 128
 BRANCH_TAGS = "branches/"
+"""Prefix of a tag that keeps a checkpoint for a branch; the branch's directory follows."""
 STAGES = ("candidate", "staging", "production")
-"""Tags that ``relight promote`` alone moves, from the first to the last."""
-"""What the tag starts with that holds a checkpoint for a branch; the branch's directory follows."""
+"""Tags that only ``relight promote`` moves, from the first to the last."""
 
 _ID = re.compile(r"[0-9a-z]{10}\Z")
 _DIR = re.compile(r"([0-9]{10,16})-([0-9a-z]{10})-e(0|[1-9][0-9]{0,11})\Z")
@@ -39,16 +39,16 @@ _READY = re.compile(rf"(0|[1-9][0-9]{{0,6}})\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.(
 _FAILED = re.compile(r"failed-([0-9]{5})-([a-z_]{1,40})\Z")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 PLAN_DIGITS = 6
-"""So many of the hexadecimal digits that all ranks must agree on are in the names."""
+"""Hexadecimal digits in a ready file's name of the hash that all ranks must agree on."""
 READY_DIR = "ready"
-"""Below a checkpoint's directory, while ranks are writing: empty files whose names say who is done, and who could not save."""
+"""Directory in a checkpoint's directory while ranks write: the names of its empty files state which ranks are ready or have failed."""
 DRAFT_FILE = "draft.json"
-"""The root of several ranks' checkpoint, but for its parts: what whoever comes last makes ``root.json`` of."""
+"""The root of a checkpoint of several ranks, without its parts. The rank that commits adds the parts and writes ``root.json``."""
 RUN_ID = re.compile(r"[0-9a-f]{32}\Z")
 
 
 class CheckpointDir(NamedTuple):
-    """What a checkpoint directory's name says."""
+    """Fields in the name of a checkpoint's directory."""
 
     step: int
     id: str
@@ -59,23 +59,23 @@ class CheckpointDir(NamedTuple):
 
 
 def check_run_name(name: str) -> str:
-    """Return the directory of run ``name``, or of the directory ``name``; ``ConfigError`` if no run may have that name."""
+    """Return the directory of a run; ``name`` may also be that directory. Raise ``ConfigError`` for an invalid name."""
     try:
         return run_dir(name)
     except ValueError as error:
         raise ConfigError(
             f"{name[:300]!r} cannot be a run's name: {error}",
-            hint=f"a run's name has 1 to {NAME_BYTES_MAX} bytes, starts and ends with no space, and has no slash or control character",
+            hint=f"a run's name has 1 to {NAME_BYTES_MAX} bytes, no space at its start or end, and no slash or control character",
         ) from None
 
 
 def is_run_name(name: str) -> bool:
-    """Whether ``name`` may be a run's directory."""
+    """Return whether ``name`` is a valid name of a run's directory."""
     return is_dir(name)
 
 
 def check_tag_name(name: str) -> str:
-    """``name`` if it may be a tag's, else ``ConfigError``; ``latest`` and ``best`` are taken."""
+    """Return ``name`` if it is a valid tag; otherwise raise ``ConfigError``. ``latest`` and ``best`` are reserved."""
     if not is_tag_name(name):
         raise ConfigError(
             f"{name[:140]!r} cannot be a tag",
@@ -85,7 +85,7 @@ def check_tag_name(name: str) -> str:
 
 
 def is_tag_name(name: str) -> bool:
-    """Whether ``name`` may be a tag's."""
+    """Return whether ``name`` is a valid tag."""
     length = TAG_MAX + (DIR_BYTES_MAX if name.startswith(BRANCH_TAGS) else 0)
     if len(name) > length or not _TAG.match(name):
         return False
@@ -93,20 +93,22 @@ def is_tag_name(name: str) -> bool:
 
 
 def is_id(text: str) -> bool:
-    """Whether ``text`` is a checkpoint id: ten characters from 0–9 a–z."""
+    """Return whether ``text`` is a checkpoint id: ten characters from 0–9 a–z."""
     return _ID.match(text) is not None
 
 
 def parse_home(directory: str) -> tuple[str, CheckpointDir] | None:
-    """Run and directory of a checkpoint whose chunks another one has, as that one says it: the run is empty if it is its own. None if it
-    is no such name."""
+    """Parse the place of a donor, ``DIRECTORY`` or ``RUN/DIRECTORY``: return its run ("" for the same run) and directory.
+
+    None if it is invalid.
+    """
     run, slash, name = directory.rpartition("/")
     parsed = parse_dir(name)
     return None if parsed is None or (slash and not is_run_name(run)) else (run, parsed)
 
 
 def parse_dir(name: str) -> CheckpointDir | None:
-    """What a directory's name says, or None if it is no checkpoint directory's."""
+    """Parse the name of a checkpoint's directory. Return None for other names."""
     match = _DIR.match(name)
     if match is None:
         return None
@@ -115,53 +117,53 @@ def parse_dir(name: str) -> CheckpointDir | None:
 
 
 def record_file(seq: int) -> str:
-    """The place of log record ``seq`` below ``log/``: a file, or from number 1,024 on a folder of 1,024 records and a file in it."""
+    """Return the path of log record ``seq`` in ``log/``: a file, or from number 1,024 on a file in a folder of 1,024 records."""
     folder = record_folder(seq)
     return f"{folder}/{seq:012d}.json" if folder else flat_record_file(seq)
 
 
 def flat_record_file(seq: int) -> str:
-    """The file name of log record ``seq``; its place below ``log/`` in a log that an earlier version wrote without folders."""
+    """Return the file name of log record ``seq``. It is also its path in ``log/`` if an earlier version wrote the log, without folders."""
     return f"{seq:012d}.json"
 
 
 def record_folder(seq: int) -> str:
-    """The folder below ``log/`` that record ``seq`` is in; empty for a record that is directly in ``log/``."""
+    """Return the folder in ``log/`` of record ``seq``; "" for a record directly in ``log/``."""
     return folder_name(seq // FOLDER_RECORDS)
 
 
 def folder_name(number: int) -> str:
-    """The name of a log's folder ``number``; empty for number 0, which is ``log/`` itself."""
+    """Return the name of a log's folder ``number``; "" for number 0, which is ``log/`` itself."""
     return f"{number:09d}" if number > 0 else ""
 
 
 def parse_record_folder(name: str) -> int | None:
-    """The number of a log's folder, or None if ``name`` is not such a folder's."""
+    """Return the number of a log's folder; None if ``name`` is not the name of such a folder."""
     match = _RECORD_FOLDER.match(name)
     return (int(match[1]) or None) if match else None
 
 
 def parse_record_file(name: str) -> int | None:
-    """The number of a log record's file, or None if it is none."""
+    """Return the number of a log record from its file name; None for other names."""
     match = _RECORD.match(name)
     return int(match[1]) if match else None
 
 
 def summary_file(upto: int, hash: str) -> str:
-    """The place below ``log/`` of the summary with that hash of all records up to ``upto``: in the folder of record ``upto``."""
+    """Return the path in ``log/`` of the summary with this hash of all records up to ``upto``: in the folder of record ``upto``."""
     name = f"summary-{upto:012d}-{hash[:SUMMARY_HASH_DIGITS]}"
     folder = record_folder(upto)
     return f"{folder}/{name}" if folder else name
 
 
 def parse_summary_file(name: str) -> int | None:
-    """The number of the last record that a summary covers, by its file name; None if ``name`` is not a summary's."""
+    """Return the number of the last record that a summary covers, from its file name; None for other names."""
     match = _SUMMARY.match(name)
     return int(match[1]) if match else None
 
 
 def is_record_key(key: str) -> bool:
-    """Whether a key in a store is a record's of a run's log."""
+    """Return whether a key in a store is the key of a record of a run's log."""
     parts = key.split("/")
     if not 3 <= len(parts) <= 4 or parts[1] != LOG_DIR:
         return False
@@ -170,17 +172,17 @@ def is_record_key(key: str) -> bool:
 
 
 def part_file(rank: int) -> str:
-    """The file name of ``rank``'s part."""
+    """Return the file name of ``rank``'s part."""
     return f"part-{rank:05d}.msgpack"
 
 
 def pack_file(rank: int, index: int) -> str:
-    """The file name of ``rank``'s pack ``index``."""
+    """Return the file name of ``rank``'s pack ``index``."""
     return f"pack-{rank:05d}-{index:03d}.safetensors"
 
 
 def parse_pack_file(name: str) -> tuple[int, int] | None:
-    """``(rank, index)`` of a file with a pack's chunks, or None if it is none."""
+    """Return ``(rank, index)`` from the name of a file with a pack's chunks; None for other names."""
     match = _PACK.match(name) or _STORED.match(name)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -196,37 +198,37 @@ def is_pack_file(name: str) -> bool:
 
 
 class Ready(NamedTuple):
-    """What a rank says by the name of an empty file, once its part and packs are durable: all that the commit needs to know of them.
+    """Everything that a commit needs to know about a rank's part and packs, once they are durable: the name of an empty file.
 
-    Whoever commits reads as many names as there are ranks: they are short.
+    The committing rank reads one name for each rank, so the names are short.
     """
 
     rank: int
     plan: str
-    """The first ``PLAN_DIGITS`` of what all ranks must agree on: a slip of whoever told them, which nobody tries 16 million times."""
+    """The first ``PLAN_DIGITS`` of the hash that all ranks must agree on. They detect mistakes; they are no protection from an attack."""
     hash: str
-    """The part's."""
+    """Hash of the part."""
     size: int
-    """The part's."""
+    """Bytes of the part."""
     stored: int
     logical: int
     new: int | None = None
-    """What of ``stored`` lies with this checkpoint, if its packs are not files as they are."""
+    """The part of ``stored`` in this checkpoint's own files; None if its packs are plain files."""
     base: int = 0
-    """The number of the COMMIT that ``donors`` goes by."""
+    """Number of the COMMIT record to which ``donors`` refers."""
     donors: int = 0
-    """Whose bytes it needs: bit 0 is that checkpoint, bit n the n-th of those that it requires itself."""
+    """Bit field of the checkpoints that donate bytes: bit 0 is the checkpoint of ``base``, bit n the n-th checkpoint that it requires."""
 
     @property
     def file(self) -> str:
-        """The file's name: rank, sizes to the base of 36, and hash and plan to that of 64."""
+        """Name of the file: rank, sizes in base 36, and hash and plan in base 64."""
         proof = base64.urlsafe_b64encode(bytes.fromhex(self.hash + self.plan)).decode()[:47]
         more = "" if self.new is None else f".{base36(self.new)}.{base36(self.base)}.{base36(self.donors)}"
         return f"{self.rank}.{base36(self.size)}.{base36(self.stored)}.{base36(self.logical)}.{proof}{more}"
 
 
 def parse_ready(name: str) -> Ready | None:
-    """What a name says, or None if it is none of these."""
+    """Parse the name of a ready file. Return None for other names."""
     match = _READY.match(name)
     if match is None:
         return None
@@ -236,13 +238,13 @@ def parse_ready(name: str) -> Ready | None:
 
 
 def ready_rank(name: str) -> int:
-    """Whose name of a ready rank this is; −1 if it is none. Each rank looks at all names, and only the last one needs more of them."""
+    """Return the rank in the name of a ready file; −1 for other names. Cheaper than ``parse_ready``: every rank reads all names."""
     match = _READY.match(name)
     return int(match[1]) if match else -1
 
 
 def base36(number: int) -> str:
-    """To the base of 36, as ``int(text, 36)`` reads it."""
+    """Return ``number`` in base 36, as ``int(text, 36)`` parses it."""
     digits = ""
     while number >= 36:
         number, digit = divmod(number, 36)
@@ -251,27 +253,27 @@ def base36(number: int) -> str:
 
 
 def failed_file(rank: int, kind: str) -> str:
-    """The name of the empty file that says that ``rank`` could not save, and the kind of its error."""
+    """Return the name of the empty file that states that ``rank`` could not save, and the kind of its error."""
     return f"failed-{rank:05d}-{kind}"
 
 
 def parse_failed(name: str) -> tuple[int, str] | None:
-    """Which rank failed, and how; None if ``name`` says no such thing."""
+    """Return the failed rank and the kind of its error from a file's name; None for other names."""
     match = _FAILED.match(name)
     return (int(match[1]), match[2]) if match else None
 
 
 def is_said_file(name: str) -> bool:
-    """Whether ``name`` is one that Relight writes into ``READY_DIR``."""
+    """Return whether ``name`` is a name that Relight writes in ``READY_DIR``."""
     return any(pattern.match(name) for pattern in (_READY, _FAILED))
 
 
 def is_written_file(name: str) -> bool:
-    """Whether ``name`` is one that Relight writes into a checkpoint directory. Others are never deleted."""
+    """Return whether ``name`` is a name that Relight writes in a checkpoint's directory. Other files are never deleted."""
     return name in (ROOT_FILE, DRAFT_FILE) or any(pattern.match(name) for pattern in (_PART, _PACK, _STORED))
 
 
 def require_name(actual: str, expected: str, where: str) -> None:
-    """Refuse a file name other than the only one the format allows here."""
+    """Raise ``UnsafeContent`` if a file name is not the only one that the format allows here."""
     if actual != expected:
-        raise UnsafeContent(f"names the file {actual[:80]!r} where only {expected!r} may stand", where=where)
+        raise UnsafeContent(f"names the file {actual[:80]!r}; the format allows only {expected!r}", where=where)

@@ -1,4 +1,4 @@
-"""The header of a pack: valid safetensors, aligned so that data starts on a page."""
+"""Encode and parse the header of a pack: a valid safetensors header, padded so that the data starts at a page boundary."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ HEADER_BYTES_MAX = 100_000_000
 def encode_header(tensors: Sequence[tuple[str, str, Sequence[int], int]], metadata: dict[str, str]) -> bytes:
     """Return the header of a pack with contiguous tensors ``(name, dtype, shape, bytes)`` in this order."""
     entries: dict[str, Any] = {"__metadata__": metadata}
-    at = 0
+    offset = 0
     for name, dtype_name, shape, length in tensors:
         dtype = dtype_named(dtype_name)
         foreign, dims = dtype.safetensors, list(shape)
         if foreign is None:
             foreign, dims = "U8", [*dims, dtype.itemsize]
-        entries[name] = {"dtype": foreign, "shape": dims, "data_offsets": [at, at + length]}
-        at += length
+        entries[name] = {"dtype": foreign, "shape": dims, "data_offsets": [offset, offset + length]}
+        offset += length
     body = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     padded = -(-(8 + len(body)) // DATA_ALIGN) * DATA_ALIGN
     return (padded - 8).to_bytes(8, "little") + body.ljust(padded - 8)
@@ -44,7 +44,7 @@ def header_bytes(prefix: bytes, where: str) -> int:
 def parse_header(data: bytes, where: str) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
     """Return ``name → (safetensors dtype, shape, start, end)`` from a pack's header, with offsets relative to the data."""
     if header_bytes(data[:8], where) != len(data):
-        raise CorruptCheckpoint("the header has another length than it states", where=where)
+        raise CorruptCheckpoint("the header's length differs from the length that it states", where=where)
     try:
         entries = json.loads(data[8:].decode("utf-8"), object_pairs_hook=_once)
         return {name: _entry(entry) for name, entry in entries.items() if name != "__metadata__"}
@@ -69,12 +69,12 @@ def header_metadata(data: bytes) -> dict[str, str] | None:
 def _entry(entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     start, end = entry["data_offsets"]
     if type(start) is not int or type(end) is not int:
-        raise TypeError("an offset that is no integer")
+        raise TypeError("an offset is not an integer")
     return str(entry["dtype"]), tuple(entry["shape"]), start, end
 
 
 def _once(items: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(items)
     if len(result) != len(items):
-        raise ValueError("a name twice")
+        raise ValueError("duplicate name")
     return result

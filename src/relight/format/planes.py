@@ -1,10 +1,10 @@
-"""Elements as planes of bytes: what is alike in neighbouring elements comes to lie side by side. Pure; needs numpy.
+"""Split elements into planes of bytes, so that similar bytes of neighbouring elements are adjacent; and join them. Pure; needs numpy.
 
-A floating-point number is turned by one bit first, so that its exponent fills whole bytes from the top; or, where an earlier value of the
-same element is known, the difference of the two bit patterns is taken, small whatever its sign. Then the element is halved, and its halves
-are, down to bytes, or to blocks of several bytes that nobody could make smaller. All is done block by block, as it fits a processor's
-cache: that costs about what copying does. What lies between is memory that the caller keeps: a page that is new costs more than
-what is done in it.
+First, the bits of a floating-point number are rotated left by one, so that its exponent fills whole bytes from the top. If an earlier value
+of the same element is known, the difference of the two bit patterns is taken instead, zigzag-coded, so that small differences of either
+sign become small numbers. Then the element is halved, and its halves again, down to single bytes, or to blocks of several incompressible
+bytes. Everything is done in blocks that fit a processor's cache, at about the cost of a copy. The caller keeps the temporary memory:
+a page fault costs more than the work in the page.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_BYTES = 1 << 19
-"""Of elements that are taken at once."""
+"""Bytes of elements that are processed at once."""
 KEPT_BYTES = 8 << 20
-"""No more than that is kept for each purpose."""
+"""Largest buffer that ``Rooms`` keeps for each purpose, in bytes."""
 WIDTHS = (1, 2, 4, 8)
 _UNSIGNED = {width: np.dtype(f"<u{width}") for width in WIDTHS}
 _SIGNED = {width: np.dtype(f"<i{width}") for width in WIDTHS}
@@ -28,41 +28,40 @@ Elements = NDArray[Any]
 
 
 def elements(data: memoryview | bytes, width: int) -> Elements:
-    """The bytes as elements, without a copy. Their number must be a multiple of ``width``."""
+    """Return the bytes as elements, without a copy. Their number must be a multiple of ``width``."""
     return np.frombuffer(data, _UNSIGNED[width])
 
 
 class Rooms:
-    """Memory that is used again, by what it is for: one thread's."""
+    """Reusable buffers of one thread, by purpose."""
 
     def __init__(self) -> None:
         self._held: dict[str, Elements] = {}
 
     def take(self, purpose: str, count: int, width: int) -> Elements:
-        """So many elements, of which nothing is known: the caller's until somebody takes some for the same again."""
-        held, wanted = self._held.get(purpose), count * width
-        if held is None or len(held) < wanted:
-            held = np.empty(wanted, "u1")
+        """Return ``count`` uninitialised elements. They are valid until the next call for the same purpose."""
+        buffer, wanted = self._held.get(purpose), count * width
+        if buffer is None or len(buffer) < wanted:
+            buffer = np.empty(wanted, "u1")
             if wanted <= KEPT_BYTES:
-                self._held[purpose] = held
-        return held[:wanted].view(_UNSIGNED[width])
+                self._held[purpose] = buffer
+        return buffer[:wanted].view(_UNSIGNED[width])
 
     def pair(self, purpose: str, count: int, width: int) -> tuple[Elements, Elements]:
-        """Two of them: one for what lies between, one for what that needs."""
+        """Return two such buffers: one for an intermediate result, and a spare one."""
         return self.take(f"{purpose} bits", count, width), self.take(f"{purpose} spare", count, width)
 
 
 def split(
     values: Elements, widths: Sequence[int], *, turned: bool, base: Elements | None = None, rooms: Rooms | None = None
 ) -> list[Elements]:
-    """Planes of these widths in bytes, from the top byte down; together they are an element's. They lie in ``rooms``, until somebody splits
-    there again.
+    """Return planes of these widths in bytes, from the top byte down. The widths add up to an element's.
 
-    ``turned``: the elements are floating-point numbers. With ``base``, as many elements of the same kind, the differences from those are
-    split; ``turned`` means nothing then. One copy.
+    The planes are in ``rooms``, and valid until the next split there. ``turned``: the elements are floating-point numbers. With ``base``,
+    as many elements of the same kind, the differences from these are split, and ``turned`` is ignored. Cost: one copy.
     """
     width, rows, rooms = values.itemsize, _rows(values), rooms or Rooms()
-    planes = [rooms.take(f"plane {number}", len(values), one) for number, one in enumerate(widths)]
+    planes = [rooms.take(f"plane {number}", len(values), plane_width) for number, plane_width in enumerate(widths)]
     bits, spare = rooms.pair("block", rows, width)
     for start in range(0, len(values), rows):
         block = values[start : start + rows]
@@ -79,7 +78,7 @@ def split(
 
 
 def join(planes: Sequence[Elements], into: Elements, *, turned: bool, base: Elements | None = None, rooms: Rooms | None = None) -> None:
-    """The inverse of ``split``: fills ``into``. ``base`` may be ``into`` itself."""
+    """Fill ``into`` from planes: the inverse of ``split``. ``base`` may be ``into`` itself."""
     top, rows, rooms = 8 * into.itemsize - 1, _rows(into), rooms or Rooms()
     bits, spare = rooms.pair("block", rows, into.itemsize)
     for start in range(0, len(into), rows):
@@ -97,9 +96,9 @@ def join(planes: Sequence[Elements], into: Elements, *, turned: bool, base: Elem
 
 
 def widths_of(width: int, single: int) -> tuple[int, ...]:
-    """How an element is cut so that its uppermost ``single`` bytes are planes of their own, and what is below lies in blocks.
+    """Return plane widths for an element of ``width`` bytes: its uppermost ``single`` bytes each in its own plane, the rest in blocks.
 
-    An element of 8 bytes with 2 gives ``(1, 1, 2, 4)``; with 0 it is left whole.
+    For 8 bytes and 2 single ones ``(1, 1, 2, 4)``; with 0 single ones, the element is not split.
     """
     if width == 1 or single == 0:
         return (width,)
@@ -114,10 +113,10 @@ def _rows(values: Elements) -> int:
 
 
 def _upper(planes: Sequence[Elements]) -> tuple[int, int]:
-    """The bytes that the planes come to together, and how many of the planes are the upper half of them."""
-    width, count, held = sum(plane.itemsize for plane in planes), 0, 0
-    while 2 * held < width:
-        held += planes[count].itemsize
+    """Return the total width of the planes in bytes, and the number of planes in its upper half."""
+    width, count, upper = sum(plane.itemsize for plane in planes), 0, 0
+    while 2 * upper < width:
+        upper += planes[count].itemsize
         count += 1
     return width, count
 
@@ -141,7 +140,7 @@ def _narrow(block: Elements, width: int, planes: Sequence[Elements], start: int,
 
 
 def _double(planes: Sequence[Elements], start: int, into: Elements, spare: Elements, rooms: Rooms) -> None:
-    """Fills ``into``, whose elements are as wide as the planes' together. ``spare``: as much memory, for what lies between."""
+    """Fill ``into``, with elements as wide as all planes together. ``spare``: memory of the same size for intermediate results."""
     if len(planes) == 1:
         np.copyto(into, planes[0][start : start + len(into)])
         return
@@ -153,7 +152,7 @@ def _double(planes: Sequence[Elements], start: int, into: Elements, spare: Eleme
 
 
 def _widen(planes: Sequence[Elements], start: int, into: Elements, rooms: Rooms) -> None:
-    """Fills ``into``, twice as wide as the planes together."""
+    """Fill ``into``, with elements twice as wide as all planes together."""
     if len(planes) == 1:
         np.copyto(into, planes[0][start : start + len(into)])
     else:
@@ -164,7 +163,7 @@ def _widen(planes: Sequence[Elements], start: int, into: Elements, rooms: Rooms)
 
 
 def _zigzag(difference: Elements, spare: Elements) -> Elements:
-    """Small numbers for small differences of either sign, in their place."""
+    """Replace differences by their zigzag code, in place: small numbers for small differences of either sign."""
     signed = difference.view(_SIGNED[difference.itemsize])
     sign = np.right_shift(signed, 8 * difference.itemsize - 1, out=spare.view(signed.dtype))
     np.left_shift(difference, 1, out=difference)
@@ -173,7 +172,7 @@ def _zigzag(difference: Elements, spare: Elements) -> Elements:
 
 
 def _unzigzag(coded: Elements, spare: Elements) -> Elements:
-    """The inverse, in its place."""
+    """Replace zigzag codes by the differences, in place."""
     np.bitwise_and(coded, 1, out=spare)
     np.negative(spare, out=spare)
     np.right_shift(coded, 1, out=coded)

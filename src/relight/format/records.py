@@ -1,4 +1,4 @@
-"""The store's own record and the records of a run's log."""
+"""Encode, decode and check the store's own record, and the records of a run's log."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ EPOCH_MAX = 10**12 - 1
 RUN, FENCE, COMMIT, RETIRE, RECALL, SWEEP, TAG, NOTE = "RUN", "FENCE", "COMMIT", "RETIRE", "RECALL", "SWEEP", "TAG", "NOTE"
 UNDO_S_MAX = 10**9
 WORDS_MAX = 2000
-"""Characters of what is said of a tag."""
+"""Largest number of characters of a tag's owner and of its reason."""
 Metric = int | float | str
 
 
 class StoreRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``relight.json``: which store this is."""
+    """``relight.json``: the identity of a store."""
 
     relight: Literal["store"] = "store"
     version: int = VERSION
     id: str
     created: str
     encrypted: bool = False
-    """Whether all that is in it is. Left out if not."""
+    """Whether all files of the store are encrypted. Left out of the record if False."""
 
 
 class StripeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``stripe.json``: which of the places of which stripe a directory is."""
+    """``stripe.json``: the stripe that a directory belongs to, and the directory's place in it."""
 
     relight: Literal["stripe"] = "stripe"
     version: int = VERSION
@@ -50,14 +50,14 @@ class RunBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class FenceBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of FENCE: a new attempt takes charge."""
+    """Body of FENCE: a new attempt takes over the run."""
 
     attempt: str
     reason: str
 
 
 class CommitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of COMMIT: what a listing shows, and the hash of everything else."""
+    """Body of COMMIT: the fields that a listing shows, and the hash of everything else."""
 
     id: str
     step: int
@@ -73,15 +73,15 @@ class CommitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     requires: list[str]
     suspect: bool = False
     lossy: float = 0.0
-    """Above 0: some values are stored inexactly, and none further off than this, relative to what it was. Left out of the record if 0."""
+    """Largest relative error of the values that are stored inexactly; 0 if all are exact. Left out of the record if 0."""
     origin: str = ""
-    """The id it has where it was copied from, if that is another. Left out of the record if it is empty."""
+    """Id of the checkpoint of which this is a copy, if the copy has another id. Left out of the record if empty."""
     home: str = ""
-    """The run of this store in whose directory it lies, if that is another: this run branched off there. Left out if it is empty."""
+    """Run of this store that has the checkpoint's files, if this run branched from it. Left out of the record if empty."""
     reason_kind: str = ""
-    """``SaveReason.kind``. Empty, and left out, in a record of an earlier version: then the text of ``reason`` is mapped."""
+    """``SaveReason.kind``. Empty, and left out, in a record of an earlier version: its kind is derived from the text of ``reason``."""
     reason_by: str = ""
-    """``SaveReason.by``. Left out if it is empty."""
+    """``SaveReason.by``. Left out of the record if empty."""
 
     @property
     def save_reason(self) -> SaveReason:
@@ -90,34 +90,34 @@ class CommitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def alone_bytes(self) -> int:
-        """What a copy takes that needs no other's bytes and is not coded; about, if this one does or is."""
+        """Bytes of an uncoded copy without donors. An estimate if this checkpoint is coded or has donors."""
         return max(self.stored_bytes, self.logical_bytes)
 
 
 class RetireBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of RETIRE: these leave the history."""
+    """Body of RETIRE: these checkpoints leave the history."""
 
     ids: list[str]
     reason: str
     undo_s: float = 0.0
-    """Above 0, their bytes stay until a SWEEP names them, which is due after so long, and a RECALL may bring them back. Left out if 0."""
+    """Seconds for which their bytes are kept: a RECALL may bring them back until a SWEEP names them. Left out of the record if 0."""
 
 
 class RecallBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of RECALL: what was retired and not swept is back."""
+    """Body of RECALL: these checkpoints were retired and not swept, and are live again."""
 
     ids: list[str]
     reason: str
 
 
 class SweepBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of SWEEP: what was retired and may be recalled goes for good; its bytes may be deleted."""
+    """Body of SWEEP: these retired checkpoints can no longer be recalled, and their bytes may be deleted."""
 
     ids: list[str]
 
 
 class TagBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of TAG: ``id`` None takes the tag away. ``by`` whom, and ``why``, if that was said: left out of the record if not."""
+    """Body of TAG: sets the tag, or removes it if ``id`` is None. ``by``: its owner. ``why``: the reason. Both are left out if empty."""
 
     name: str
     id: str | None
@@ -144,7 +144,7 @@ _BODIES: dict[str, type[Any]] = {
     NOTE: NoteBody,
 }
 _LEFT_OUT = {"origin": "", "undo_s": 0.0, "lossy": 0.0, "home": "", "by": "", "why": "", "reason_kind": "", "reason_by": ""}
-"""Fields that a record has only if they say something."""
+"""Fields that are left out of a record if they have these defaults."""
 _KINDS = {body: kind for kind, body in _BODIES.items()}
 
 
@@ -163,7 +163,7 @@ class _Frame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One record of a run's log. ``file_hash`` is the hash of its file, but for a signature: the next record's ``prev``."""
+    """One record of a run's log. ``file_hash`` is the hash of its file without a signature, and the next record's ``prev``."""
 
     seq: int
     prev: str
@@ -182,7 +182,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_record(record: Record) -> bytes:
-    """The file of ``record``."""
+    """Return the bytes of the file of ``record``."""
     frame = {
         "relight": "record",
         "version": VERSION,
@@ -200,7 +200,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def plain_body(body: Body) -> dict[str, Any]:
-    """The body of a record as plain values, without the fields that are left out if they say nothing."""
+    """Return the body of a record as plain values, without fields that have their default and are left out."""
     plain: dict[str, Any] = msgspec.to_builtins(body)
     for name, default in _LEFT_OUT.items():
         if plain.get(name) == default:
@@ -209,7 +209,7 @@ def plain_body(body: Body) -> dict[str, Any]:
 
 
 def body_of(kind: str, value: dict[str, Any], where: str) -> Body:
-    """The body of a record of that kind, checked, from plain values. ``UnsafeContent`` if no writer of ours makes it."""
+    """Decode and check the body of a record of this kind from plain values. Raise ``UnsafeContent`` if it is invalid."""
     body_type = _BODIES.get(kind)
     if body_type is None:
         raise UnsafeContent(f"unknown kind of record {kind[:40]!r}", where=where)
@@ -219,13 +219,13 @@ def body_of(kind: str, value: dict[str, Any], where: str) -> Body:
 
 
 def decode_record(data: bytes, seq: int, where: str) -> Record:
-    """The record in ``data``, which was found under number ``seq``. Chain, store and run are the log's to check."""
+    """Decode and check the record in ``data``, the file with number ``seq``. The caller checks the chain, the store and the run."""
     record = apart(data, where)[0]
     value = unseal(record, where)
     check_version(value, "record", where)
     frame = convert(value, _Frame, where)
     if frame.seq != seq:
-        raise CorruptCheckpoint(f"holds record {frame.seq}, not {seq}", where=where, hint="a file was moved or copied")
+        raise CorruptCheckpoint(f"has record {frame.seq} instead of {seq}", where=where, hint="a file was moved or copied")
     body = body_of(frame.kind, frame.body, where)
     if not is_hex(frame.prev) or not names.RUN_ID.match(frame.store) or not names.RUN_ID.match(frame.run):
         raise UnsafeContent("malformed hash, store or run id", where=where)
@@ -247,8 +247,11 @@ def decode_record(data: bytes, seq: int, where: str) -> Record:
 
 
 def epoch_max(seq: int) -> int:
-    """The highest epoch that record ``seq`` may have. A FENCE raises it by one, and by one for each record before it that cannot be
-    read: without a bound, one record could take the last epoch there is, and nobody could take charge any more."""
+    """Return the highest epoch that record ``seq`` may have.
+
+    A FENCE raises the epoch by one, and by one for each unreadable record before it. Without a bound, one record could use the last epoch,
+    and no later attempt could take over the run.
+    """
     return min((seq + 1) ** 2, EPOCH_MAX)
 
 
@@ -260,7 +263,7 @@ def _check_body(body: Body, where: str) -> None:
         if not is_hex(body.root):
             raise UnsafeContent("malformed root hash", where=where)
         if body.home and not names.is_run_name(body.home):
-            raise UnsafeContent(f"{body.home[:80]!r} cannot be a run", where=where)
+            raise UnsafeContent(f"{body.home[:80]!r} is not a valid run name", where=where)
         sizes = (body.root_bytes, body.logical_bytes, body.stored_bytes, body.new_bytes)
         if not 0 <= body.lossy <= 1:
             raise UnsafeContent("an error out of range", where=where)
@@ -274,27 +277,27 @@ def _check_body(body: Body, where: str) -> None:
             raise UnsafeContent("a time out of range", where=where)
     elif isinstance(body, TagBody):
         if not names.is_tag_name(body.name):
-            raise UnsafeContent(f"{body.name[:80]!r} cannot be a tag", where=where)
+            raise UnsafeContent(f"{body.name[:80]!r} is not a valid tag", where=where)
         if len(body.by) > WORDS_MAX or len(body.why) > WORDS_MAX:
-            raise UnsafeContent("more words than a tag may have", where=where)
+            raise UnsafeContent(f"the tag's owner or reason has more than {WORDS_MAX} characters", where=where)
         _check_ids([] if body.id is None else [body.id], where)
 
 
 def _check_ids(ids: list[str], where: str) -> None:
-    for one in ids:
-        if not names.is_id(one):
-            raise UnsafeContent(f"malformed checkpoint id {one[:40]!r}", where=where)
+    for checkpoint_id in ids:
+        if not names.is_id(checkpoint_id):
+            raise UnsafeContent(f"malformed checkpoint id {checkpoint_id[:40]!r}", where=where)
 
 
 def check_metrics(metrics: dict[str, Metric], where: str) -> None:
-    """Refuse texts other than the three that stand for numbers JSON lacks."""
+    """Raise ``UnsafeContent`` for a text that is not ``nan``, ``inf`` or ``-inf``, which stand for numbers that JSON lacks."""
     for name, value in metrics.items():
         if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
             raise UnsafeContent(f"metric {name[:40]!r} is not a number", where=where)
 
 
 def check_version(value: Any, kind: str, where: str) -> None:
-    """Refuse, by name, what a newer Relight wrote, before its unknown fields confuse anybody."""
+    """Raise ``UnsafeContent`` for another kind of file, or a newer version: its unknown fields would give a less clear error."""
     if not isinstance(value, dict) or value.get("relight") != kind:
         raise UnsafeContent(f"not a Relight {kind}", where=where)
     version = value.get("version")
@@ -305,7 +308,7 @@ def check_version(value: Any, kind: str, where: str) -> None:
 
 
 def encode_store(record: StoreRecord) -> bytes:
-    """The bytes of ``relight.json``."""
+    """Return the bytes of ``relight.json``."""
     value = msgspec.to_builtins(record)
     if not record.encrypted:
         del value["encrypted"]
@@ -313,7 +316,7 @@ def encode_store(record: StoreRecord) -> bytes:
 
 
 def decode_store(data: bytes, where: str = names.STORE_FILE) -> StoreRecord:
-    """``relight.json`` read back."""
+    """Decode and check ``relight.json``."""
     value = unseal(data, where)
     check_version(value, "store", where)
     record = convert(value, StoreRecord, where)
@@ -323,12 +326,12 @@ def decode_store(data: bytes, where: str = names.STORE_FILE) -> StoreRecord:
 
 
 def encode_stripe(record: StripeRecord) -> bytes:
-    """The bytes of ``stripe.json``."""
+    """Return the bytes of ``stripe.json``."""
     return seal(to_json(msgspec.to_builtins(record)))
 
 
 def decode_stripe(data: bytes, where: str = names.STRIPE_FILE) -> StripeRecord:
-    """``stripe.json`` read back."""
+    """Decode and check ``stripe.json``."""
     value = unseal(data, where)
     check_version(value, "stripe", where)
     record = convert(value, StripeRecord, where)

@@ -1,7 +1,7 @@
-"""Records that are signed: a second line behind the record, which says by whom. Pure.
+"""Signed records: a second line after the record has the signer and the signature. Pure.
 
-``{"by":"<kind>:<16 hex digits>","signature":"<base64>","seal":"<64 hex digits>"}\\n``; the seal is the BLAKE3 of what the first two say.
-What is signed is the record's first line, to the byte. Whoever trusts nobody in particular reads the record all the same.
+``{"by":"<kind>:<16 hex digits>","signature":"<base64>","seal":"<64 hex digits>"}\\n``; the seal is the BLAKE3 of the first two values.
+The signature covers the bytes of the record's first line. A reader without ``trust=`` accepts the record without checking its signature.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def apart(data: bytes, where: str) -> tuple[bytes, Signature | None]:
         return data, None
     match = _LINE.match(rest)
     if match is None or hexdigest(match[1] + b"\n" + match[2]).encode() != match[3]:
-        raise CorruptCheckpoint("what stands behind the record is no signature, or was damaged", where=where)
+        raise CorruptCheckpoint("the line after the record is not a signature, or is damaged", where=where)
     try:
         value = base64.b64decode(match[2], validate=True)
     except ValueError:
-        raise CorruptCheckpoint("a signature that is not in base 64", where=where) from None
+        raise CorruptCheckpoint("the signature is not valid base 64", where=where) from None
     return record, Signature(match[1].decode(), value)

@@ -1,4 +1,4 @@
-"""A step's number, and the checkpoint that a caller names, as people have them: checked where they come in. May import: ``errors``."""
+"""Check step numbers and names of checkpoints where callers pass them in. May import: ``errors``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from relight.format.names import STEP_MAX
 def step_of(value: Any, what: str = "step") -> int:
     """Return a step as an int: from an int, a NumPy integer, a 0-d integer tensor, or anything else with ``__index__``.
 
-    Reading a tensor that is on an accelerator waits for its device at every call: count in an int there. ``ConfigError`` for
-    everything else, at once: a step that is not a whole number would fail in the middle of a save, or sort wrongly in the run.
+    Reading a tensor on an accelerator waits for its device at every call, so count in an int there. Raise ``ConfigError`` for everything
+    else: a step that is not a whole number would fail later, during a save, or sort wrongly in the run.
     """
     number = value if type(value) is int else _index_of(value)
     if number is None:
         raise ConfigError(f"{what} is a whole number from 0 up, not {shown(value)}", where=what, hint=_way_out(value, what))
     if not 0 <= number <= STEP_MAX:
         shown_number = number if abs(number) <= 10 * STEP_MAX else f"a number of {number.bit_length()} bits"
-        hint = f"{what}s count from 0" if number < 0 else f"a {what} is at most {STEP_MAX}: it counts, it is not a time or a hash"
+        hint = f"{what}s count from 0" if number < 0 else f"a {what} is at most {STEP_MAX}: pass a count, and not a time or a hash"
         raise ConfigError(f"{what} is a whole number from 0 to {STEP_MAX}, not {shown_number}", where=what, hint=hint)
     return number
 
@@ -41,7 +41,7 @@ def which_of(which: Any) -> str | int:
 
 
 def _index_of(value: Any) -> int | None:
-    """``operator.index`` of it; None if there is none. Bools have one, by history, and mean a slip."""
+    """Return ``operator.index(value)``; None if it has none. None also for a bool: passing one as a number is a mistake."""
     if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Strict JSON: no duplicate keys, no NaN, bounded size and depth; and the sealed envelope around it."""
+"""Strict JSON, with no duplicate keys, no NaN, and bounded size and depth; and the sealed frame around it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ T = TypeVar("T")
 
 
 def to_json(value: Any) -> bytes:
-    """``value`` as compact JSON; ``ValueError`` on NaN or infinity, as the format has no such numbers."""
+    """Return ``value`` as compact JSON. Raise ``ValueError`` for NaN or infinity, which the format does not have."""
     return _ENCODER.encode(value).encode()
 
 
 def from_json(data: bytes | memoryview, where: str, limit: int) -> Any:
-    """Parse JSON strictly. ``UnsafeContent`` for what no writer of ours makes; time and memory bounded by ``limit`` bytes."""
+    """Parse JSON strictly. Raise ``UnsafeContent`` for JSON that Relight never writes. Time and memory are bounded by ``limit`` bytes."""
     if len(data) > limit:
         raise UnsafeContent(f"{len(data)} bytes of JSON where at most {limit} are allowed", where=where)
-    # A container costs tens of bytes a byte of input: bound their number before building any.
+    # A byte of input can cost tens of bytes of containers: bound their number before building any.
     raw = bytes(data)
     if raw.count(b"[") + raw.count(b"{") > limit // 64 or raw.count(b",") > limit // 32:
         raise UnsafeContent("JSON with an absurd number of values", where=where)
@@ -48,7 +48,7 @@ def from_json(data: bytes | memoryview, where: str, limit: int) -> Any:
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=pairs, parse_constant=constant)
     except RecursionError:
-        raise UnsafeContent("JSON nested without end", where=where) from None
+        raise UnsafeContent("JSON is nested too deeply", where=where) from None
     except (ValueError, UnicodeError) as error:
         raise CorruptCheckpoint(f"not JSON: {str(error)[:120]}", where=where) from None
     try:
@@ -79,29 +79,29 @@ def _check(value: Any, where: str, depth: int) -> None:
 
 
 def convert(value: Any, to: type[T], where: str) -> T:
-    """``value`` as ``to``, refusing unknown fields and wrong types by name."""
+    """Convert ``value`` to ``to``. Raise ``UnsafeContent``, with the field's name, for unknown fields and wrong types."""
     try:
         return from_plain(value, to)
     except msgspec.ValidationError as error:
-        raise UnsafeContent(f"not as the format says: {shown(error)}", where=where) from None
+        raise UnsafeContent(f"a field does not match the format: {shown(error)}", where=where) from None
 
 
 def shown(what: object) -> str:
-    """``what`` as it may stand in a message: short, and nothing in it that drives a terminal or breaks a line."""
+    """Return ``what`` for a message: at most 200 characters, with control characters and line breaks escaped."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(what)[:200])
 
 
 def seal(payload: bytes) -> bytes:
-    """The sealed file around one JSON object."""
+    """Return a sealed file with one JSON object."""
     return _HEAD + hexdigest(payload).encode() + _MIDDLE + payload + _TAIL
 
 
 def unseal(data: bytes, where: str) -> Any:
-    """The payload of a sealed file, checked to the bit. ``CorruptCheckpoint`` if any bit is off."""
+    """Return the payload of a sealed file. Raise ``CorruptCheckpoint`` if any bit of the file was changed."""
     if len(data) > SEALED_BYTES_MAX:
         raise UnsafeContent(f"a sealed file of {len(data)} bytes, at most {SEALED_BYTES_MAX} are allowed", where=where)
     if len(data) < _START + 2 + len(_TAIL) or not data.startswith(_HEAD) or not data.endswith(_TAIL):
-        raise CorruptCheckpoint("not a sealed file: empty, cut short, or damaged at an end", where=where)
+        raise CorruptCheckpoint("not a sealed file: empty, truncated, or damaged at an end", where=where)
     if data[len(_HEAD) + 64 : _START] != _MIDDLE:
         raise CorruptCheckpoint("the seal's frame is damaged", where=where)
     payload = data[_START : -len(_TAIL)]

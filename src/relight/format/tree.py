@@ -1,4 +1,4 @@
-"""The tree of a state: nested plain values with leaves that point at tensors. No pickle, nothing is executed."""
+"""Encode and decode the tree of a state: nested plain values, with leaves that refer to tensors. No pickle, nothing is executed."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ LEAF_KINDS: dict[str, int] = {
     "torch_device": 0,
     "torch_size": 0,
 }
-"""Leaf kinds and how many tensors each takes."""
+"""Leaf kinds, with the number of tensors of each."""
 MANY = 64
-"""So many values of one dict are looked at together first."""
+"""Smallest number of values in one container that are first checked together, in C."""
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 
 
 class Leaf(msgspec.Struct, frozen=True, gc=False):
-    """What is not a plain value: ``kind`` says how to build it from ``tensors`` (indices into the part's) and ``meta``.
+    """A value that is not plain. ``kind`` defines how to build it from ``tensors`` (indices of the part's tensors) and ``meta``.
 
-    There are as many as tensors: the garbage collector does not look at them.
+    There are as many leaves as tensors, so the garbage collector does not track them.
     """
 
     kind: str
@@ -50,13 +50,13 @@ class Leaf(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A node that is encoded already: a subtree that is the same in every save."""
+    """An encoded node: a subtree that is equal in every save, and encoded once."""
 
     data: bytes
 
     @classmethod
     def encode(cls, node: Any) -> Encoded:
-        """Encode it now. ``IncompatibleState`` as ``encode_tree``."""
+        """Encode ``node`` now. Raises ``IncompatibleState`` like ``encode_tree``."""
         return cls(encode_tree(node))
 
 
@@ -65,7 +65,7 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 
 def join_path(parent: str, key: Any, *, sequence: bool = False) -> str:
-    """The path of ``key`` below ``parent``, as tensors are named: text as it is but for ``%``, ``/``, zero bytes and a leading ``~``."""
+    """Return the path of ``key`` below ``parent``, as in tensor names. In text, ``%``, ``/``, zero bytes and leading ``~`` are escaped."""
     if sequence:
         element = str(key)
     elif isinstance(key, str):
@@ -75,14 +75,14 @@ def join_path(parent: str, key: Any, *, sequence: bool = False) -> str:
         elif not element:
             element = "~"
         elif element == "__metadata__" and not parent:
-            element = "%5F_metadata__"  # safetensors keeps that name for itself
+            element = "%5F_metadata__"  # safetensors reserves this name
     else:
         element = "~" + repr(key).replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     return f"{parent}/{element}" if parent else element
 
 
 def encode_tree(tree: Any) -> bytes:
-    """``tree`` as the format's MessagePack. ``IncompatibleState`` names the path of what it cannot hold."""
+    """Encode ``tree`` as MessagePack. Raise ``IncompatibleState``, with its path, for a value that cannot be encoded."""
     return _pack(_encode(tree, "", 0))
 
 
@@ -128,7 +128,7 @@ def _encode(value: Any, path: str, level: int) -> Any:
 
 
 def decode_tree(data: bytes, tensors: int, where: str) -> Any:
-    """The tree in ``data``, its leaves as ``Leaf``; ``tensors`` is how many there are to point at."""
+    """Decode the tree in ``data``, with leaves as ``Leaf``. ``tensors`` is the number of the part's tensors."""
     try:
         return _Decoder(tensors, where).value(_unpack(data), 0)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -136,7 +136,7 @@ def decode_tree(data: bytes, tensors: int, where: str) -> Any:
 
 
 class _Decoder:
-    """One tree's nodes to values."""
+    """Converts the nodes of one tree to values."""
 
     def __init__(self, tensors: int, where: str) -> None:
         self._tensors, self._where = tensors, where
@@ -145,7 +145,7 @@ class _Decoder:
         if type(node) in _PLAIN:
             return node
         if type(node) is not list:
-            raise self._unsafe("a kind of MessagePack value the format has not")
+            raise self._unsafe("a MessagePack type that the format does not have")
         if level > LEVELS_MAX:
             raise self._unsafe(f"values nested deeper than {LEVELS_MAX} levels")
         if not node or type(node[0]) is not str:
@@ -161,7 +161,7 @@ class _Decoder:
         if tag in ("s", "f"):
             elements = set(self._hashable(self._each(node[1:], level + 1)))
             if len(elements) != count:
-                raise self._unsafe("a set with a member twice")
+                raise self._unsafe("a set with a duplicate member")
             return elements if tag == "s" else frozenset(elements)
         if tag == "i" and count == 1 and type(node[1]) is str:
             digits = node[1].removeprefix("-")
@@ -191,7 +191,7 @@ class _Decoder:
         return values
 
     def _leaves(self, nodes: list[Any]) -> list[Any] | None:
-        """All of them as leaves, if each is a plain tensor, as of a large module; else None. A pass in C for each question."""
+        """Return all nodes as leaves if each is a plain tensor, as in a large module; else None. Each condition is one pass in C."""
         if set(map(len, nodes)) != {4}:
             return None
         tags, kinds, indices, metas = zip(*nodes, strict=True)
@@ -199,14 +199,14 @@ class _Decoder:
             return None
         if set(map(type, indices)) != {list} or set(map(len, indices)) != {1}:
             return None
-        pointed = [index for (index,) in indices]
-        if set(map(type, pointed)) != {int} or min(pointed) < 0 or max(pointed) >= self._tensors:
+        numbers = [index for (index,) in indices]
+        if set(map(type, numbers)) != {int} or min(numbers) < 0 or max(numbers) >= self._tensors:
             return None
-        return list(map(Leaf, repeat("tensor"), zip(pointed), repeat(None)))
+        return list(map(Leaf, repeat("tensor"), zip(numbers), repeat(None)))
 
     def _dict(self, node: list[Any], level: int) -> dict[Any, Any]:
         if not len(node) % 2:
-            raise self._unsafe("a dict with a key and no value")
+            raise self._unsafe("a dict with a key without a value")
         keys = self._hashable(self._each(node[1::2], level))
         result = dict(zip(keys, self._each(node[2::2], level), strict=True))
         if len(result) != len(keys):
@@ -224,20 +224,21 @@ class _Decoder:
         if not isinstance(indices, list) or len(indices) != LEAF_KINDS[kind]:
             raise self._unsafe(f"a {kind} of {len(indices) if isinstance(indices, list) else '?'} tensors")
         if any(type(index) is not int or not 0 <= index < self._tensors for index in indices):
-            raise self._unsafe(f"a {kind} that points at no tensor")
+            raise self._unsafe(f"a {kind} with an invalid tensor index")
         return Leaf(kind, tuple(indices), meta)
 
     def _hashable(self, values: list[Any]) -> list[Any]:
-        """The keys of one dict or members of one set. Refuses what has no hash, and many of one hash: they cost their square."""
-        guessable = [value for value in values if type(value) is not str and type(value) is not bytes]  # those have a secret in their hash
+        """Return the keys of one dict or members of one set. Refuses unhashable values, and many with one hash: quadratic cost."""
+        # The hashes of str and bytes are salted with a secret, so an attacker cannot make them collide.
+        guessable = [value for value in values if type(value) is not str and type(value) is not bytes]
         if not guessable:
             return values
         try:
             hashes = Counter(map(hash, guessable))
         except TypeError:
-            raise self._unsafe("a key or set member that cannot be one") from None
+            raise self._unsafe("an unhashable key or set member") from None
         if len(guessable) > EQUAL_HASHES_MAX and max(hashes.values()) > EQUAL_HASHES_MAX:
-            raise self._unsafe("keys or set members made to collide")
+            raise self._unsafe("keys or set members with colliding hashes")
         return values
 
     def _unsafe(self, what: str) -> UnsafeContent:
