@@ -87,7 +87,7 @@ TOLD: dict[str, tuple[type[RelightError], str, Callable[[dict[str, Any]], object
     "a shape": (UnsafeContent, "shape", lambda told: told.update(shape=[-1, 7])),
     "many chunks": (UnsafeContent, "chunks", lambda told: told.update(shape=[2**40, 7])),
     "no codecs": (IncompatibleState, "none", lambda told: told.update(codecs=7)),
-    "a codec that is none": (UnsafeContent, "none of zarr 3", lambda told: told.update(codecs=[7])),
+    "a codec that is none": (UnsafeContent, "not metadata of zarr 3", lambda told: told.update(codecs=[7])),
 }
 
 
