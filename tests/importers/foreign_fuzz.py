@@ -1,6 +1,7 @@
-"""Mutates copies of a checkpoint, byte by byte, and brings each in: what comes is a checkpoint or one of Relight's errors, nothing else.
+"""Mutates the bytes of copies of a checkpoint, and imports each. The result must be a checkpoint or a Relight error.
 
-Run as ``python foreign_fuzz.py SOURCE SEED COUNT WORK``, in a process with little memory and time. Prints how many came in and how many not.
+Run as ``python foreign_fuzz.py SOURCE SEED COUNT WORK``, in a process with little memory and time. Prints how many
+copies were imported, and how many were refused.
 """
 
 from __future__ import annotations
@@ -22,32 +23,32 @@ WORDS = (
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
-    """``data`` with one to four wounds: bits, words, cuts, repeats."""
+    """Return ``data`` with one to four mutations: flipped bits, words, cuts, repeats."""
     out = bytearray(data)
     for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(out) or 1)
+        position = chance.randrange(len(out) or 1)
         kind = chance.randrange(6)
         if not out:
             break
         if kind == 0:
-            out[at] ^= 1 << chance.randrange(8)
+            out[position] ^= 1 << chance.randrange(8)
         elif kind == 1:
             word = chance.choice(WORDS)
-            out[at : at + len(word)] = word
+            out[position : position + len(word)] = word
         elif kind == 2:
-            out[at:at] = chance.choice(WORDS)
+            out[position:position] = chance.choice(WORDS)
         elif kind == 3:
-            del out[at : at + chance.choice((1, 8, 64, 1 << 20))]
+            del out[position : position + chance.choice((1, 8, 64, 1 << 20))]
         elif kind == 4:
-            piece = out[at : at + chance.choice((1, 16, 256))]
-            out[at:at] = piece * chance.choice((1, 3))
+            piece = out[position : position + chance.choice((1, 16, 256))]
+            out[position:position] = piece * chance.choice((1, 3))
         else:
-            out[at] = chance.choice((0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)))
+            out[position] = chance.choice((0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)))
     return bytes(out)
 
 
 def main(source: Path, seed: int, count: int, work: Path) -> None:
-    """All of them; the first surprise ends it, with the seed that showed it."""
+    """Run all mutations. The first unexpected result ends the process, and its seed is printed."""
     from relight.errors import RelightError
     from relight.importers import detect, import_checkpoint
     from relight.store import open_bytes
@@ -58,11 +59,11 @@ def main(source: Path, seed: int, count: int, work: Path) -> None:
     for number in range(count):
         chance = random.Random(f"{seed}/{number}")
         target, store = work / "target", work / "store"
-        for one in (target, store):
-            if one.is_dir():
-                shutil.rmtree(one)
-            elif one.exists():
-                one.unlink()
+        for old in (target, store):
+            if old.is_dir():
+                shutil.rmtree(old)
+            elif old.exists():
+                old.unlink()
         if source.is_dir():
             shutil.copytree(source, target)
             file = chance.choice(sorted(path for path in target.rglob("*") if path.is_file()))

@@ -1,4 +1,4 @@
-"""What tests of foreign checkpoints share: bringing one in and reading it back, and comparing to the bit."""
+"""Helpers for tests of foreign checkpoints: import one and read it back, and compare bit for bit."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from relight.importers import DetectedCheckpoint, ImportReport, detect, import_c
 from relight.store import open_bytes
 
 GOLDEN = Path(os.environ.get("RELIGHT_TEST_FOREIGN") or Path(__file__).parent / "golden").resolve()
-"""Written by the frameworks: those that are committed, or those that ``make foreign`` has just written."""
+"""Checkpoints that the frameworks wrote: the committed ones, or those that ``make foreign`` has just written."""
 
 
 def imported(source: Path, tmp_path: Path, **words: Any) -> tuple[DetectedCheckpoint, ImportReport, dict[str, Any]]:
-    """What was found, what was brought in, and all of it, read back."""
-    found = detect(source)
-    report = import_checkpoint(found, open_bytes(str(tmp_path / "store")), "run", **words)
-    return found, report, relight.load(str(tmp_path / "store" / "run"))
+    """Import a checkpoint. Return the detected checkpoint, the report, and the imported state, read back."""
+    detected = detect(source)
+    report = import_checkpoint(detected, open_bytes(str(tmp_path / "store")), "run", **words)
+    return detected, report, relight.load(str(tmp_path / "store" / "run"))
 
 
 def same(one: Any, other: Any) -> bool:
-    """To the bit, and of one dtype and shape."""
+    """Return whether two values are equal bit for bit, with the same dtypes and shapes."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if one.dtype != other.dtype or one.shape != other.shape:
             return False
@@ -37,7 +37,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def by_number(node: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state as torch's own ``state_dict`` has it."""
+    """Return an optimizer's state in the form of torch's own ``state_dict``."""
     order = [name for group in node["groups"] for name in group["params"]]
     numbers = {name: index for index, name in enumerate(order)}
     groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in node["groups"]]

@@ -1,4 +1,4 @@
-"""Checkpoints that the frameworks themselves wrote come in to the bit, without any of those frameworks."""
+"""Checkpoints that the frameworks themselves wrote are imported bit for bit, without any of those frameworks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def expected(folder: str) -> dict[str, Any]:
 
 
 def optimizer_is(node: dict[str, Any], told: dict[str, Any]) -> None:
-    """The same state, and the same settings but for names."""
+    """Check that an optimizer has the same state, and the same settings except names."""
     mine = by_number(node)
     assert same(mine["state"], told["state"])
     for group, other in zip(mine["param_groups"], told["param_groups"], strict=True):
@@ -35,19 +35,19 @@ def optimizer_is(node: dict[str, Any], told: dict[str, Any]) -> None:
 
 
 def test_hugging_face_trainer(tmp_path: Path) -> None:
-    """Weights, optimizer, scheduler, generators and what the trainer knows; tied weights are there once, as they were saved."""
-    found, report, state = imported(GOLDEN / "hugging" / "checkpoint-3", tmp_path)
-    told = expected("hugging")
-    assert found.kind == "trainer" and found.step == report.step == 3 and found.metrics["loss"] > 0
-    assert same(state["model"], {key: value for key, value in told["model"].items() if key != "lm_head.weight"})
-    optimizer_is(state["optimizer"], told["optimizer"])
+    """All parts of a Trainer's checkpoint are imported. Tied weights exist once, as saved."""
+    detected, report, state = imported(GOLDEN / "hugging" / "checkpoint-3", tmp_path)
+    original = expected("hugging")
+    assert detected.kind == "trainer" and detected.step == report.step == 3 and detected.metrics["loss"] > 0
+    assert same(state["model"], {key: value for key, value in original["model"].items() if key != "lm_head.weight"})
+    optimizer_is(state["optimizer"], original["optimizer"])
     assert state["scheduler"]["last_epoch"] == 3 and state["rng"]["torch"].dtype == torch.uint8
     assert state["imported"]["trainer_state"]["global_step"] == 3
-    assert ("training_args.bin") in dict(found.left_out)
+    assert ("training_args.bin") in dict(detected.left_out)
 
 
 def test_hugging_face_generators_go_on_as_they_would_have(tmp_path: Path) -> None:
-    """What Relight restores draws what the saved generators would have drawn."""
+    """The restored generators draw the same numbers that the saved ones would have drawn."""
     imported(GOLDEN / "hugging" / "checkpoint-3", tmp_path, which=["rng"])
     saved = torch.load(GOLDEN / "hugging" / "checkpoint-3" / "rng_state.pth", weights_only=False)
     random.setstate(saved["python"])
@@ -59,54 +59,54 @@ def test_hugging_face_generators_go_on_as_they_would_have(tmp_path: Path) -> Non
 
 
 def test_hugging_face_sharded_folder(tmp_path: Path) -> None:
-    """A folder with an index is one module."""
-    found, _, state = imported(GOLDEN / "hugging" / "sharded", tmp_path)
-    told = expected("hugging")["model"]
-    assert found.kind == "hf" and same(state["model"], {key: value for key, value in told.items() if key != "lm_head.weight"})
+    """A folder with an index is imported as one module."""
+    detected, _, state = imported(GOLDEN / "hugging" / "sharded", tmp_path)
+    original = expected("hugging")["model"]
+    assert detected.kind == "hf" and same(state["model"], {key: value for key, value in original.items() if key != "lm_head.weight"})
 
 
 def test_lightning(tmp_path: Path) -> None:
-    """Module, optimizer, scheduler; loops and callbacks are kept as values."""
-    found, report, state = imported(GOLDEN / "light" / "last.ckpt", tmp_path)
-    told = expected("light")
-    assert found.kind == "lightning" and report.step == 6 and "2." in found.format
-    assert same(state["model"], told["model"])
-    optimizer_is(state["optimizer"], told["optimizer"])
+    """Module, optimizer and scheduler are imported. Loops and callbacks are kept as values."""
+    detected, report, state = imported(GOLDEN / "light" / "last.ckpt", tmp_path)
+    original = expected("light")
+    assert detected.kind == "lightning" and report.step == 6 and "2." in detected.format
+    assert same(state["model"], original["model"])
+    optimizer_is(state["optimizer"], original["optimizer"])
     assert state["scheduler"]["last_epoch"] == 2 and state["imported"]["hyper_parameters"] == {"width": 6}
 
 
 def test_accelerate(tmp_path: Path) -> None:
-    """Its parameters have names, so the optimizer's state is under them."""
-    found, report, state = imported(GOLDEN / "accel" / "state", tmp_path)
-    told = expected("accel")
-    assert found.kind == "accelerate" and report.step == 3
-    assert same(state["model"], told["model"]) and set(state["optimizer"]["state"]) == set(told["model"])
-    optimizer_is(state["optimizer"], told["optimizer"])
+    """The parameters have names, so the optimizer's state is stored by name."""
+    detected, report, state = imported(GOLDEN / "accel" / "state", tmp_path)
+    original = expected("accel")
+    assert detected.kind == "accelerate" and report.step == 3
+    assert same(state["model"], original["model"]) and set(state["optimizer"]["state"]) == set(original["model"])
+    optimizer_is(state["optimizer"], original["optimizer"])
     assert state["scheduler"]["last_epoch"] == 3 and {"python", "numpy", "torch"} <= state["rng"].keys()
 
 
 def universal(stage: int) -> dict[str, dict[str, torch.Tensor]]:
-    """What DeepSpeed itself makes of its partitions."""
-    found: dict[str, dict[str, torch.Tensor]] = {}
+    """Return the universal checkpoint that DeepSpeed itself makes of its partitions."""
+    parameters: dict[str, dict[str, torch.Tensor]] = {}
     for path in sorted((GOLDEN / "deep" / f"universal{stage}" / "zero").glob("*/*.pt")):
         value = torch.load(path, weights_only=False)
-        found.setdefault(path.parent.name, {})[path.stem] = value["param"] if isinstance(value, dict) else value
-    return found
+        parameters.setdefault(path.parent.name, {})[path.stem] = value["param"] if isinstance(value, dict) else value
+    return parameters
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_zero_is_put_together_as_deepspeed_does(tmp_path: Path, stage: int) -> None:
-    """fp32 weights, both moments and steps of each parameter, from two ranks' partitions, equal DeepSpeed's own universal ones."""
-    found, report, state = imported(GOLDEN / "deep" / f"stage{stage}", tmp_path)
-    assert found.kind == "zero" and f"stage {stage}, 2 ranks" in found.format and report.step == 3
-    told = universal(stage)
-    trained = {name for name, parts in told.items() if "exp_avg" in parts}
+    """The joined weights, moments and steps of two ranks equal those of DeepSpeed's own universal checkpoint."""
+    detected, report, state = imported(GOLDEN / "deep" / f"stage{stage}", tmp_path)
+    assert detected.kind == "zero" and f"stage {stage}, 2 ranks" in detected.format and report.step == 3
+    original = universal(stage)
+    trained = {name for name, parts in original.items() if "exp_avg" in parts}
     assert set(state["optimizer"]["state"]) == trained and len(trained) == 6
     for name in trained:
-        assert same(state["model"][name].view(told[name]["fp32"].shape), told[name]["fp32"]), name  # of stage 3 its own are flat
+        assert same(state["model"][name].view(original[name]["fp32"].shape), original[name]["fp32"]), name  # flat in stage 3
         assert state["model"][name].shape == dict(Net().named_parameters())[name].shape
         for key in ("exp_avg", "exp_avg_sq"):
-            assert same(state["optimizer"]["state"][name][key].view(told[name][key].shape), told[name][key]), (name, key)
+            assert same(state["optimizer"]["state"][name][key].view(original[name][key].shape), original[name][key]), (name, key)
         assert float(state["optimizer"]["state"][name]["step"]) == 3
     assert state["model"]["frozen.weight"].dtype == torch.bfloat16 and state["model"]["frozen.weight"].shape == (7, 7)
     assert torch.equal(state["model"]["scale"], torch.linspace(0.5, 1.5, 7))
@@ -116,9 +116,9 @@ def test_zero_is_put_together_as_deepspeed_does(tmp_path: Path, stage: int) -> N
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_universal(tmp_path: Path, stage: int) -> None:
-    """A universal checkpoint comes in as it is."""
-    found, _, state = imported(GOLDEN / "deep" / f"universal{stage}", tmp_path)
-    assert found.kind == "universal"
+    """A universal checkpoint is imported unchanged."""
+    detected, _, state = imported(GOLDEN / "deep" / f"universal{stage}", tmp_path)
+    assert detected.kind == "universal"
     for name, parts in universal(stage).items():
         weight = parts.pop("fp32")
         assert state["model"][name].shape == dict(Net().state_dict())[name].shape
@@ -129,7 +129,7 @@ def test_universal(tmp_path: Path, stage: int) -> None:
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_zero_goes_into_a_plain_script(tmp_path: Path, stage: int) -> None:
-    """A module and an AdamW of torch's own, with the same groups, take what ZeRO's ranks had."""
+    """A module and torch's own AdamW, with the same groups, restore the state of ZeRO's ranks."""
     _, _, state = imported(GOLDEN / "deep" / f"stage{stage}", tmp_path)
     model = Net()
     model.frozen.to(torch.bfloat16)
@@ -142,15 +142,15 @@ def test_zero_goes_into_a_plain_script(tmp_path: Path, stage: int) -> None:
 
 
 def test_deepspeed_without_zero(tmp_path: Path) -> None:
-    """The module comes in; an optimizer in DeepSpeed's own form is kept, and said to be."""
-    found, _, state = imported(GOLDEN / "deep" / "stage0", tmp_path)
-    assert found.kind == "deepspeed" and state["model"]["first.weight"].shape == (7, 5)
-    assert "optimizer" in dict(found.left_out)
+    """The module is imported. An optimizer in DeepSpeed's own form is left out, and the result reports it."""
+    detected, _, state = imported(GOLDEN / "deep" / "stage0", tmp_path)
+    assert detected.kind == "deepspeed" and state["model"]["first.weight"].shape == (7, 5)
+    assert "optimizer" in dict(detected.left_out)
 
 
 @pytest.mark.parametrize("source", ["hugging/checkpoint-3", "light/last.ckpt", "accel/state", "deep/stage2", "deep/universal2"])
 def test_none_of_it_needs_torch_or_the_framework(source: str) -> None:
-    """Looking is done without importing torch, or whatever wrote it."""
+    """Detection imports neither torch nor the framework that wrote the checkpoint."""
     script = (
         "import sys; from relight.importers import detect; detect(sys.argv[1]);"
         "print(sorted({'torch', 'safetensors', 'deepspeed', 'lightning', 'transformers'} & set(sys.modules)))"
@@ -160,7 +160,7 @@ def test_none_of_it_needs_torch_or_the_framework(source: str) -> None:
 
 
 def test_a_rank_that_is_missing_is_noticed(tmp_path: Path) -> None:
-    """Two ranks wrote, one file is there: refused, and said."""
+    """Two ranks wrote files, but only one file exists: an error reports it."""
     shutil.copytree(GOLDEN / "deep" / "stage2", tmp_path / "cut")
     next((tmp_path / "cut").rglob("*rank_1_*optim*")).unlink()
     with pytest.raises(relight.CorruptCheckpoint, match="files of 1 rank"):
@@ -168,49 +168,49 @@ def test_a_rank_that_is_missing_is_noticed(tmp_path: Path) -> None:
 
 
 def test_torchsnapshot(tmp_path: Path) -> None:
-    """Components by what they are; raw buffers, objects and plain entries."""
-    found, report, state = imported(GOLDEN / "snap" / "snapshot", tmp_path)
-    told = expected("snap")
-    assert found.kind == "torchsnapshot" and report.step == 3
-    assert same(state["model"], dict(told["model"]))
-    optimizer_is(state["optimizer"], told["optimizer"])
+    """Components, raw buffers, objects and plain entries are imported by their kinds."""
+    detected, report, state = imported(GOLDEN / "snap" / "snapshot", tmp_path)
+    original = expected("snap")
+    assert detected.kind == "torchsnapshot" and report.step == 3
+    assert same(state["model"], dict(original["model"]))
+    optimizer_is(state["optimizer"], original["optimizer"])
     progress = state["imported"]["progress"]
     assert same(progress, {"step": 3, "note": "kept", "rate": 0.25, "flag": True, "raw": b"abc", "table": {"a": [1, torch.ones(2)]}})
 
 
 def test_megatron_torch_dist(tmp_path: Path) -> None:
-    """Pieces of two tensor-parallel ranks and of stacked layers are whole again, in the model and in its optimizer."""
-    found, report, state = imported(GOLDEN / "mega", tmp_path)
-    told = whole()
-    assert found.kind == "megatron" and "torch_dist" in found.format and report.step == 100
-    assert same(state["model"], {name: one for name, one in told.items() if not name.startswith("optimizer")})
+    """Pieces of two tensor-parallel ranks and of stacked layers are joined, in the model and in its optimizer."""
+    detected, report, state = imported(GOLDEN / "mega", tmp_path)
+    original = whole()
+    assert detected.kind == "megatron" and "torch_dist" in detected.format and report.step == 100
+    assert same(state["model"], {name: tensor for name, tensor in original.items() if not name.startswith("optimizer")})
     for name in state["model"]:
-        held = {**state["optimizer"]["state"][name], "fp32_param": state["optimizer"]["masters"][name]}
-        assert same(held, {key: told[f"optimizer.state.{key}.{name}"] for key in held}) and set(held) == set(KEYS)
+        moments = {**state["optimizer"]["state"][name], "fp32_param": state["optimizer"]["masters"][name]}
+        assert same(moments, {key: original[f"optimizer.state.{key}.{name}"] for key in moments}) and set(moments) == set(KEYS)
     assert state["optimizer"]["groups"][0]["lr"] == 0.01 and state["scheduler"]["max_lr"] == 0.01
 
 
 def test_megatron_legacy(tmp_path: Path) -> None:
-    """One rank's file is a model; of several without their arguments nothing says how they were cut: refused, with what to do."""
+    """One rank's file is imported as a model. Several without arguments are refused, with a hint on what to do."""
     with pytest.raises(relight.IncompatibleState, match="2 model-parallel ranks") as error:
         detect(GOLDEN / "mega" / "legacy")
     assert "torch_dist" in error.value.hint
     shutil.copytree(GOLDEN / "mega" / "legacy", tmp_path / "one")
     shutil.rmtree(tmp_path / "one" / "iter_0000100" / "mp_rank_01")
-    found, _, state = imported(tmp_path / "one", tmp_path)
-    assert found.step == 100 and state["model"]["embedding.word_embeddings.weight"].shape == (8, 6)
+    detected, _, state = imported(tmp_path / "one", tmp_path)
+    assert detected.step == 100 and state["model"]["embedding.word_embeddings.weight"].shape == (8, 6)
 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_deepspeeds_model_parallel_ranks_are_refused_with_the_reason(tmp_path: Path, told: bool) -> None:
-    """Whether its files say how they go together, or nothing does, decides on what there is to do."""
+    """The hint depends on whether the files state how to join them."""
     shutil.copytree(GOLDEN / "deep" / "stage1", tmp_path / "zero")
     (folder,) = {path.parent for path in (tmp_path / "zero").rglob("mp_rank_00_model_states.pt")}
-    held = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=False)
+    saved = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=False)
     if told:
-        held["universal_checkpoint_info"] = {"universal_checkpoint_version": 0.2, "tp_replicated_parameter_patterns": [".*norm.*"]}
+        saved["universal_checkpoint_info"] = {"universal_checkpoint_version": 0.2, "tp_replicated_parameter_patterns": [".*norm.*"]}
     for rank in range(2):
-        torch.save(held, folder / f"mp_rank_{rank:02d}_model_states.pt")
+        torch.save(saved, folder / f"mp_rank_{rank:02d}_model_states.pt")
     with pytest.raises(relight.IncompatibleState, match="pieces of 2 model-parallel ranks") as error:
         detect(tmp_path / "zero")
     assert ("ds_to_universal" in error.value.hint) is told
@@ -219,14 +219,14 @@ def test_deepspeeds_model_parallel_ranks_are_refused_with_the_reason(tmp_path: P
 
 @pytest.mark.parametrize("form", ["files", "ocdbt", "files3", "ocdbt3"])
 def test_orbax(tmp_path: Path, form: str) -> None:
-    """A tree of arrays, of zarr 2 and 3, by its names; files are read here, an OCDBT by tensorstore, and without it that is said."""
+    """A tree of zarr 2 or 3 arrays is imported by name. An OCDBT needs tensorstore; without it an error says so."""
     if form.startswith("ocdbt") and importlib.util.find_spec("tensorstore") is None:
         with pytest.raises(relight.IncompatibleState, match="tensorstore") as error:
             detect(GOLDEN / "orb" / form)
         assert "pip install tensorstore" in error.value.hint
         return
-    found, report, state = imported(GOLDEN / "orb" / form, tmp_path)
-    told = np.load(GOLDEN / "orb" / "expected.npz")
-    assert found.kind == "orbax" and report.step == 3
-    assert same(state["params"], {"dense.kernel": torch.from_numpy(told["kernel"]), "dense.bias": torch.from_numpy(told["bias"])})
+    detected, report, state = imported(GOLDEN / "orb" / form, tmp_path)
+    original = np.load(GOLDEN / "orb" / "expected.npz")
+    assert detected.kind == "orbax" and report.step == 3
+    assert same(state["params"], {"dense.kernel": torch.from_numpy(original["kernel"]), "dense.bias": torch.from_numpy(original["bias"])})
     assert same(state["imported"]["half"], torch.arange(5).bfloat16())

@@ -1,4 +1,4 @@
-"""Files made by somebody who means harm, or cut and damaged ones: an error in a moment, nothing executed, nothing lost."""
+"""Malicious, cut and damaged files are refused with an error within a moment; nothing is executed or lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 
 
 class Canary:
-    """Makes a folder when it is unpickled by whoever calls what it asks for."""
+    """Makes a folder if an unpickler calls the function that its pickle names."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class Canary:
 
 
 def archive(path: Path, pickled: bytes, **entries: bytes) -> Path:
-    """A file as ``torch.save`` writes it, with this pickle."""
+    """Write a file in the format of ``torch.save``, with this pickle."""
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("a/data.pkl", pickled)
         file.writestr("a/version", "3\n")
@@ -55,17 +55,17 @@ def archive(path: Path, pickled: bytes, **entries: bytes) -> Path:
 
 
 def refused(path: Path, tmp_path: Path, *kinds: type[RelightError]) -> RelightError:
-    """One of our errors, soon, and nothing is left in the store."""
+    """Check that an import soon raises a Relight error, and leaves nothing in the store. Return the error."""
     started = time.process_time()  # of this process alone: other work may keep it waiting
-    with pytest.raises(kinds or RelightError) as found:
+    with pytest.raises(kinds or RelightError) as error:
         import_checkpoint(detect(path), open_bytes(str(tmp_path / "store")), "run")
     assert time.process_time() - started < 5
     assert not list((tmp_path / "store").glob("run/*-e*"))
-    return found.value
+    return error.value
 
 
 def by_hand(sang: Path) -> dict[str, bytes]:
-    """Pickles that run something in an ordinary unpickler, by each way that there is to."""
+    """Return pickles that execute code in an ordinary unpickler, in every known way, by name."""
     text = str(sang)
     short = b"\x8c" + bytes([len(text)]) + text.encode()
     line = f"'{text}'\n".encode()
@@ -101,7 +101,7 @@ def by_hand(sang: Path) -> dict[str, bytes]:
 
 
 def carriers(tmp_path: Path) -> dict[str, Callable[[bytes], Path]]:
-    """Where a pickle may stand: each gives what to look at, with this pickle in it."""
+    """Return, for each place that may have a pickle, a function that writes a checkpoint with a given pickle there."""
 
     def copied(name: str, inner: str) -> Callable[[bytes], Path]:
         def put(pickled: bytes) -> Path:
@@ -142,14 +142,14 @@ NAMES = list(by_hand(Path("/x")))
 
 @pytest.mark.parametrize("name", ["global, reduce", "stack global", "inst", "obj", "eval", "exec", "old builtins"])
 def test_the_canary_sings(tmp_path: Path, name: str) -> None:
-    """The check can fail: an ordinary unpickler runs them."""
+    """An ordinary unpickler executes these pickles, so the check can fail."""
     pickle.loads(by_hand(tmp_path / "sang")[name])
     assert (tmp_path / "sang").exists()
 
 
 @pytest.mark.parametrize("carrier", list(carriers(Path("/x"))))
 def test_no_trick_runs_anything(tmp_path: Path, carrier: str) -> None:
-    """Every way to run something, in every place where a pickle may stand: refused, and nothing has run."""
+    """Every way to execute code, in every place that may have a pickle, is refused, and no code runs."""
     put = carriers(tmp_path)[carrier]
     for name, pickled in by_hand(tmp_path / "sang").items():
         refused(put(pickled), tmp_path)
@@ -158,7 +158,7 @@ def test_no_trick_runs_anything(tmp_path: Path, carrier: str) -> None:
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 def test_an_object_with_a_reduce_of_its_own(tmp_path: Path, protocol: int) -> None:
-    """As Python's own pickler writes it, deep in a state that is otherwise good; the name of what it asks for is told."""
+    """A pickled function call deep in an otherwise good state is refused, and the error names the function."""
     state = {"model": {"w": 1}, "deep": [{"x": (Canary(tmp_path / "sang"),)}]}
     error = refused(archive(tmp_path / "x.pt", pickle.dumps(state, protocol)), tmp_path, UnsafeContent)
     assert protocol < 2 or "mkdir" in error.what
@@ -170,7 +170,7 @@ class Config(dict):
 
 
 def test_what_is_of_unknown_classes_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint with a script's own objects in it comes in without them."""
+    """A checkpoint with a script's own objects is imported without them."""
     Config.__module__ = "my_project.settings"
     for name in ("my_project", "my_project.settings"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
@@ -178,9 +178,9 @@ def test_what_is_of_unknown_classes_is_left_out_and_named(tmp_path: Path, monkey
     config = Config(depth=3)
     config.extra = 1  # type: ignore[attr-defined]
     torch.save({"model": {"w": torch.ones(2)}, "config": config, "epoch": 4}, tmp_path / "x.pt")
-    found = detect(tmp_path / "x.pt")
-    assert found.tensors == 1 and [what for what, why in found.left_out if "my_project.settings.Config" in why] == ["imported/config"]
-    report = import_checkpoint(found, open_bytes(str(tmp_path / "store")), "run")
+    detected = detect(tmp_path / "x.pt")
+    assert detected.tensors == 1 and [what for what, why in detected.left_out if "my_project.settings.Config" in why] == ["imported/config"]
+    report = import_checkpoint(detected, open_bytes(str(tmp_path / "store")), "run")
     assert report.tensors == 1
 
 
@@ -188,7 +188,7 @@ def test_what_is_of_unknown_classes_is_left_out_and_named(tmp_path: Path, monkey
     "payload", [b"]" * 40_000_000, b"N\x94" * 20_000_000, b"(" * 40_000_000, b"}" * 30_000_000, b"K\x01\x85" * 13_000_000]
 )
 def test_a_pickle_that_asks_for_much_memory(tmp_path: Path, payload: bytes) -> None:
-    """A byte of it may not cost a hundred of ours: refused with a gigabyte and a half of address space, and within seconds."""
+    """Such a pickle is refused within seconds, with 1.5 GB of address space."""
     archive(tmp_path / "x.pt", b"\x80\x04" + payload + b".")
     script = (
         "import resource, sys; from relight.importers import detect; from relight.errors import RelightError\n"
@@ -201,7 +201,7 @@ def test_a_pickle_that_asks_for_much_memory(tmp_path: Path, payload: bytes) -> N
 
 
 def test_values_that_say_one_thing_again_and_again(tmp_path: Path) -> None:
-    """Lists that hold a list twice, a hundred levels of them: refused before they are walked."""
+    """Sixty levels of lists that contain a list twice are refused before they are traversed."""
     deep = b"\x80\x04]\x94" + b"".join(b"]\x94(h" + bytes([i]) + b"h" + bytes([i]) + b"e" for i in range(60)) + b"."
     with pytest.raises(UnsafeContent):
         detect(archive(tmp_path / "x.pt", b"\x80\x04}\x8c\x01a" + deep[2:-1] + b"s."))
@@ -209,7 +209,7 @@ def test_values_that_say_one_thing_again_and_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("use", ["as a key", "in a set", "as a value"])
 def test_tuples_in_tuples_in_tuples(tmp_path: Path, use: str) -> None:
-    """A million levels, which the interpreter would hash by recursion until its stack is gone: refused, and the process lives."""
+    """A million levels are refused, and the process survives: hashing them by recursion would exhaust the stack."""
     deep = b")" + b"\x85" * 1_000_000
     pickled = {"as a key": b"}" + deep + b"K\x01s", "in a set": b"\x8f(" + deep + b"\x90", "as a value": b"}K\x01" + deep + b"s"}[use]
     archive(tmp_path / "x.pt", b"\x80\x04" + pickled + b".")
@@ -221,7 +221,7 @@ def test_tuples_in_tuples_in_tuples(tmp_path: Path, use: str) -> None:
 
 @pytest.mark.parametrize("count", [500, 100_000])
 def test_dicts_in_dicts_in_dicts(tmp_path: Path, count: int) -> None:
-    """However deep, with a tensor at the end or not: refused, in each place that is looked into."""
+    """Deep nesting is refused in each place that is read, at any depth."""
     dicts = b"}\x8c\x05model" * count + b"}" + b"s" * count
     refused(archive(tmp_path / "x.pt", b"\x80\x04" + dicts + b"."), tmp_path, UnsafeContent)
     folder = tmp_path / "mega"
@@ -235,12 +235,12 @@ def test_dicts_in_dicts_in_dicts(tmp_path: Path, count: int) -> None:
 
 
 def test_one_dict_said_again_and_again(tmp_path: Path) -> None:
-    """Sixty levels, each the one below twice, tensors at the end: refused before it is walked, in a value of DCP and in Megatron's file."""
-    told: dict[str, Any] = {"w": torch.ones(1)}
+    """Sixty levels, each with the level below twice, are refused before they are traversed, in each kind of file."""
+    nested: dict[str, Any] = {"w": torch.ones(1)}
     for _ in range(60):
-        told = {"a": told, "b": told}
+        nested = {"a": nested, "b": nested}
     saved = io.BytesIO()
-    torch.save({"model": told, "iteration": 1}, saved)
+    torch.save({"model": nested, "iteration": 1}, saved)
     legacy = tmp_path / "iter_0000001" / "mp_rank_00"
     legacy.mkdir(parents=True)
     (legacy / "model_optim_rng.pt").write_bytes(saved.getvalue())
@@ -250,12 +250,12 @@ def test_one_dict_said_again_and_again(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     torch.save({"step": 1}, state / "random_states_0.pkl")
-    torch.save(told, state / "scheduler.bin")
+    torch.save(nested, state / "scheduler.bin")
     refused(state, tmp_path, UnsafeContent)
 
 
 def test_a_module_within_itself(tmp_path: Path) -> None:
-    """Twice, so that it would be walked for ever: refused."""
+    """A module that contains itself twice is refused: a traversal would never end."""
     model = torch.nn.Sequential(torch.nn.Linear(1, 1))
     model._modules["a"] = model._modules["b"] = model
     saved = io.BytesIO()
@@ -265,7 +265,7 @@ def test_a_module_within_itself(tmp_path: Path) -> None:
 
 
 def tensor_pickle(count: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> bytes:
-    """One tensor ``w`` of a storage ``0`` of ``count`` floats, told of as one likes."""
+    """Return the pickle of a tensor ``w`` in a storage ``0`` of ``count`` floats, with any shape, stride and offset."""
     saved = io.BytesIO()
     torch.save({"w": torch.zeros(max(count, 1))}, saved)
     with zipfile.ZipFile(saved) as file:
@@ -282,8 +282,8 @@ def tensor_pickle(count: int, shape: tuple[int, ...], stride: tuple[int, ...], o
         return b"(" + b"".join(map(number, values)) + b"t"
 
     head, _, tail = data.partition(b"QK\x00")
-    told = head + b"Q" + number(offset) + row(shape) + row(stride) + tail[tail.index(b"\x89") :]
-    return told
+    pickled = head + b"Q" + number(offset) + row(shape) + row(stride) + tail[tail.index(b"\x89") :]
+    return pickled
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def tensor_pickle(count: int, shape: tuple[int, ...], stride: tuple[int, ...], o
      ((1 << 20, 1 << 20), (1, 1), 0), ((2,), (1,), -4), ((1 << 30,), (0,), 0)],
 )  # fmt: skip
 def test_tensors_beyond_their_storage(tmp_path: Path, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> None:
-    """Shapes, strides and offsets that leave what is there, or make much of little."""
+    """Shapes, strides and offsets that exceed the storage, or make a huge tensor of a small one, are refused."""
     refused(archive(tmp_path / "x.pt", tensor_pickle(4, shape, stride, offset), **{"0": bytes(16)}), tmp_path)
 
 
@@ -300,23 +300,23 @@ def test_tensors_beyond_their_storage(tmp_path: Path, shape: tuple[int, ...], st
     ("shape", "stride", "offset"), [((2, 0, 4), (0, 0, 1), 1000), ((2, 0), (0, 1), 4), ((0,), (1,), 2**40), ((3, 0, 2), (5, 0, 0), 0)]
 )
 def test_an_empty_tensor_reads_nothing(tmp_path: Path, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> None:
-    """An empty tensor comes in empty, with its shape, whatever its strides and its offset are."""
+    """An empty tensor is imported empty, with its shape, for any strides and offset."""
     secret = b"outside of the storage" * 1000
-    found = detect(archive(tmp_path / "x.pt", tensor_pickle(4, shape, stride, offset), **{"0": bytes(16), "1": secret}))
-    import_checkpoint(found, open_bytes(str(tmp_path / "store")), "run")
+    detected = detect(archive(tmp_path / "x.pt", tensor_pickle(4, shape, stride, offset), **{"0": bytes(16), "1": secret}))
+    import_checkpoint(detected, open_bytes(str(tmp_path / "store")), "run")
     (component,) = relight.load(tmp_path / "store/run").values()
     assert tuple(component["w"].shape) == shape
     assert not any(secret[:16] in pack.read_bytes() for pack in (tmp_path / "store").rglob("*.safetensors"))
 
 
 def test_one_that_stays_within_it_comes_in(tmp_path: Path) -> None:
-    """The check above can fail."""
-    found = detect(archive(tmp_path / "x.pt", tensor_pickle(4, (4,), (1,)), **{"0": bytes(16)}))
-    assert found.tensors == 1 and found.bytes == 16
+    """A tensor within its storage is imported, so the check above can fail."""
+    detected = detect(archive(tmp_path / "x.pt", tensor_pickle(4, (4,), (1,)), **{"0": bytes(16)}))
+    assert detected.tensors == 1 and detected.bytes == 16
 
 
 def test_a_zip_that_lies(tmp_path: Path) -> None:
-    """Compressed (a bomb), names twice, entries on one another, numbers outside of the file: refused."""
+    """A zip bomb, overlapping entries, and positions outside the file are refused."""
     good = tmp_path / "good.pt"
     torch.save({"w": torch.arange(1000.0), "v": torch.arange(1000.0)}, good)
     detect(good)
@@ -326,12 +326,12 @@ def test_a_zip_that_lies(tmp_path: Path) -> None:
     refused(tmp_path / "bomb.pt", tmp_path, UnsafeContent)
     data = good.read_bytes()
     directory = data.index(b"PK\x01\x02")
-    entries = [at for at in range(directory, len(data)) if data[at : at + 4] == b"PK\x01\x02"]
-    storages = [at for at in entries if b"/data/" in data[at + 46 : at + 80]]
+    entries = [start for start in range(directory, len(data)) if data[start : start + 4] == b"PK\x01\x02"]
+    storages = [start for start in entries if b"/data/" in data[start + 46 : start + 80]]
     overlapping = bytearray(data)
     overlapping[storages[1] + 42 : storages[1] + 46] = data[storages[0] + 42 : storages[0] + 46]
     (tmp_path / "overlap.pt").write_bytes(overlapping)
-    assert "one place" in refused(tmp_path / "overlap.pt", tmp_path, UnsafeContent).what
+    assert "overlap" in refused(tmp_path / "overlap.pt", tmp_path, UnsafeContent).what
     for field in (20, 24, 42):
         outside = bytearray(data)
         outside[storages[1] + field : storages[1] + field + 4] = struct.pack("<I", 0x7FFFFFFF)
@@ -340,7 +340,7 @@ def test_a_zip_that_lies(tmp_path: Path) -> None:
 
 
 def test_a_way_out_in_a_name_leads_nowhere(tmp_path: Path) -> None:
-    """Nothing is ever unpacked: a storage whose name climbs is a name like others, and no file is made."""
+    """A storage's name with ``..`` is a name like others: nothing is unpacked, and no file is made."""
     with zipfile.ZipFile(tmp_path / "x.pt", "w") as file:
         file.writestr("a/data.pkl", tensor_pickle(4, (4,), (1,)))
         file.writestr("a/data/0", bytes(16))
@@ -350,7 +350,7 @@ def test_a_way_out_in_a_name_leads_nowhere(tmp_path: Path) -> None:
 
 
 def header(tmp_path: Path, told: Any, data: bytes = bytes(16), length: int | None = None) -> Path:
-    """A safetensors file with this header."""
+    """Write a safetensors file with this header."""
     text = told if isinstance(told, bytes) else json.dumps(told).encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
@@ -372,12 +372,12 @@ F = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
     ids=lambda told: str(told)[:40],
 )  # fmt: skip
 def test_safetensors_headers_that_lie(tmp_path: Path, told: Any) -> None:
-    """Overlaps, holes, other lengths than shapes need, absurd numbers, endless nesting."""
+    """Overlaps, holes, lengths that differ from the shapes, absurd numbers and endless nesting are refused."""
     refused(header(tmp_path, told), tmp_path)
 
 
 def test_a_safetensors_header_longer_than_its_file(tmp_path: Path) -> None:
-    """Is refused before memory is made for it."""
+    """The header is refused before memory is allocated for it."""
     refused(header(tmp_path, {"w": F}, length=2**40), tmp_path)
     refused(header(tmp_path, {"w": F}, data=bytes(12)), tmp_path, CorruptCheckpoint)
     detect(header(tmp_path, {"w": F}))
@@ -387,7 +387,7 @@ def test_a_safetensors_header_longer_than_its_file(tmp_path: Path) -> None:
     "name", ["../outside.safetensors", "/etc/passwd", "sub/x.safetensors", "a\\b", "", ".", "..", "missing.safetensors", 3, None]
 )
 def test_an_index_that_names_files_elsewhere(tmp_path: Path, name: Any) -> None:
-    """Shards lie in the folder itself, and are there."""
+    """Names of shards outside the folder, or of missing files, are refused."""
     save_file({"w": torch.ones(2)}, tmp_path / "outside.safetensors")
     folder = tmp_path / "model"
     (folder / "sub").mkdir(parents=True)
@@ -397,7 +397,7 @@ def test_an_index_that_names_files_elsewhere(tmp_path: Path, name: Any) -> None:
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
-    """Neither a shard nor a folder of another checkpoint comes in by a link; the hint says what to do."""
+    """Links to a shard or to another checkpoint's folder are refused, with a hint on what to do."""
     folder = tmp_path / "model"
     folder.mkdir()
     save_file({"w": torch.ones(2)}, tmp_path / "other.safetensors")
@@ -412,25 +412,25 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_link_that_somebody_names_is_what_it_leads_to(tmp_path: Path) -> None:
-    """``latest -> checkpoint-3`` may be said: only what is inside must not lead out."""
+    """A named link such as ``latest -> checkpoint-3`` is followed. Only links inside a checkpoint are refused."""
     (tmp_path / "latest").symlink_to(GOLDEN / "hugging" / "checkpoint-3")
     assert detect(tmp_path / "latest").step == 3
 
 
 def test_what_changes_while_it_is_read_does_not_come_in(tmp_path: Path) -> None:
-    """The file is another at the end than it was at the beginning: nothing is committed."""
+    """If the file was replaced between detection and the end of the import, nothing is committed."""
     save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors")
-    found = detect(tmp_path / "x.safetensors")
+    detected = detect(tmp_path / "x.safetensors")
     save_file({"w": torch.zeros(2)}, tmp_path / "y.safetensors")
     os.replace(tmp_path / "y.safetensors", tmp_path / "x.safetensors")
     with pytest.raises(CorruptCheckpoint, match="changed"):
-        import_checkpoint(found, open_bytes(str(tmp_path / "store")), "run")
+        import_checkpoint(detected, open_bytes(str(tmp_path / "store")), "run")
     assert not list((tmp_path / "store").glob("run/*-e*"))
 
 
 @pytest.mark.parametrize("what", ["empty file", "text", "empty folder", "folder of runs", "nothing"])
 def test_what_is_no_checkpoint_is_said_to_be_none(tmp_path: Path, what: str) -> None:
-    """The error says what is there."""
+    """The error describes what is at the path."""
     path = tmp_path / "it"
     if what == "empty file":
         path.touch()
@@ -447,7 +447,7 @@ def test_what_is_no_checkpoint_is_said_to_be_none(tmp_path: Path, what: str) -> 
 
 
 def test_checksums_are_put_together(tmp_path: Path) -> None:
-    """Two runs of any lengths have the checksum of both behind each other, as zlib says it."""
+    """The combined checksum of two pieces equals zlib's checksum of their concatenation."""
     chance = random.Random(1)
     for _ in range(200):
         data = chance.randbytes(chance.randrange(3000))
@@ -457,7 +457,7 @@ def test_checksums_are_put_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", [0.5, 0.2, 0.99])
 def test_a_flipped_bit_in_a_tensor_is_noticed(tmp_path: Path, where: float) -> None:
-    """torch's zip has checksums: what was read is compared with them before anything is committed, also over several slabs."""
+    """Bytes are compared with the checksums in torch's zip before the commit, also for several slabs."""
     big = torch.arange(10_000_000, dtype=torch.float32)
     torch.save({"w": big, "v": torch.arange(30.0)}, tmp_path / "x.pt")
     data = bytearray((tmp_path / "x.pt").read_bytes())
@@ -468,7 +468,7 @@ def test_a_flipped_bit_in_a_tensor_is_noticed(tmp_path: Path, where: float) -> N
 
 
 def test_what_has_no_checksums_comes_in(tmp_path: Path) -> None:
-    """torch can be told to write none."""
+    """A file without checksums, which torch can write, is imported."""
     torch.serialization.set_crc32_options(False)
     try:
         torch.save({"w": torch.ones(3)}, tmp_path / "x.pt")
@@ -478,12 +478,12 @@ def test_what_has_no_checksums_comes_in(tmp_path: Path) -> None:
 
 
 def sources(tmp_path: Path) -> dict[str, Path]:
-    """One of each format."""
+    """Return a checkpoint of each format."""
     torch.save({"model": {"w": torch.randn(9, 3).t(), "v": torch.ones(2).expand(3, 2)}, "step": 3}, tmp_path / "x.pt")
     torch.save({"w": torch.randn(9, 3)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     save_file({"w": torch.randn(5), "v": torch.ones(2, 2)}, tmp_path / "x.safetensors")
     dcp.save({"model": {"w": torch.randn(4, 3)}, "n": {"step": 3, "text": "x"}}, checkpoint_id=tmp_path / "dcp")
-    found = {"torch": tmp_path / "x.pt", "old": tmp_path / "old.pt", "safetensors": tmp_path / "x.safetensors", "dcp": tmp_path / "dcp"}
+    paths = {"torch": tmp_path / "x.pt", "old": tmp_path / "old.pt", "safetensors": tmp_path / "x.safetensors", "dcp": tmp_path / "dcp"}
     golden = (
         "hugging/checkpoint-3",
         "hugging/sharded",
@@ -496,7 +496,7 @@ def sources(tmp_path: Path) -> dict[str, Path]:
         "orb/files3",
         *MORE,
     )
-    return found | {name: GOLDEN / name for name in golden}
+    return paths | {name: GOLDEN / name for name in golden}
 
 
 MORE = ("snap/snapshot", "mega", "orb/files")
@@ -507,7 +507,7 @@ KEYS = ["torch", "old", "safetensors", "dcp", "hugging/checkpoint-3", "hugging/s
 
 @pytest.mark.parametrize("name", KEYS)
 def test_wounded_files_come_in_or_are_refused(tmp_path: Path, name: str) -> None:
-    """Whatever bytes are changed, cut, doubled: a checkpoint or one of our errors, in bounded time and memory; nothing else is seen."""
+    """Files with any changed, cut or doubled bytes give a checkpoint or a Relight error, in bounded time and memory."""
     (tmp_path / "work").mkdir()
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""Checkpoints that torch and safetensors write here and now: in to the bit, and into the scripts that wrote them."""
+"""Checkpoints that torch and safetensors write here are imported bit for bit, and restored into the scripts."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ DTYPES = [
 
 
 def script(seed: int = 0, *, tied: bool = True) -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
-    """A module with buffers and tied weights, an optimizer of two groups, a scheduler."""
+    """Return a module with buffers and tied weights, an optimizer with two groups, and a scheduler."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
     if tied:
         model[3].weight = model[2].weight
     groups = [
-        {"params": [one for one in model.parameters() if one.ndim > 1], "weight_decay": 0.1},
-        {"params": [one for one in model.parameters() if one.ndim < 2]},
+        {"params": [parameter for parameter in model.parameters() if parameter.ndim > 1], "weight_decay": 0.1},
+        {"params": [parameter for parameter in model.parameters() if parameter.ndim < 2]},
     ]
     optimizer = torch.optim.AdamW(groups, lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -48,7 +48,7 @@ def script(seed: int = 0, *, tied: bool = True) -> tuple[torch.nn.Module, torch.
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, steps: int, seed: int) -> list[float]:
-    """Some steps; the losses."""
+    """Train some steps, and return the losses."""
     losses = []
     for step in range(steps):
         torch.manual_seed(seed + step)
@@ -63,16 +63,18 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: A
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "row of pickles"])
 def test_a_script_that_moves_over_goes_on_to_the_bit(tmp_path: Path, zipped: bool) -> None:
-    """What a script saved with ``torch.save`` is restored by a ``Checkpointer``; the next losses are those that would have been."""
+    """A ``Checkpointer`` restores a file of ``torch.save``, and the next losses are those of the original script."""
     model, optimizer, scheduler = parts = script()
     train(*parts, 3, 100)
-    told = {
+    saved = {
         "model_state_dict": model.state_dict(), "optimizer_state_dict": optimizer.state_dict(), "lr_scheduler": scheduler.state_dict(),
         "epoch": 1, "step": 2, "loss": 0.5,
     }  # fmt: skip
-    torch.save(told, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
-    found, report, _ = imported(tmp_path / "x.pt", tmp_path)
-    assert report.step == 2 and found.metrics == {"loss": 0.5} and list(found.parts) == ["model", "optimizer", "scheduler", "imported"]
+    torch.save(saved, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
+    detected, report, _ = imported(tmp_path / "x.pt", tmp_path)
+    assert (
+        report.step == 2 and detected.metrics == {"loss": 0.5} and list(detected.parts) == ["model", "optimizer", "scheduler", "imported"]
+    )
     wanted = train(*parts, 3, 200)
     model, optimizer, scheduler = parts = script(seed=9)
     checkpointer = relight.Checkpointer(str(tmp_path / "store" / "run"), model=model, optimizer=optimizer, scheduler=scheduler)
@@ -81,7 +83,7 @@ def test_a_script_that_moves_over_goes_on_to_the_bit(tmp_path: Path, zipped: boo
 
 
 def test_an_optimizer_by_number_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    """Other groups, or other shapes in the same order: said before anything is changed."""
+    """Other groups, or other shapes in the same order, are refused before anything is changed."""
     model, optimizer, _ = parts = script()
     train(*parts, 1, 0)
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "x.pt")
@@ -96,7 +98,7 @@ def test_an_optimizer_by_number_that_does_not_fit_is_refused(tmp_path: Path) -> 
 
 
 def test_every_dtype_and_layout(tmp_path: Path) -> None:
-    """Transposed, sliced, expanded, empty, 0-d, tied; arrays and scalars of numpy; plain values of every kind."""
+    """Tensors of every layout, numpy's arrays and scalars, and plain values of every kind are imported."""
     base = torch.randn(7, 9)
     tensors: dict[str, Any] = {
         str(dtype): torch.arange(12).to(dtype) if dtype != torch.bool else torch.arange(12) % 2 == 0 for dtype in DTYPES
@@ -120,14 +122,14 @@ def test_every_dtype_and_layout(tmp_path: Path) -> None:
         3: "int key",
     }
     torch.save({"model": tensors, "more": values}, tmp_path / "x.pt")
-    found, _, state = imported(tmp_path / "x.pt", tmp_path)
-    assert same(state["model"], tensors) and not found.left_out
+    detected, _, state = imported(tmp_path / "x.pt", tmp_path)
+    assert same(state["model"], tensors) and not detected.left_out
     more = state["imported"]["more"]
     assert np.array_equal(more.pop("n"), values.pop("n")) and more == values
 
 
 def test_large_strided_and_tiled_tensors_come_in_by_slabs(tmp_path: Path) -> None:
-    """More than a slab of what does not lie in order, and of boxes in both dimensions."""
+    """Tensors larger than a slab that are not contiguous are imported correctly."""
     wide = torch.arange(3000 * 2000, dtype=torch.float32).view(3000, 2000)
     torch.save({"w": wide.t(), "x": wide[:, ::2], "y": wide.view(30, 100, 2000).permute(2, 0, 1)}, tmp_path / "x.pt")
     _, _, state = imported(tmp_path / "x.pt", tmp_path)
@@ -138,26 +140,29 @@ def test_large_strided_and_tiled_tensors_come_in_by_slabs(tmp_path: Path) -> Non
 
 
 def test_safetensors(tmp_path: Path) -> None:
-    """A file of every dtype that it knows."""
+    """A file with every dtype of the format is imported."""
     tensors = {
         str(dtype): torch.arange(12).to(dtype).view(3, 4)
         for dtype in DTYPES
         if dtype not in (torch.bool, torch.complex64, torch.complex128)
     }
     save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
-    found, _, state = imported(tmp_path / "x.safetensors", tmp_path)
-    assert found.kind == "safetensors" and same(state["model"], tensors) and state["imported"] == {"metadata": {"format": "pt"}}
+    detected, _, state = imported(tmp_path / "x.safetensors", tmp_path)
+    assert detected.kind == "safetensors" and same(state["model"], tensors) and state["imported"] == {"metadata": {"format": "pt"}}
 
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_dcp(tmp_path: Path, flat: bool) -> None:
-    """Module and optimizer by names, flattened or not; into a plain script."""
+    """Module and optimizer, flattened or not, are imported by name, and restored into a plain script."""
     model, optimizer, scheduler = parts = script(tied=False)
     train(*parts, 3, 1)
-    told = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat))
-    dcp.save({"model": model.state_dict(), "optim": told, "step": 3, "scheduler": scheduler.state_dict()}, checkpoint_id=tmp_path / "dcp")
-    found, report, state = imported(tmp_path / "dcp", tmp_path)
-    assert found.kind == "dcp" and report.step == 3 and same(state["model"], dict(model.state_dict()))
+    optimizer_state = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat))
+    dcp.save(
+        {"model": model.state_dict(), "optim": optimizer_state, "step": 3, "scheduler": scheduler.state_dict()},
+        checkpoint_id=tmp_path / "dcp",
+    )
+    detected, report, state = imported(tmp_path / "dcp", tmp_path)
+    assert detected.kind == "dcp" and report.step == 3 and same(state["model"], dict(model.state_dict()))
     wanted = train(*parts, 2, 7)
     model, optimizer, scheduler = parts = script(seed=4, tied=False)
     relight.Checkpointer(str(tmp_path / "store" / "run"), model=model, optimizer=optimizer, scheduler=scheduler).restore()
@@ -165,7 +170,7 @@ def test_dcp(tmp_path: Path, flat: bool) -> None:
 
 
 def test_dcp_of_a_modules_own_state(tmp_path: Path) -> None:
-    """A state dict that is a module's is the component ``model``."""
+    """A module's state dict becomes the component ``model``."""
     model, _, _ = script()
     dcp.save(dict(model.state_dict()), checkpoint_id=tmp_path / "dcp")
     _, _, state = imported(tmp_path / "dcp", tmp_path)
@@ -173,14 +178,14 @@ def test_dcp_of_a_modules_own_state(tmp_path: Path) -> None:
 
 
 def test_names_that_wrappers_put_before_all(tmp_path: Path) -> None:
-    """``module.`` and ``_orig_mod.`` go, and that is said."""
+    """The prefixes ``module.`` and ``_orig_mod.`` are removed, and a note reports it."""
     torch.save({"module._orig_mod.w": torch.ones(2), "module._orig_mod.b": torch.ones(1)}, tmp_path / "x.pt")
-    found, _, state = imported(tmp_path / "x.pt", tmp_path)
-    assert set(state["model"]) == {"w", "b"} and any("module._orig_mod." in note for note in found.notes)
+    detected, _, state = imported(tmp_path / "x.pt", tmp_path)
+    assert set(state["model"]) == {"w", "b"} and any("module._orig_mod." in note for note in detected.notes)
 
 
 def test_said_again_it_is_there_already(tmp_path: Path) -> None:
-    """The same source makes one checkpoint; another source, another step, other parts make others."""
+    """The same source makes one checkpoint. Another source, another step or other parts make another one."""
     torch.save({"model": {"w": torch.ones(2)}, "ema": {"w": torch.zeros(2)}, "step": 5}, tmp_path / "x.pt")
     store = open_bytes(str(tmp_path / "store"))
     first = import_checkpoint(detect(tmp_path / "x.pt"), store, "run")
@@ -196,22 +201,22 @@ def test_said_again_it_is_there_already(tmp_path: Path) -> None:
 
 
 def test_the_root_says_where_it_comes_from_and_all_of_it_verifies(tmp_path: Path) -> None:
-    """Format, name, digest and bytes of what was read; why a resume is not exact."""
+    """The root has the source's format, name and size, and the reason why a resume is not exact. All parts verify."""
     torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
-    found, report, _ = imported(tmp_path / "x.pt", tmp_path)
+    detected, report, _ = imported(tmp_path / "x.pt", tmp_path)
     opened = relight.open(str(tmp_path / "store" / "run"))
     root = opened.run().open(opened.latest()).root
     assert root.user["imported"]["name"] == "x.pt" and root.user["imported"]["bytes"] == (tmp_path / "x.pt").stat().st_size
-    assert root.reason == "import" and found.format in root.exact[0] and report.left_out == []
+    assert root.reason == "import" and detected.format in root.exact[0] and report.left_out == []
     assert [findings for _, findings in opened.verify()] == [[]]
 
 
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
-    """A file of 600 MB comes in with 400 MB of address space for everything."""
+    """A file of 600 MB is imported with 400 MB of address space in total."""
     with (tmp_path / "x.safetensors").open("wb") as file:
-        told = json.dumps({"w": {"dtype": "F32", "shape": [150_000_000], "data_offsets": [0, 600_000_000]}}).encode()
-        file.write(len(told).to_bytes(8, "little") + told)
-        file.truncate(8 + len(told) + 600_000_000)
+        header = json.dumps({"w": {"dtype": "F32", "shape": [150_000_000], "data_offsets": [0, 600_000_000]}}).encode()
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 600_000_000)
     code = (
         "import resource, sys\nfrom relight.importers import detect, import_checkpoint\nfrom relight.store import open_bytes\n"
         "resource.setrlimit(resource.RLIMIT_AS, (400 << 20,) * 2)\n"
@@ -224,17 +229,17 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """It says what it found before anything is done; ``--dry-run`` does nothing; ``--only`` takes what matches; ``--json`` is for programs."""
+    """The command describes the source first. ``--dry-run``, ``--only`` and ``--json`` have their effects."""
     torch.save({"model": {"w": torch.ones(2), "v": torch.ones(3)}, "step": 7}, tmp_path / "x.pt")
     run = str(tmp_path / "runs" / "r")
     dry = CliRunner().invoke(cli, ["import", str(tmp_path / "x.pt"), run, "--dry-run"])
     assert dry.exit_code == 0 and "torch.save file: 2 tensors, 20 B" in dry.output and not (tmp_path / "runs").exists()
     assert max(map(len, dry.output.splitlines())) <= 84
     done = CliRunner().invoke(cli, ["import", str(tmp_path / "x.pt"), run, "--only", "model/w", "--json"], standalone_mode=False)
-    told = json.loads(done.output)
-    assert told["tensors"] == 1 and told["step"] == 7 and not told["there"] and told["left_out"]
+    answer = json.loads(done.output)
+    assert answer["tensors"] == 1 and answer["step"] == 7 and not answer["there"] and answer["left_out"]
     again = CliRunner().invoke(cli, ["import", str(tmp_path / "x.pt"), run, "--only", "model/w"], standalone_mode=False)
-    assert f"{told['id']}  step 7 of" in again.output and "is there already" in again.output
+    assert f"{answer['id']}  step 7 of" in again.output and "is there already" in again.output
     other = CliRunner().invoke(cli, ["import", str(tmp_path / "x.pt"), run, "--step", "9"], standalone_mode=False)
     assert "step 9 of" in other.output and other.exit_code == 0
     nothing = CliRunner().invoke(cli, ["import", str(tmp_path / "x.pt"), run, "--only", "nothing/*"], standalone_mode=False)
@@ -242,7 +247,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_what_fsdp_writes_below_an_accelerate_folder(tmp_path: Path) -> None:
-    """Its directories of DCP are the model and the optimizer."""
+    """FSDP's directories of DCP become the model and the optimizer."""
     model, optimizer, scheduler = parts = script(tied=False)
     train(*parts, 2, 1)
     folder = tmp_path / "state"
@@ -250,30 +255,30 @@ def test_what_fsdp_writes_below_an_accelerate_folder(tmp_path: Path) -> None:
     dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=folder / "optimizer_0")
     torch.save(scheduler.state_dict(), folder / "scheduler.bin")
     torch.save({"step": 2}, folder / "random_states_0.pkl")
-    found, report, state = imported(folder, tmp_path)
-    assert found.kind == "accelerate" and report.step == 2 and same(state["model"], dict(model.state_dict()))
+    detected, report, state = imported(folder, tmp_path)
+    assert detected.kind == "accelerate" and report.step == 2 and same(state["model"], dict(model.state_dict()))
     assert set(state["optimizer"]["state"]) == {name for name, _ in model.named_parameters()}
     assert import_checkpoint(detect(folder), open_bytes(str(tmp_path / "store")), "run").there
 
 
 def test_a_trainer_that_ran_on_deepspeed(tmp_path: Path) -> None:
-    """DeepSpeed's partitions, with what the Trainer wrote beside them."""
+    """DeepSpeed's partitions are imported together with the Trainer's own files."""
     folder = tmp_path / "checkpoint-3"
     shutil.copytree(GOLDEN / "deep" / "stage2", folder)
     for name in ("trainer_state.json", "rng_state.pth"):
         shutil.copy(GOLDEN / "hugging" / "checkpoint-3" / name, folder)
-    found, _, state = imported(folder, tmp_path)
-    assert found.kind == "zero" and "Trainer" in found.format and "rng" in state and len(state["optimizer"]["state"]) == 6
+    detected, _, state = imported(folder, tmp_path)
+    assert detected.kind == "zero" and "Trainer" in detected.format and "rng" in state and len(state["optimizer"]["state"]) == 6
     assert state["imported"]["trainer_state"]["global_step"] == 3
 
 
 def test_a_module_that_was_saved_as_an_object(tmp_path: Path) -> None:
-    """Its parameters and persistent buffers are its state; its class is not needed."""
+    """The state of a pickled module is its parameters and persistent buffers. Its class is not needed."""
     model, _, _ = script()
     model[1].register_buffer("passing", torch.ones(2), persistent=False)
     torch.save(model, tmp_path / "x.pt")
-    found, _, state = imported(tmp_path / "x.pt", tmp_path)
-    assert same(state["model"], dict(model.state_dict())) and any("its class is not" in note for note in found.notes)
+    detected, _, state = imported(tmp_path / "x.pt", tmp_path)
+    assert same(state["model"], dict(model.state_dict())) and any("its class is not" in note for note in detected.notes)
     torch.save({"net": model, "step": 2}, tmp_path / "y.pt")
     _, _, state = imported(tmp_path / "y.pt", tmp_path)
     assert same(state["model"], dict(model.state_dict()))

@@ -1,4 +1,4 @@
-"""Megatron's legacy files of several ranks: whole again as Megatron itself says they were cut, or refused with the reason."""
+"""Megatron's legacy files of several ranks are joined as Megatron itself cut them, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from relight.store import open_bytes
 
 RANKS = GOLDEN / "mega_ranks"
 _NORMS = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_", "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
-"""Norms have another name in what Megatron's sharded checkpoints say."""
+"""Norms have another name in Megatron's sharded checkpoints."""
 
 
 def key_of(name: str) -> tuple[str, int | None]:
-    """Megatron's key of a tensor, in which all layers lie one behind the other, and the layer."""
+    """Return Megatron's key of a tensor, which stacks all layers, and the layer's number."""
     match = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
     if match is None:
         return name, None
@@ -37,11 +37,10 @@ def key_of(name: str) -> tuple[str, int | None]:
 
 @pytest.mark.parametrize("way", sorted(WAYS))
 def test_ranks_are_put_together_as_megatron_cut_them(way: str, tmp_path: Path) -> None:
-    """Tensor-parallel, pipeline, both, virtual stages, gated layers, grouped queries, tied and not: each tensor is the whole of which
-    ``sharded_state_dict`` said the pieces, and none is missing."""
-    found, report, state = imported(RANKS / way, tmp_path)
+    """For every way of parallelism each tensor equals the whole of ``sharded_state_dict``, and none is missing."""
+    detected, report, state = imported(RANKS / way, tmp_path)
     shapes = json.loads((RANKS / way / "whole.json").read_text())
-    assert found.step == report.step == 100 and "legacy" in found.format and state["scheduler"]["max_lr"] == 0.01
+    assert detected.step == report.step == 100 and "legacy" in detected.format and state["scheduler"]["max_lr"] == 0.01
     seen: dict[str, int] = {}
     for name, tensor in state["model"].items():
         key, layer = key_of(name)
@@ -54,48 +53,48 @@ def test_ranks_are_put_together_as_megatron_cut_them(way: str, tmp_path: Path) -
 
 
 def changed(tmp_path: Path, way: str, change: Callable[[dict[str, Any]], object], ranks: str = "*") -> Path:
-    """A copy of which some ranks' files say something else."""
+    """Return a copy with a change in some ranks' files."""
     folder = tmp_path / "changed"
     shutil.copytree(RANKS / way, folder)
     for path in folder.glob(f"iter_*/mp_rank_{ranks}/*.pt"):
-        told = torch.load(path, weights_only=False)
-        change(told)
-        torch.save(told, path)
+        saved = torch.load(path, weights_only=False)
+        change(saved)
+        torch.save(saved, path)
     return folder
 
 
 def said(**arguments: Any) -> Callable[[dict[str, Any]], object]:
-    """Other arguments; those that are None are not said."""
+    """Return a change that sets arguments, and removes those that are None."""
 
     def change(told: dict[str, Any]) -> None:
-        held = {**vars(told["args"]), **arguments}
-        told["args"] = Namespace(**{name: value for name, value in held.items() if value is not None})
+        merged = {**vars(told["args"]), **arguments}
+        told["args"] = Namespace(**{name: value for name, value in merged.items() if value is not None})
 
     return change
 
 
 REFUSED: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
-    "without arguments": ("tp2", lambda told: told.pop("args"), "do not say tensor_model_parallel_size"),
-    "without a size": ("tp2", said(padded_vocab_size=None), "do not say padded_vocab_size"),
-    "whether gated is not said": ("tp2", said(swiglu=None), "do not say swiglu"),
+    "without arguments": ("tp2", lambda saved: saved.pop("args"), "arguments lack tensor_model_parallel_size"),
+    "without a size": ("tp2", said(padded_vocab_size=None), "arguments lack padded_vocab_size"),
+    "whether gated is not said": ("tp2", said(swiglu=None), "arguments lack swiglu"),
     "of another size": ("tp2", said(ffn_hidden_size=40), "do not make the 40 of its arguments"),
     "experts": ("tp2", said(num_experts=8), "num_experts 8"),
     "a layout of stages": ("pp2_untied", said(pipeline_model_parallel_layout="Et*3|tL"), "pipeline_model_parallel_layout"),
     "other layers": ("tp2_pp2", said(num_layers=6), "4 layers in 2 stages"),
-    "an old order of queries": ("tp2", lambda told: told.update(checkpoint_version=1.0), "queries, keys and values"),
+    "an old order of queries": ("tp2", lambda saved: saved.update(checkpoint_version=1.0), "queries, keys and values"),
     "fewer groups than ranks": ("tp2_gated", said(num_query_groups=1), "groups of queries"),
     "a tensor of another name": (
         "tp2",
-        lambda told: told["model"].update({"decoder.layers.0.mixer.weight": torch.ones(4)}),
+        lambda saved: saved["model"].update({"decoder.layers.0.mixer.weight": torch.ones(4)}),
         "mixer.weight",
     ),
-    "a number that is none": ("tp2", said(num_layers="four"), "do not say num_layers"),
+    "a number that is none": ("tp2", said(num_layers="four"), "arguments lack num_layers"),
 }
 
 
 @pytest.mark.parametrize("why", sorted(REFUSED))
 def test_what_does_not_tell_is_refused_with_the_reason(why: str, tmp_path: Path) -> None:
-    """Nothing is guessed, and it is said what to do."""
+    """Unclear files are refused without a guess, with a hint on what to do."""
     way, change, words = REFUSED[why]
     with pytest.raises(IncompatibleState, match=words) as error:
         detect(changed(tmp_path, way, change))
@@ -103,20 +102,24 @@ def test_what_does_not_tell_is_refused_with_the_reason(why: str, tmp_path: Path)
 
 
 BROKEN: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
-    "one lacks a tensor": ("01", lambda told: told["model"].pop("decoder.final_layernorm.weight"), "not on all"),
+    "one lacks a tensor": ("01", lambda saved: saved["model"].pop("decoder.final_layernorm.weight"), "not on all"),
     "one is of another shape": (
         "01",
-        lambda told: told["model"].update({"decoder.final_layernorm.weight": torch.ones(3)}),
-        "another shape",
+        lambda saved: saved["model"].update({"decoder.final_layernorm.weight": torch.ones(3)}),
+        "differs between ranks",
     ),
-    "no tensors": ("*", lambda told: told.update(model={}), "no tensors"),
-    "a layer is missing": ("*", lambda told: [told["model"].pop(n) for n in list(told["model"]) if ".layers.1." in n], "some are missing"),
+    "no tensors": ("*", lambda saved: saved.update(model={}), "no tensors"),
+    "a layer is missing": (
+        "*",
+        lambda saved: [saved["model"].pop(n) for n in list(saved["model"]) if ".layers.1." in n],
+        "some are missing",
+    ),
 }
 
 
 @pytest.mark.parametrize("why", sorted(BROKEN))
 def test_ranks_that_do_not_go_together_are_broken(why: str, tmp_path: Path) -> None:
-    """Told by metadata alone."""
+    """Ranks that do not fit together are detected from metadata alone."""
     ranks, change, words = BROKEN[why]
     with pytest.raises(CorruptCheckpoint, match=words):
         detect(changed(tmp_path, "tp2", change, ranks))
@@ -124,7 +127,7 @@ def test_ranks_that_do_not_go_together_are_broken(why: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("lost", ["mp_rank_00_000", "mp_rank_01_001"])
 def test_a_missing_rank_is_named(lost: str, tmp_path: Path) -> None:
-    """The first, and another."""
+    """A missing rank, the first one or another, is reported."""
     shutil.copytree(RANKS / "tp2_pp2", tmp_path / "less")
     shutil.rmtree(tmp_path / "less" / "iter_0000100" / lost)
     with pytest.raises(CorruptCheckpoint, match="missing"):
@@ -133,36 +136,36 @@ def test_a_missing_rank_is_named(lost: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["decoder.final_layernorm.weight", "embedding.position_embeddings.weight"])
 def test_copies_that_differ_do_not_come_in(name: str, tmp_path: Path) -> None:
-    """What should be the same on all ranks is compared when it is read, and nothing is committed."""
+    """Tensors that must be equal on all ranks are compared while they are read, and nothing is committed."""
 
     def change(told: dict[str, Any]) -> None:
         told["model"][name].view(-1)[-1] += 1
 
-    found = detect(changed(tmp_path, "tp2", change, "01"))
-    with pytest.raises(CorruptCheckpoint, match="copies that should be the same"):
-        import_checkpoint(found, open_bytes(str(tmp_path / "store")), "run")
+    detected = detect(changed(tmp_path, "tp2", change, "01"))
+    with pytest.raises(CorruptCheckpoint, match="copies that should be equal"):
+        import_checkpoint(detected, open_bytes(str(tmp_path / "store")), "run")
     assert not list((tmp_path / "store").glob("run/*-e*"))
 
 
 def test_a_tied_copy_that_differs_does_not_come_in(tmp_path: Path) -> None:
-    """The last stage's of the embedding."""
+    """The last stage's copy of the embedding must equal the first stage's."""
 
     def change(told: dict[str, Any]) -> None:
         told["model"]["output_layer.weight"][0, 0] += 1
 
-    found = detect(changed(tmp_path, "tp2_pp2", change, "01_001"))
-    with pytest.raises(CorruptCheckpoint, match="copies that should be the same"):
-        import_checkpoint(found, open_bytes(str(tmp_path / "store")), "run")
+    detected = detect(changed(tmp_path, "tp2_pp2", change, "01_001"))
+    with pytest.raises(CorruptCheckpoint, match="copies that should be equal"):
+        import_checkpoint(detected, open_bytes(str(tmp_path / "store")), "run")
 
 
 def test_each_ranks_optimizer_is_left_out_and_said(tmp_path: Path) -> None:
-    """It has numbers alone, on each rank its own."""
-    found = detect(changed(tmp_path, "tp2", lambda told: told.update(optimizer={"state": {}, "param_groups": []})))
-    assert [what for what, _ in found.left_out] == ["optimizer"] and "by number" in found.left_out[0][1]
+    """Each rank's optimizer is left out with a reason: it has only numbers, different ones on each rank."""
+    detected = detect(changed(tmp_path, "tp2", lambda saved: saved.update(optimizer={"state": {}, "param_groups": []})))
+    assert [what for what, _ in detected.left_out] == ["optimizer"] and "numbers its parameters" in detected.left_out[0][1]
 
 
 def test_a_scripts_own_arguments_come_in_as_values(tmp_path: Path) -> None:
-    """``argparse.Namespace`` in any file of ``torch.save``: a dict of what was said; one within itself is refused."""
+    """An ``argparse.Namespace`` in a file of ``torch.save`` becomes a dict. One that contains itself is refused."""
     torch.save({"model": {"w": torch.ones(2)}, "args": Namespace(lr=0.1, name="x", inner=Namespace(deep=[1, 2]))}, tmp_path / "a.pt")
     assert imported(tmp_path / "a.pt", tmp_path)[2]["imported"]["args"] == {"lr": 0.1, "name": "x", "inner": {"deep": [1, 2]}}
     within = Namespace()

@@ -1,4 +1,4 @@
-"""Arrays of zarr 3 as tensorstore wrote them; what lies in them, and what is not understood."""
+"""Reading zarr 3 arrays that tensorstore wrote: their elements, and the features that are refused."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ ARRAYS = GOLDEN / "orb" / "zarr3"
 
 
 def numbers(folder: Path, name: str) -> np.ndarray:
-    """All of an array, through its source, in pieces that are no rows."""
-    found = read_zarr3(Files(folder), name)
-    source, room = found.source(), bytearray(280)
-    assert (found.dtype, found.shape, source.length) == ("float32", (10, 7), 280)
+    """Return all elements of an array, read through its source in pieces that are not rows."""
+    array = read_zarr3(Files(folder), name)
+    source, room = array.source(), bytearray(280)
+    assert (array.dtype, array.shape, source.length) == ("float32", (10, 7), 280)
     for start in range(0, 280, 36):
         source.fill(start, memoryview(room)[start : start + 36])
     return np.frombuffer(room, "<f4").reshape(10, 7)
@@ -39,75 +39,75 @@ def numbers(folder: Path, name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["plain", "packed", "shards", "shards_first"])
 def test_as_tensorstore_wrote_them(name: str) -> None:
-    """Chunks that are files, packed or not, and chunks in shards, whose index is behind or in front; neither fills the array."""
+    """Chunks in files or in shards are read, for each position of the index. Chunks at the edge exceed the array."""
     assert np.array_equal(numbers(ARRAYS, name), np.arange(70, dtype="f4").reshape(10, 7))
 
 
 def test_the_checksum() -> None:
-    """RFC 3720's own examples, and the usual one."""
+    """The checksum fits the examples of RFC 3720, and the usual one."""
     assert crc32c(bytes(32)) == 0x8A9136AA and crc32c(b"\xff" * 32) == 0x62A8AB43 and crc32c(b"123456789") == 0xE3069283
 
 
 def changed(tmp_path: Path, name: str, change: Callable[[dict[str, Any]], object]) -> Path:
-    """A copy that says something else."""
+    """Make a copy of an array with changed metadata, and return its folder."""
     shutil.copytree(ARRAYS / name, tmp_path / name)
-    told = json.loads((tmp_path / name / "zarr.json").read_text())
-    change(told)
-    (tmp_path / name / "zarr.json").write_text(json.dumps(told))
+    metadata = json.loads((tmp_path / name / "zarr.json").read_text())
+    change(metadata)
+    (tmp_path / name / "zarr.json").write_text(json.dumps(metadata))
     return tmp_path
 
 
 def shard(told: dict[str, Any]) -> dict[str, Any]:
-    """What is said of shards."""
-    found: dict[str, Any] = told["codecs"][0]["configuration"]
-    return found
+    """Return the shards' part of the metadata."""
+    configuration: dict[str, Any] = told["codecs"][0]["configuration"]
+    return configuration
 
 
 TOLD: dict[str, tuple[type[RelightError], str, Callable[[dict[str, Any]], object]]] = {
-    "a group": (IncompatibleState, "other than an array", lambda told: told.update(node_type="group")),
-    "a dtype": (IncompatibleState, "dtype", lambda told: told.update(data_type="r24")),
-    "a codec": (IncompatibleState, "blosc", lambda told: shard(told)["codecs"].append({"name": "blosc"})),
-    "byte order": (IncompatibleState, "byte order", lambda told: shard(told)["codecs"][0]["configuration"].update(endian="big")),
+    "a group": (IncompatibleState, "other than an array", lambda metadata: metadata.update(node_type="group")),
+    "a dtype": (IncompatibleState, "dtype", lambda metadata: metadata.update(data_type="r24")),
+    "a codec": (IncompatibleState, "blosc", lambda metadata: shard(metadata)["codecs"].append({"name": "blosc"})),
+    "byte order": (IncompatibleState, "byte order", lambda metadata: shard(metadata)["codecs"][0]["configuration"].update(endian="big")),
     "order of the index": (
         IncompatibleState,
         "byte order",
-        lambda told: shard(told)["index_codecs"][0]["configuration"].update(endian="big"),
+        lambda metadata: shard(metadata)["index_codecs"][0]["configuration"].update(endian="big"),
     ),
-    "another index": (IncompatibleState, "index", lambda told: shard(told).update(index_codecs=[{"name": "gzip"}])),
+    "another index": (IncompatibleState, "index", lambda metadata: shard(metadata).update(index_codecs=[{"name": "gzip"}])),
     "shards in shards": (
         IncompatibleState,
         "shards in shards",
-        lambda told: shard(told).update(codecs=json.loads(json.dumps(told["codecs"]))),
+        lambda metadata: shard(metadata).update(codecs=json.loads(json.dumps(metadata["codecs"]))),
     ),
-    "a grid": (IncompatibleState, "several shapes", lambda told: told["chunk_grid"].update(name="rectangular")),
-    "names": (IncompatibleState, "names", lambda told: told["chunk_key_encoding"].update(name="hilbert")),
-    "chunks that do not fill it": (UnsafeContent, "fill", lambda told: shard(told).update(chunk_shape=[4, 4])),
-    "chunks of nothing": (UnsafeContent, "fill", lambda told: shard(told).update(chunk_shape=[0, 4])),
-    "dimensions": (UnsafeContent, "dimensions", lambda told: told.update(shape=[10, 7, 1])),
-    "a shape": (UnsafeContent, "shape", lambda told: told.update(shape=[-1, 7])),
-    "many chunks": (UnsafeContent, "chunks", lambda told: told.update(shape=[2**40, 7])),
-    "no codecs": (IncompatibleState, "none", lambda told: told.update(codecs=7)),
-    "a codec that is none": (UnsafeContent, "none of zarr 3", lambda told: told.update(codecs=[7])),
+    "a grid": (IncompatibleState, "several shapes", lambda metadata: metadata["chunk_grid"].update(name="rectangular")),
+    "names": (IncompatibleState, "names", lambda metadata: metadata["chunk_key_encoding"].update(name="hilbert")),
+    "chunks that do not fill it": (UnsafeContent, "fill", lambda metadata: shard(metadata).update(chunk_shape=[4, 4])),
+    "chunks of nothing": (UnsafeContent, "fill", lambda metadata: shard(metadata).update(chunk_shape=[0, 4])),
+    "dimensions": (UnsafeContent, "dimensions", lambda metadata: metadata.update(shape=[10, 7, 1])),
+    "a shape": (UnsafeContent, "shape", lambda metadata: metadata.update(shape=[-1, 7])),
+    "many chunks": (UnsafeContent, "chunks", lambda metadata: metadata.update(shape=[2**40, 7])),
+    "no codecs": (IncompatibleState, "none", lambda metadata: metadata.update(codecs=7)),
+    "a codec that is none": (UnsafeContent, "not metadata of zarr 3", lambda metadata: metadata.update(codecs=[7])),
 }
 
 
 @pytest.mark.parametrize("what", sorted(TOLD))
 def test_what_is_not_understood_is_refused(what: str, tmp_path: Path) -> None:
-    """By what it is; absurdities before anything is made of them."""
+    """An unsupported feature is refused by name, and absurd values before memory is allocated for them."""
     kind, words, change = TOLD[what]
     with pytest.raises(kind, match=words):
         numbers(changed(tmp_path, "shards", change), "shards")
 
 
 def test_a_transposed_one_is_refused() -> None:
-    """Its codec is named."""
+    """A transposed array is refused, and the error names the codec."""
     with pytest.raises(IncompatibleState, match="transpose"):
         numbers(ARRAYS, "turned")
 
 
 @pytest.mark.parametrize("name", ["plain", "packed", "shards"])
 def test_damage_is_noticed_where_there_is_a_way_to(name: str, tmp_path: Path) -> None:
-    """A chunk's file that is gone or cut; an index in which a bit has flipped."""
+    """A missing or cut chunk file, and a flipped bit in an index, are detected."""
     shutil.copytree(ARRAYS, tmp_path / "a")
     file = tmp_path / "a" / name / "c" / "1" / "0"
     data = file.read_bytes()
@@ -121,7 +121,7 @@ def test_damage_is_noticed_where_there_is_a_way_to(name: str, tmp_path: Path) ->
 
 
 def test_a_chunk_that_was_never_written_is_said(tmp_path: Path) -> None:
-    """An index without it, of a shard whose index has no checksum; and one that leads behind the file, or to too much."""
+    """An index that lacks a chunk, or states a chunk beyond the file or of excessive size, is refused."""
     shutil.copytree(ARRAYS / "shards_first", tmp_path / "one")
     file = tmp_path / "one" / "c" / "0" / "0"
     data = bytearray(file.read_bytes())
@@ -135,20 +135,22 @@ def test_a_chunk_that_was_never_written_is_said(tmp_path: Path) -> None:
 
 
 def compressed(length: int, window_log: int = 20) -> bytes:
-    """One zstd frame of that many zeros, made a piece at a time."""
+    """Return one zstd frame of that many zeros, made piece by piece."""
     coder = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: window_log})
     pieces = [coder.compress(bytes(1 << 20)) for _ in range(length >> 20)]
     return b"".join([*pieces, coder.compress(bytes(length % (1 << 20))), coder.flush()])
 
 
 def large(tmp_path: Path, shape: list[int], chunk: list[int], coded: bytes) -> Path:
-    """The folder of an array ``packed`` whose only chunk, of that shape, is ``coded``."""
+    """Return the folder of an array ``packed``. ``coded`` is its only chunk, of that shape."""
     folder = changed(
-        tmp_path, "packed", lambda told: told.update(shape=shape) or told["chunk_grid"]["configuration"].update(chunk_shape=chunk)
+        tmp_path,
+        "packed",
+        lambda metadata: metadata.update(shape=shape) or metadata["chunk_grid"]["configuration"].update(chunk_shape=chunk),
     )
-    for one in (folder / "packed" / "c").rglob("*"):
-        if one.is_file():
-            one.unlink()
+    for path in (folder / "packed" / "c").rglob("*"):
+        if path.is_file():
+            path.unlink()
     (folder / "packed" / "c" / "0").mkdir(parents=True, exist_ok=True)
     (folder / "packed" / "c" / "0" / "0").write_bytes(coded)
     return folder
@@ -172,7 +174,7 @@ def test_a_small_chunk_that_decodes_to_much_costs_little_memory(tmp_path: Path, 
 
 
 def test_memory_does_not_grow_with_the_number_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoded chunks and indexes of all arrays share one bound, also those of a folder below."""
+    """Decoded chunks and indexes of all arrays share one limit, also those of a subfolder."""
     monkeypatch.setattr(held, "HELD_BYTES", 3 << 20)
     folder = large(tmp_path, [1 << 10, 1 << 10], [1 << 10, 1 << 10], compressed(1 << 22))
     for number in range(16):
@@ -205,7 +207,7 @@ def test_a_large_chunk_gives_the_elements_that_are_in_the_array(tmp_path: Path) 
     ("wrong", "words"), [("longer", "more than"), ("shorter", "where"), ("cut", "where"), ("window", "cannot be unpacked")]
 )
 def test_a_large_chunk_that_lies_is_refused(tmp_path: Path, wrong: str, words: str) -> None:
-    """Too many bytes, too few, a frame cut off, and a window beyond the bound are errors."""
+    """A chunk with too many or too few bytes, a cut frame, or a window beyond the limit is refused."""
     size = 3000 * 2000 * 4
     coded = {
         "longer": lambda: compressed(size + 1), "shorter": lambda: compressed(size - 1), "cut": lambda: compressed(size)[:-8],

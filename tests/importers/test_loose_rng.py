@@ -1,4 +1,4 @@
-"""Generators in dictionaries of ``torch.save``: recognised by value, restored, and never mistaken for another's."""
+"""Generators in dictionaries of ``torch.save`` are recognised by value, restored, and never mistaken for another's."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ def seed(number: int) -> None:
 
 
 def draws() -> tuple[float, float, float]:
-    """One number of each generator."""
+    """Draw one number from each generator."""
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
 def states() -> dict[str, Any]:
-    """All of them, by the kind."""
+    """Return the states of all generators, by kind."""
     return {"cpu": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
 
 
 def flat(one: dict[str, Any]) -> dict[str, Any]:
-    """As most scripts write them."""
+    """Return the states in the form that most scripts write."""
     return {"rng_state": one["cpu"], "cuda_rng_state": CUDA, "numpy_rng_state": one["numpy"], "python_rng_state": one["python"]}
 
 
 SHAPES = {
     "flat": flat,
-    "other names": lambda one: {
-        "torch_rng_state": one["cpu"], "cuda_rng_state_all": [CUDA, CUDA], "np_random_state": one["numpy"], "random_state": one["python"],
+    "other names": lambda saved: {
+        "torch_rng_state": saved["cpu"], "cuda_rng_state_all": [CUDA, CUDA], "np_random_state": saved["numpy"], "random_state": saved["python"],
     },
-    "nested": lambda one: {"rng_state": {"torch": one["cpu"], "cuda": [CUDA], "numpy": one["numpy"], "python": one["python"]}},
-    "nested twice": lambda one: {"rng": {"cpu": {"torch": one["cpu"]}, "np": one["numpy"], "py": one["python"], "cuda": None}},
-    "plural": lambda one: {"random_states": {"cpu": one["cpu"], "cuda_states": [CUDA], "numpy": one["numpy"], "python": one["python"]}},
+    "nested": lambda saved: {"rng_state": {"torch": saved["cpu"], "cuda": [CUDA], "numpy": saved["numpy"], "python": saved["python"]}},
+    "nested twice": lambda saved: {"rng": {"cpu": {"torch": saved["cpu"]}, "np": saved["numpy"], "py": saved["python"], "cuda": None}},
+    "plural": lambda saved: {"random_states": {"cpu": saved["cpu"], "cuda_states": [CUDA], "numpy": saved["numpy"], "python": saved["python"]}},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_generators_of_a_script_are_restored(tmp_path: Path, shape: str) -> None:
-    """Generators in a script's own dictionary continue where they were, whatever the dictionary calls them."""
+    """Generators in a script's own dictionary continue where they stopped, whatever their keys are."""
     model = torch.nn.Linear(2, 2)
     seed(5)
     draws()
     torch.save({"model": model.state_dict(), "step": 9, **SHAPES[shape](states())}, tmp_path / "old.pt")
     wanted = draws()
-    found = detect(tmp_path / "old.pt")
-    assert found.parts["rng"].startswith("rng") and found.left_out == [] and found.kind == "torch" and found.step == 9
-    import_checkpoint(found, open_bytes(str(tmp_path / "runs")), "mine")
+    detected = detect(tmp_path / "old.pt")
+    assert detected.parts["rng"].startswith("rng") and detected.left_out == [] and detected.kind == "torch" and detected.step == 9
+    import_checkpoint(detected, open_bytes(str(tmp_path / "runs")), "mine")
     seed(1)
     with relight.Checkpointer(tmp_path / "runs" / "mine", model=model, background=False) as ckpt:
         assert ckpt.restore() == 10
@@ -68,14 +68,14 @@ def test_the_generators_of_a_script_are_restored(tmp_path: Path, shape: str) -> 
 
 
 def test_a_generator_without_a_state_is_left_alone_and_noted(tmp_path: Path) -> None:
-    """Only what the file has is set; which generators it lacks is in the reasons why a resume is not exact."""
+    """Only generators in the file are restored. The missing ones are named in the reasons why a resume is not exact."""
     model = torch.nn.Linear(2, 2)
     seed(5)
     torch.save({"model": model.state_dict(), "rng_state": torch.get_rng_state()}, tmp_path / "old.pt")
     wanted = float(torch.rand(()))
-    found = detect(tmp_path / "old.pt")
-    assert any("Python's, numpy's" in note for note in found.notes)
-    import_checkpoint(found, open_bytes(str(tmp_path / "runs")), "mine")
+    detected = detect(tmp_path / "old.pt")
+    assert any("Python's, numpy's" in note for note in detected.notes)
+    import_checkpoint(detected, open_bytes(str(tmp_path / "runs")), "mine")
     seed(1)
     with relight.Checkpointer(tmp_path / "runs" / "mine", model=model, background=False) as ckpt:
         ckpt.restore()
@@ -97,13 +97,13 @@ def test_a_generator_without_a_state_is_left_alone_and_noted(tmp_path: Path) -> 
     ],
 )
 def test_what_is_no_state_of_this_process_is_kept(tmp_path: Path, key: str, value: object) -> None:
-    """States of several ranks, of a sampler, of another size: kept as values, so that none replaces the process's own."""
+    """States of several ranks, of a sampler or of another size are kept as values, and replace no generator."""
     torch.save({"model": torch.nn.Linear(2, 2).state_dict(), key: value}, tmp_path / "old.pt")
-    found = detect(tmp_path / "old.pt")
-    assert "rng" not in found.parts and key in found.parts["imported"]
+    detected = detect(tmp_path / "old.pt")
+    assert "rng" not in detected.parts and key in detected.parts["imported"]
 
 
 def test_generators_survive_a_dictionary_within_the_dictionary(tmp_path: Path) -> None:
-    """A state next to a nested dictionary of components is not lost with the outer one."""
+    """A generator's state next to a nested dictionary of components is not lost."""
     torch.save({"state": {"model": torch.nn.Linear(2, 2).state_dict(), "step": 3}, "rng_state": torch.get_rng_state()}, tmp_path / "old.pt")
     assert {"model", "rng"} <= detect(tmp_path / "old.pt").parts.keys()

@@ -45,7 +45,7 @@ def test_a_calm_node_is_at_no_risk_and_a_leak_is_one_in_time() -> None:
     assert risk_of(made.sample(second) for second in range(900)).score < 0.1
     risk = risk_of(made.leak(1500, 600, 1740))
     assert risk.kind == "memory" and risk.score > 0.5
-    seconds = re.search(r"none in (\d+) s", risk.why)
+    seconds = re.search(r"it is full in (\d+) s", risk.why)
     assert seconds and abs(int(seconds[1]) - 240) < 10
 
 
@@ -55,7 +55,7 @@ def test_a_calm_node_is_at_no_risk_and_a_leak_is_one_in_time() -> None:
         ("disk", lambda t: {"disk": 0.5 - 0.0005 * max(0, t - 100)}, "of the disk are left"),
         ("heat", lambda t: {"celsius": 60 + min(30, max(0, t - 600)), "mhz": 1755 if t < 640 else 1200}, "of its usual clock"),
         ("ecc", lambda t: {"ecc": max(0, t - 700)}, "corrected memory errors a minute"),
-        ("silent", lambda t: {"silent": t > 850}, "does not answer"),
+        ("silent", lambda t: {"silent": t > 850}, "no longer answers"),
         ("memory", lambda t: {"psi": 60.0 if t > 850 else 0.0}, "waited for memory 60 %"),
         ("link", lambda t: {"step_s": 1 + max(0, t - 700) / 50}, "times the usual"),
     ],

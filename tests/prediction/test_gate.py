@@ -54,7 +54,7 @@ def test_a_leak_is_told_in_time_and_with_what_to_do(events: list[Event]) -> None
     alarms = [alarm for sample in made.leak(1500, 600, 1500) for alarm in foresight.sample(sample)]
     assert (alarms[0].kind, alarms[0].action, alarms[0].detector) == ("memory", "preventive save", "rules")
     assert 250 < 1e9 + 1500 - alarms[0].at < 400 and len(alarms) <= 3
-    assert "none in" in alarms[0].why and alarms[0].reason
+    assert "it is full in" in alarms[0].why and alarms[0].reason
     assert alarms[0].likely == 0.5, "the prior of the rules, before any of their alarms was settled"
     assert [event.name for event in events] == ["prediction.alarm"] * len(alarms)
     assert calm(FailurePredictor(shape=made.SHAPE), 900) == []

@@ -131,7 +131,7 @@ def test_a_drill_ends_with_the_server(server: Server, monkeypatch: pytest.Monkey
         time.sleep(0.01)
     server.app.state.tasks.close()
     task = server.app.state.tasks.get(id_)
-    assert task.done is not None and "broken off" in task.done.says
+    assert task.done is not None and "aborted" in task.done.says
     assert not list(tmp_path.glob("relight-drill-*"))
 
 

@@ -1,4 +1,4 @@
-"""A node that is asked to go: the others learn it, continue if they are enough, and need not wait for it."""
+"""A node that is asked to leave: the others learn it, continue if they are enough, and need not wait for it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def decided(facts: FailureEvidence) -> tuple[str, str]:
 
 
 def test_the_others_continue_if_they_are_enough() -> None:
-    """Ranks that ended with those of a node that was asked to go: resume with the rest, or end if too few nodes are left."""
+    """Ranks end with those of a node that was asked to leave: resume with the rest, or end if too few nodes are left."""
     assert decided(FailureEvidence(ENDED, departure=Departure("node b (SIGTERM came)", 2, 2))) == (
-        "resume", "asked to go: node b (SIGTERM came): 2 nodes continue",
+        "resume", "asked to leave: node b (SIGTERM came): 2 nodes continue",
     )  # fmt: skip
     assert decided(FailureEvidence(ENDED, departure=Departure("node b (SIGTERM came)", 1, 2))) == (
-        "end", "asked to go: node b (SIGTERM came): too few nodes are left, 1 of at least 2",
+        "end", "asked to leave: node b (SIGTERM came): too few nodes are left, 1 of at least 2",
     )  # fmt: skip
     assert decided(FailureEvidence(ENDED))[0] == "end", "no node has announced that it goes: the ranks themselves were asked"
     assert decided(FailureEvidence(ENDED, asked_to_end="SIGTERM came", departure=Departure("node b", 2, 1)))[0] == "end", (

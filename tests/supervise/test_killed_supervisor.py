@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from relight.checkpointer.ranks import Ranks
 from tests.supervise.test_run import Job
 
 from relight.checkpointer import ranks as ranks_module
-from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.signals import SignalHandlers
 from relight.comm import ThreadGroup
 from relight.comm.ports import free_port

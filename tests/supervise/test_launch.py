@@ -32,7 +32,7 @@ from relight.supervise.supervisor import Supervisor
 @pytest.mark.parametrize(
     ("error", "says", "closed"),
     [
-        (RendezvousConnectionError("The connection to the C10d store has failed."), "could not be reached any more", 0),
+        (RendezvousConnectionError("The connection to the C10d store has failed."), "can no longer be reached", 0),
         (RendezvousClosedError(), "another node has ended the job", 1),
         (RendezvousTimeoutError(), "fewer than 1 nodes", 1),
     ],

@@ -31,7 +31,7 @@ _USUAL = frozenset((torch.Tensor, nn.Parameter))
 
 
 class TemplateItems(Protocol):
-    """The items with which a state begins: the same object as long as they are unchanged."""
+    """The first items of a state. The object stays the same while the items are unchanged."""
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -40,7 +40,7 @@ class TemplateItems(Protocol):
 
 @dataclass(frozen=True)
 class Captured:
-    """A state, read but not copied: ``tree`` with leaves that point into ``items``, whose sources are live memory.
+    """A state, read but not copied: a ``tree`` with leaves that refer to ``items``. The items' sources are live memory.
 
     ``notes``: reasons why a resume from it is not bit-exact. ``found`` and ``missed``: sentences for users.
     """
@@ -52,8 +52,7 @@ class Captured:
     found: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     fixed: TemplateItems | None = None
-    """The items with which ``items`` begins and the encoded tree of them: the same object as long as they are
-    unchanged."""
+    """The first of ``items``, with their encoded tree. The object stays the same while they are unchanged."""
     spreads: Mapping[int, ShardingOf] = field(default_factory=dict)
     """Sharding of the items that are only partly on this rank, by index: their shape is the global one."""
     frozen: frozenset[int] = frozenset()
@@ -73,12 +72,11 @@ def capture(
     recall: CaptureCache | None = None,
     behind: Sequence[Item] = (),
 ) -> Captured:
-    """Read the state of ``components``; with ``micro_step`` their gradients too, with ``rng`` this process's
-    generators.
+    """Read the state of ``components``; with ``micro_step`` also their gradients, with ``rng`` also the generators.
 
     Costs 20 µs a tensor; contiguous host tensors are not copied. With the same ``recall`` each time, the second and
-    later captures cost half a microsecond for each parameter, buffer and optimizer tensor. ``IncompatibleState`` lists
-    all that cannot be saved. ``behind``: items that precede the state's own in ``items``.
+    later captures cost half a microsecond for each parameter, buffer and optimizer tensor. Raise ``IncompatibleState``
+    with all values that cannot be saved. ``behind``: items that precede the state's own in ``items``.
     """
     taken = [name for name in ("rng", "grad", "rank") if name in components]
     if taken:
@@ -139,8 +137,10 @@ def _trained(components: Mapping[str, object]) -> frozenset[tuple[object, ...]]:
 def _walk_large(
     walker: Walker, components: Mapping[str, object], kinds: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
-    """Walk parameters, buffers and optimizer state. First, so that tensors shared with other components get their
-    names here."""
+    """Walk parameters, buffers and optimizer state.
+
+    They are walked first: a tensor that other components share then gets its name from here.
+    """
     nodes: dict[str, Any] = {}
     sizes: dict[str, tuple[int, int]] = {}
     trained = {id(p) for value in components.values() if isinstance(value, torch.optim.Optimizer) for p in trained_by(value)}
@@ -232,8 +232,10 @@ def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> 
 
 
 def named_gradients(components: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """Return parameters of all modules, and tensors in plain components that require gradients, by ``component/name``,
-    once each."""
+    """Return parameters of all modules, and tensors in plain components that require gradients, once each.
+
+    Keys: ``component/name``.
+    """
     seen: set[int] = set()
     tensors_by_path: dict[str, torch.Tensor] = {}
     for name, value in components.items():
@@ -302,8 +304,10 @@ def _mark(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def fingerprint(components: Mapping[str, object]) -> tuple[Any, ...]:
-    """Return address and version of every parameter, buffer and optimizer tensor: equal as long as none is written or
-    replaced."""
+    """Return address and version of every parameter, buffer and optimizer tensor.
+
+    The results are equal while no tensor is written or replaced.
+    """
     marks: list[tuple[int, int]] = []
     for value in components.values():
         tensors: Iterable[torch.Tensor] = ()

@@ -1,9 +1,9 @@
-"""Keep the part of a capture that is the same in every save, parameters, buffers and optimizer state, so that it is
-walked only once.
+"""Keep the part of a capture that is equal in every save (parameters, buffers, optimizer state), to walk it only once.
 
 Walking a model of a hundred thousand tensors takes seconds: names, shapes, roles, ties. Between two saves none of
-these changes; only values change, which no walk reads. So the first walk is kept, with everything it depended on, and
-the next capture only compares: same modules, same dicts, same tensors, same memory. Any difference causes a new walk.
+these changes; only values change, and a walk does not read values. So the first walk is kept, with everything it
+depended on. The next capture only compares: same modules, same dicts, same tensors, same memory. Any difference causes
+a new walk.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from relight.layout import Item
 
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes)
 _OWN_WAYS = frozenset(("state_dict", "_save_to_state_dict", "get_extra_state", "named_parameters", "named_modules"))
-"""Module methods that, overridden by the class or set on the instance, may give a state that the module's dicts do not
-show."""
+"""Module methods that may return a state other than the module's dicts, if a class or an instance overrides them."""
 
 
 _shape, _dtype, _requires_grad, _version = map(attrgetter, ("shape", "dtype", "requires_grad", "_version"))
@@ -187,14 +186,13 @@ class CapturedTemplate:
 
 
 class CaptureCache:
-    """Keeps the template from one capture to the next. Holds its tensors alive, as the components do."""
+    """Keeps the template from one capture to the next. It keeps the tensors alive, as the components do."""
 
     def __init__(self) -> None:
         self.fixed: CapturedTemplate | None = None
 
     def glance(self) -> tuple[Any, ...] | None:
-        """Return a value that is equal as long as no parameter, buffer or optimizer tensor is written to, and
-        ``valid_template`` returns the same.
+        """Return a value that changes when a parameter, buffer or optimizer tensor is written, or the template changes.
 
         None if there is no template.
         """

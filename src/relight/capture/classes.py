@@ -19,7 +19,7 @@ _INNER = {
 """Wrappers around an optimizer or scheduler: by class name, the attribute that holds it."""
 
 _WRAPPING = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.")
-"""Modules whose classes are derived from the user's own at run time, as by ``fully_shard``."""
+"""Prefixes of modules with classes that are derived from the user's own at run time, as by ``fully_shard``."""
 
 
 def inner_of(value: Any) -> Any:

@@ -1,5 +1,4 @@
-"""Record what a loader delivered: sample indices from its sampler, or a few bytes of each batch, as a running
-checksum."""
+"""Record what a loader delivered, as a running checksum of sample indices, or of a few bytes of each batch."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ DEPTH, PARTS_MAX = 4, 64
 
 
 def packed(indices: Any) -> tuple[int, bytes]:
-    """Return the number of samples that one entry of an index sampler names, and their indices as bytes. One
-    microsecond for 32 samples."""
+    """Return the number of samples in one entry of an index sampler, and their indices as bytes. 1 µs for 32 samples."""
     several = indices if isinstance(indices, (list, tuple)) else [indices]
     try:
         return len(several), array("q", several).tobytes()
@@ -31,10 +29,10 @@ def packed(indices: Any) -> tuple[int, bytes]:
 
 
 def checksum_of(batch: Any, before: int = 0) -> int:
-    """Return the checksum of ``before`` and a batch: shapes, and at most ``SPOTS * SPOT`` bytes of each tensor and
-    array. 2 to 5 µs a tensor.
+    """Return the checksum of ``before`` and a batch. Costs 2 to 5 µs a tensor; copies no tensor.
 
-    Copies no tensor. Of a tensor on an accelerator only shape and dtype count: reading it would wait for the device.
+    It covers shapes, and at most ``SPOTS * SPOT`` bytes of each tensor and array. Of a tensor on an accelerator only
+    shape and dtype count: reading it would wait for the device.
     """
     return _add(batch, before, 0)
 
@@ -93,13 +91,13 @@ def _add_memory(address: int, length: int, crc: int) -> int:
 
 
 class Position:
-    """Progress of a pass over a loader in batches and samples, with a checksum. Remembers the last ``KEPT`` places."""
+    """Progress of one iteration over a loader, in batches and samples, with a checksum. Keeps the last ``KEPT`` places."""
 
     KEPT = 1024
 
     def __init__(self, samples: int | None = 0, crc: int = 0) -> None:
         self.samples, self.crc = samples, crc
-        """``samples``: None if the loader's indices cannot be seen."""
+        """``samples``: None if the loader's indices are unknown."""
         self._kept: deque[tuple[int | None, int]] = deque([(samples, crc)], maxlen=self.KEPT)
 
     def add_indices(self, count: int, data: bytes) -> None:
@@ -110,7 +108,7 @@ class Position:
         self._kept.append((self.samples, self.crc))
 
     def add_batch(self, batch: Any) -> None:
-        """Count a delivered batch whose indices are unknown."""
+        """Count a delivered batch with unknown indices."""
         self.samples = None
         self.crc = checksum_of(batch, self.crc)
         self._kept.append((None, self.crc))
@@ -151,8 +149,7 @@ class IndexLists:
 
 
 class _Noting:
-    """Iterator over an index sampler that records each entry's bytes when it is taken: the entry may be changed
-    afterwards."""
+    """Iterator over an index sampler that records each entry's bytes when it is taken, as it may be changed later."""
 
     def __init__(self, inner: Iterator[Any], queue: deque[tuple[int, bytes]]) -> None:
         self._inner, self._queue = inner, queue

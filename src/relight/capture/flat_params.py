@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 
 class FlatParamLine(NamedTuple):
-    """The declaration of a flat tensor: the concatenated parameters, where each begins, and the ranks over which they
-    are cut."""
+    """The declaration of a flat tensor: the concatenated parameters, their offsets, and the ranks that share them."""
 
     parameters: tuple[torch.Tensor, ...]
     begins: tuple[int, ...]
@@ -122,8 +121,10 @@ def contains_storage(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def declared_of(tensor: torch.Tensor, names: Mapping[int, str]) -> FlatParams | None:
-    """Return the tensor's declared content; None if it was not declared. ``names``: of parameters, by ``id``; "?" if
-    unknown."""
+    """Return the tensor's declared content; None if it was not declared.
+
+    ``names``: of parameters, by ``id``; an unknown parameter gets the name "?".
+    """
     line = _line_of(tensor)
     if line is None:
         return None
@@ -139,8 +140,7 @@ def declared_of(tensor: torch.Tensor, names: Mapping[int, str]) -> FlatParams | 
 
 
 def own_values(flat: torch.Tensor, declared: FlatParams) -> dict[str, Any]:
-    """Return this rank's ranges of ``flat`` by name, for parameters whose dtype differs, so that their values differ,
-    too."""
+    """Return this rank's ranges of ``flat`` by name, for parameters with another dtype: their values differ, too."""
     return {
         original.name: original.of(flat, flat)
         for original, live in zip(declared.originals, declared.lives)

@@ -47,8 +47,7 @@ class Original(NamedTuple):
     mesh: Mesh
 
     def of(self, held: torch.Tensor, owner: torch.Tensor) -> Any:
-        """Return its range of ``held``, which has one element for each element of the live parameter: parameter
-        memory, or optimizer state."""
+        """Return its range of ``held``: the live parameter's memory, or an optimizer state of the same length."""
         run = held.detach()[self.at : self.at + self.here]
         if not math.prod(self.shape):
             return run.view(self.shape)
@@ -60,8 +59,10 @@ class Original(NamedTuple):
 
 
 def is_flattened(module: nn.Module) -> bool:
-    """Return whether some of the module's parameters are flat. Called for every model, so it avoids a call for each
-    submodule."""
+    """Return whether some of the module's parameters are flat.
+
+    Called for every model, so it avoids a call for each submodule.
+    """
     seen, left = {id(module)}, [module]
     while left:
         current = left.pop()
@@ -80,10 +81,10 @@ def originals_of(module: nn.Module) -> dict[int, list[Original]]:
 
 
 def flattened_state(module: nn.Module) -> dict[str, Any]:
-    """Return what ``module.state_dict(keep_vars=True)`` would give without flattening, under names with the wrappers'
-    elements.
+    """Return what ``module.state_dict(keep_vars=True)`` would return without flattening.
 
-    The values are tensors, ``Flat`` for parameters that were flattened and cut, and results of ``get_extra_state``.
+    Names include the wrappers' elements. Values are tensors, ``Flat`` for parameters that were flattened and cut, and
+    results of ``get_extra_state``.
     ``module``: the outermost wrapper. Raise ``IncompatibleState`` if a module has its own ``state_dict`` code.
     """
     state: dict[str, Any] = {}
@@ -119,13 +120,12 @@ def flattened_state(module: nn.Module) -> dict[str, Any]:
 
 
 def without_wrapper(tensor: torch.Tensor) -> bool:
-    """Return whether an outer wrapper, which was not given, has flattened this tensor, so that its meaning is unknown
-    here."""
+    """Return whether an outer wrapper, which is not a component, has flattened this tensor: its meaning is then unknown."""
     return bool(getattr(tensor, "_fsdp_flattened", False) or getattr(tensor, "_is_flat_param", False))
 
 
 def drop_gathered(module: nn.Module) -> None:
-    """Free what was gathered from parameters that have been written since: the next forward pass gathers again."""
+    """Free gathered copies of parameters that were written after the gathering. The next forward pass gathers again."""
     from torch.distributed.fsdp._runtime_utils import _reshard
     from torch.distributed.utils import _free_storage
 
@@ -140,8 +140,7 @@ def drop_gathered(module: nn.Module) -> None:
 
 
 def _live_parameters(wrappers: Sequence[tuple[str, Any]]) -> tuple[set[int], set[int]]:
-    """Return, by ``id``, the live parameters that are complete although they are in a flat one, and those that are
-    not."""
+    """Return, by ``id``, the live parameters in flat ones: those that are complete on this rank, and those that are cut."""
     whole: set[int] = set()
     cut: set[int] = set()
     for _, wrapper in wrappers:
@@ -179,10 +178,10 @@ def _apply_buffer_dtypes(wrapper: Any) -> None:
 
 
 def _held(wrapper: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[Original]]]:
-    """Each live parameter of a wrapper, its memory, and what it holds elements of."""
+    """Yield each live parameter of a wrapper, its memory, and the original parameters in it."""
     flat, sharded = wrapper._handle.flat_param, wrapper._handle.uses_sharded_strategy
     if any(extension is not None for extension in flat._param_extensions):
-        raise IncompatibleState(f"parameters that are DTensors, flattened by {_KIND}", hint="fully_shard() shards DTensors as they are")
+        raise IncompatibleState(f"parameters that are DTensors, flattened by {_KIND}", hint="use fully_shard(), which can shard DTensors")
     names = wrapped(wrapper._handle._fully_sharded_module)
     mesh = _mesh_of(wrapper)
     begins = [begin for begin, padding in zip(_starts(flat._numels_with_padding), flat._is_padding_mask, strict=True) if not padding]

@@ -42,7 +42,7 @@ class Lock:
 
 
 class RemainingSamples:
-    """The rest of an order. Replaces the sampler for one pass, for loaders whose index sampler must not be replaced."""
+    """The rest of an order. Replaces the sampler for one epoch, for loaders that must keep their index sampler."""
 
     def __init__(self, home: dict[str, Any], entries: Iterable[Any]) -> None:
         self.sampler, self._home, self._entries = home["sampler"], home, entries
@@ -67,8 +67,10 @@ class RemainingSamples:
 
 @dataclass
 class Epoch:
-    """One pass over the loader. ``start``: all generators before its iterator was created; ``first``: before its first
-    batch was requested."""
+    """One iteration over the loader.
+
+    ``start``: all generators before its iterator was created; ``first``: before its first batch was requested.
+    """
 
     start: dict[str, Any]
     first: dict[str, Any] | None = None
@@ -130,7 +132,7 @@ class WatchedLoader:
     reread: bool = False
     """Whether a stateful loader's position is found by reading its data again, as the data has no state."""
     uncounted: bool = False
-    """Whether the next pass continues an epoch whose first batches were not counted."""
+    """Whether the next pass continues an epoch in which the first batches were not counted."""
     told: Any = None
     """The loader's own ``state_dict`` from the checkpoint, until the interrupted epoch is continued."""
     lock: Lock = field(default_factory=Lock)
@@ -141,8 +143,10 @@ class WatchedLoader:
 
 
 def loader_of(value: Any) -> Any:
-    """Return the loader inside Fabric's wrapper, which has the loader's attributes but not its class; any other value
-    unchanged."""
+    """Return the loader inside Fabric's wrapper; any other value unchanged.
+
+    The wrapper has the loader's attributes, but not its class.
+    """
     inner = vars(value).get("_dataloader") if type(value).__name__ == "_FabricDataLoader" else None
     if not isinstance(inner, DataLoader):
         return value
@@ -151,8 +155,7 @@ def loader_of(value: Any) -> Any:
 
 
 def set_wrapper_epoch(loader: DataLoader[Any], number: int | None) -> None:
-    """Set the number of the next training epoch in Fabric's wrapper: it counts its passes, and sets the sampler's
-    epoch from that."""
+    """Set the number of the next training epoch in Fabric's wrapper, which counts epochs and sets the sampler's epoch."""
     known = loader.__dict__.get(WRAPPER)
     wrapper = known() if known is not None else None
     if wrapper is not None and number is not None:
@@ -160,8 +163,10 @@ def set_wrapper_epoch(loader: DataLoader[Any], number: int | None) -> None:
 
 
 def tells_position(loader: DataLoader[Any]) -> bool:
-    """Return whether the loader has a ``state_dict``. Accelerate's loader always has the methods, so the inner loader
-    is checked."""
+    """Return whether the loader has a ``state_dict``.
+
+    Accelerate's loader always has the methods, so the inner loader is checked.
+    """
     inner = loader.__dict__.get("base_dataloader", loader)
     return callable(getattr(inner, "state_dict", None)) and callable(getattr(inner, "load_state_dict", None))
 
@@ -233,8 +238,10 @@ def make_iterator(loader: DataLoader[Any], watch: WatchedLoader) -> Iterator[Any
 
 
 def samplers(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the loader and its nested samplers, by attribute path. In the main process also the data set, whose
-    generators are there too."""
+    """Return the loader and its nested samplers, by attribute path; without workers also the nested data sets.
+
+    Without workers, the data sets' generators are in this process, too.
+    """
     owners: dict[str, Any] = {"loader": loader}
     for place in ("batch_sampler", "sampler"):
         path, value = place, _behind(getattr(loader, place, None))

@@ -161,8 +161,10 @@ def _watch(loader: DataLoader[Any]) -> WatchedLoader:
 
 
 def _begin(loader: DataLoader[Any], watch: WatchedLoader) -> tuple[Iterator[Any], Epoch]:
-    """Return the next iterator. If nothing is left of an interrupted epoch and the caller is at another epoch, the
-    interrupted one counts as ended."""
+    """Return the next iterator.
+
+    If nothing is left of an interrupted epoch and the caller is at another epoch, the interrupted one counts as ended.
+    """
     pending, number = watch.pending, epoch_number(loader)
     inner, epoch = _next(loader, watch)
     if pending is None or number == epoch.start["epoch"] or pending["delivered"] < batches_in(loader) or next(inner, END) is not END:
@@ -262,8 +264,10 @@ def _checked(loader: Any, call: str) -> DataLoader[Any]:
 
 
 def report_steps(components: Mapping[str, object], steps: int) -> list[str]:
-    """Note that the loop reports further steps. Return the names of loaders that were found to be ahead of it. Some
-    microseconds a loader."""
+    """Record ``steps`` further steps of the loop. Return the names of loaders that are ahead of it.
+
+    Costs some microseconds a loader. Each loader is returned once.
+    """
     ahead = []
     for value in components.values():
         watch = value.__dict__.get(ATTRIBUTE) if isinstance(value, DataLoader) else None
@@ -336,7 +340,7 @@ def _state(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
 
 
 def _makes_ahead(loader: DataLoader[Any]) -> bool:
-    """Return whether this is torchdata's loader, whose ``state_dict`` creates an iterator."""
+    """Return whether this is torchdata's loader: its ``state_dict`` creates an iterator."""
     return hasattr(loader, "next_iter_state") and hasattr(loader, "_iterator")
 
 
@@ -404,11 +408,10 @@ def _dealt(loader: DataLoader[Any], watch: WatchedLoader, active: bool, state: M
 
 
 def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict: bool = True) -> None:
-    """Set the loader's position; it takes effect at the next ``iter(loader)``. Call this before the generators are
-    restored.
+    """Set the loader's position; it takes effect at the next ``iter(loader)``.
 
-    ``strict``: whether a position that cannot be found again is an error at that time; otherwise the training epoch
-    begins from its start.
+    Call this before the generators are restored. ``strict``: whether a position that cannot be found again is an error
+    at that time; otherwise the training epoch begins from its start.
     """
     reason = loader_unfit(loader, state)
     if reason is not None:
@@ -445,8 +448,7 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
 
 
 def _reread(pending: Mapping[str, Any], told: Any) -> bool:
-    """Return whether a stateful loader has a stream without a state: torchdata would read the stream again, and check
-    nothing."""
+    """Return whether a stateful loader has a stream without a state: torchdata would reread it, and check nothing."""
     units = pending.get("units")
     return isinstance(units, Mapping) and bool(units["stream"]) and isinstance(pending.get("checksum"), int) and _stateless(told)
 
@@ -468,7 +470,7 @@ def _stateless(told: Any) -> bool:
 def rest_state(loader: DataLoader[Any], found: SamplerPosition, before: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the state, like ``loader_state``, of a loader that will continue at ``found``.
 
-    ``before``: the state of a loader whose generators this one takes over.
+    ``before``: the state of a loader; the new one takes over its generators.
     """
     counted = _inner(before) if before is not None else {}
     epochs = counted.get("epochs")
@@ -498,10 +500,10 @@ def _inner(state: Any) -> Mapping[str, Any]:
 
 
 def _load_told(loader: Any, told: Any, counted: Mapping[str, Any]) -> None:
-    """Load a stateful loader's state, and create its iterator now: later it would draw from generators that are
-    restored by then.
+    """Load a stateful loader's state, and create its iterator now.
 
-    The iterator is created from the epoch's own generators, as its sampler may draw its permutation from them.
+    Later it would draw from generators that are restored by then. The iterator is created from the epoch's own
+    generators, as its sampler may draw its permutation from them.
     """
     if told is None:
         loader.load_state_dict({})
@@ -537,8 +539,7 @@ def loader_unfit(loader: DataLoader[Any], state: Any) -> str | None:
 
 
 def _moved(loader: DataLoader[Any], state: Mapping[str, Any]) -> str | None:
-    """Return why the position is certainly another one under the loader's present settings; None if it may be the
-    same."""
+    """Return why the loader's present settings make the position another one; None if it may be the same."""
     counted = _inner(state)
     stored, live = counted.get("units"), units_of(loader)
     if not isinstance(stored, Mapping) or not counted.get("active") or not counted.get("delivered"):

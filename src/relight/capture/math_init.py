@@ -24,10 +24,9 @@ _done = False
 
 
 def warm_up_vector_math() -> None:
-    """Call every elementary function once for ``float32`` and ``float64``, in this thread. Random states and settings
-    do not change.
+    """Call every elementary function once for ``float32`` and ``float64``, in this thread.
 
-    Takes about a millisecond, once in a process; later calls do nothing.
+    Random states and settings do not change. Takes about a millisecond, once in a process; later calls do nothing.
     """
     global _done
     if _done:

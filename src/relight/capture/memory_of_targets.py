@@ -22,10 +22,9 @@ def why_no_bytes(live: torch.Tensor) -> str | None:
 
 
 def read_only(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors in read-only memory, such as a file that is mapped for reading: a write would kill the
-    process.
+    """Return the tensors in read-only memory, such as a file that is mapped for reading.
 
-    Costs about 1 ms, and 1 µs a tensor. On systems without ``/proc`` the list is empty.
+    A write to them would kill the process. Costs about 1 ms, and 1 µs a tensor. Without ``/proc`` the list is empty.
     """
     try:
         with open(_MAPS) as lines:

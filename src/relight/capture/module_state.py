@@ -13,8 +13,7 @@ _OWN_WAYS = frozenset((*_SAVING, "_load_from_state_dict"))
 
 
 def plain_state(module: nn.Module) -> dict[str, torch.Tensor] | None:
-    """Return what ``module.state_dict(keep_vars=True)`` would give, if ``load_state_dict`` would do nothing but copy
-    into it.
+    """Return the result of ``module.state_dict(keep_vars=True)`` if ``load_state_dict`` would only copy into it.
 
     None if a class, a hook or an instance customises saving or loading.
     """
@@ -40,8 +39,7 @@ def plain_state(module: nn.Module) -> dict[str, torch.Tensor] | None:
 
 
 def is_plain(module: nn.Module, state: dict[str, object]) -> bool:
-    """Return whether ``load_state_dict`` would do nothing but copy into parameters and buffers. ``state``: the result
-    of ``state_dict``."""
+    """Return whether ``load_state_dict`` would only copy into parameters and buffers. ``state``: from ``state_dict``."""
     for submodule in module.modules():
         hooks = [getattr(submodule, name, None) for name in ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")]
         if (

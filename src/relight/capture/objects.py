@@ -1,6 +1,6 @@
 """Tensor subclasses and simple objects in a state: stored by their parts, restored into live ones.
 
-No class is looked up by a stored name.
+No class is found by a stored name.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def is_simple(value: Any) -> bool:
-    """Return whether ``value`` is an object of a Python class whose whole state is its ``__dict__``."""
+    """Return whether ``value`` is an object of a Python class, with its whole state in its ``__dict__``."""
     kind = type(value)
     attributes = getattr(value, "__dict__", None)
     if not isinstance(attributes, dict) or callable(value) or isinstance(value, (type, torch.Tensor, torch.nn.Module)):
@@ -99,11 +99,10 @@ def typed_parts(value: Any) -> dict[str, Any] | None:
 
 
 def order_of(tensor: torch.Tensor) -> list[int] | None:
-    """Return the order of dimensions in which the memory of ``tensor`` is contiguous; None for the usual orders, and
-    if there is none.
+    """Return the order of dimensions in which the memory of ``tensor`` is contiguous.
 
-    A kernel may add up the elements of a transposed tensor in another order, so its next result may differ in the last
-    bits.
+    None for the usual orders, and if there is none. A kernel may add up the elements of a transposed tensor in another
+    order, so its next result may differ in the last bits.
     """
     if tensor.ndim < 2 or tensor.layout != torch.strided or tensor.is_contiguous() or not tensor.numel():
         return None
@@ -184,10 +183,9 @@ def _at(live: Any, index: int) -> Any:
 
 
 def revived(value: Any, live: Any, device: torch.device | None = None) -> Any:
-    """Return a restored value with its objects: the live ones, with the stored attributes. ``unfit`` must have
-    returned None.
+    """Return a restored value with its objects: the live ones, with the stored attributes.
 
-    Tensors go to the device of the live tensor in their place, or to ``device``.
+    ``unfit`` must have returned None. Tensors go to the device of the live tensor in their place, or to ``device``.
     """
     if type(value) is dict and FORM in value:
         _fill(value, live)
@@ -231,11 +229,10 @@ def _own_at(live: Any, index: int) -> Any:
 
 
 def first_state(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[Any, Any]]:
-    """Return the state that the optimizer's first step would create, by parameter. The optimizer and its parameters do
-    not change.
+    """Return the state that the optimizer's first step would create, by parameter.
 
-    A copy of the optimizer makes the step, with copies of the parameters and zero gradients. Costs three times the
-    memory of the parameters. Raises what the optimizer's own code raises.
+    The optimizer and its parameters do not change: a copy of the optimizer makes the step, with copies of the
+    parameters and zero gradients. Costs three times the memory of the parameters. Raises errors of the optimizer's code.
     """
     copies: dict[torch.Tensor, torch.Tensor] = {}
     for group in optimizer.param_groups:

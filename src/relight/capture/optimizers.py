@@ -24,23 +24,23 @@ def own_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def trained_by(optimizer: Optimizer) -> list[torch.Tensor]:
-    """Return the parameters that the optimizer steps, including those of which it holds flattened ranges."""
+    """Return the parameters that the optimizer steps, including those in its flattened ranges."""
     own = own_parameters(optimizer)
     return [original for parameter in own for original in contains_storage(parameter)] if declared_among(own) else own
 
 
 def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, str]:
-    """Return ``id(parameter) → name``, from the modules among the components, then tensors in plain ones, then the
-    groups themselves.
+    """Return ``id(parameter) → name``.
 
-    If parameters of several modules are in one optimizer, names begin with the component's.
+    Names come from the modules among the components, then from tensors in plain components, then from the groups. If
+    parameters of several modules are in one optimizer, names begin with the component's.
     """
     wanted = {id(parameter) for parameter in trained_by(optimizer)}
     homes: dict[str, dict[int, str]] = {}
     for component, value in components.items():
         if kind_of(value) == MODULE:
             backwards = reversed(named_parameters(value, repeats=True))  # type: ignore[arg-type]
-            own_names = {id(parameter): name for name, parameter in backwards}  # of several names the first
+            own_names = {id(parameter): name for name, parameter in backwards}  # the first of several names
             if not own_names.keys() <= wanted:
                 own_names = {key: name for key, name in own_names.items() if key in wanted}
             if own_names:
@@ -74,8 +74,10 @@ def _loose(value: object, path: str, wanted: set[int], names: dict[int, str]) ->
 
 
 def holder_of(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that holds the state. ``ZeroRedundancyOptimizer`` has an inner one for the parameters that
-    this rank steps."""
+    """Return the optimizer that holds the state.
+
+    ``ZeroRedundancyOptimizer`` has an inner one for the parameters that this rank steps.
+    """
     inner = getattr(optimizer, "optim", None) if type(optimizer).__name__ == "ZeroRedundancyOptimizer" else None
     return inner if isinstance(inner, Optimizer) else optimizer
 
@@ -90,8 +92,7 @@ def why_not_apart(optimizer: Optimizer) -> str:
 
 
 def is_custom(optimizer: Optimizer) -> bool:
-    """Return whether the class or a hook changes ``state_dict`` or ``load_state_dict``: the state then goes through
-    these only."""
+    """Return whether the class or a hook changes ``state_dict`` or ``load_state_dict``, so that these must be used."""
     optimizer = holder_of(optimizer)
     hooks = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks",
              "_optimizer_load_state_dict_post_hooks")  # fmt: skip
@@ -116,8 +117,7 @@ def declared_in(optimizer: Optimizer, components: Mapping[str, object]) -> dict[
 
 
 def names_of(parameter: torch.Tensor, names: Mapping[int, str], flattened: Mapping[int, Sequence[Original]]) -> list[str]:
-    """Return the names for which a live parameter stands: its own, or those of the parameters that were flattened into
-    it."""
+    """Return a live parameter's name, or the names of the parameters that were flattened into it."""
     name = names.get(id(parameter), "?")
     originals = flattened.get(id(parameter))
     return [name] if originals is None else [original.named(name) for original in originals]
@@ -129,12 +129,14 @@ class Moments(NamedTuple):
     state: Any
     params: list[Any]
     masters: Any
-    """``{name: values}`` of parameters whose flattened copies have other values, in another dtype."""
+    """``{name: values}`` of the flattened copies that have another dtype than their parameters."""
 
 
 def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components: Mapping[str, object]) -> Moments | None:
-    """Capture the per-parameter state of a plain optimizer. None, and a refusal, if parameters have no names or state
-    cannot be read."""
+    """Capture the per-parameter state of a plain optimizer.
+
+    Return None, and record a refusal, if parameters have no names or the state cannot be read.
+    """
     flattened = flattened_in(optimizer, components)
     names = parameter_names(optimizer, components)
     nameless = [position for position, p in enumerate(trained_by(optimizer)) if id(p) not in names]
@@ -281,8 +283,7 @@ def _named(key: Any, order: list[str]) -> Any:
 
 
 def place_like(parameter: torch.Tensor, group: Mapping[str, Any], key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Allocate a state tensor that the optimizer has not created yet, on the device and in the layout that the
-    optimizer would use.
+    """Allocate a state tensor that the optimizer has not created yet, on the device and in the layout it would use.
 
     The rule for ``step`` is torch's (``Optimizer._process_value_according_to_param_policy``): on the parameter's
     device if the group is capturable or fused, otherwise on the host.
@@ -298,8 +299,10 @@ _steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
 
 def steps_of(optimizer: Optimizer) -> int:
-    """Return the number of steps since the first call: fused kernels move no version counter, and SGD without state
-    leaves no other trace."""
+    """Return the number of the optimizer's steps since the first call.
+
+    Fused kernels do not increment version counters, and SGD without state leaves no other trace.
+    """
     if optimizer not in _steps:
         _steps[optimizer] = 0
         optimizer.register_step_post_hook(_count_step)

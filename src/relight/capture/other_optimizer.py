@@ -118,7 +118,6 @@ def _guess(entries: Set[str], settings: Set[str]) -> str:
 
 
 def settings_of_both(optimizer: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored group with only the settings that the live optimizer has, too, and that do not belong to its
-    class."""
+    """Return a stored group with only the settings that the live optimizer also has, without those of its class."""
     own = {key for group in optimizer.param_groups for key in group}
     return {key: value for key, value in saved.items() if key == "params" or (key in own and key not in _FLAGS)}

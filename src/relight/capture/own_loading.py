@@ -43,8 +43,7 @@ def owner_of(module: nn.Module, key: str) -> tuple[nn.Module, str]:
 
 
 def empty_buffer(module: nn.Module, key: str) -> tuple[nn.Module, str] | None:
-    """Return the module that has registered a buffer whose value is None, and the buffer's name there; None if there
-    is no such buffer."""
+    """Return the module that has registered a buffer as None, and the buffer's name there; None if there is none."""
     owner, prefix = owner_of(module, key)
     name = key.removeprefix(prefix)
     known = name in owner._buffers and owner._buffers[name] is None and name not in owner._non_persistent_buffers_set
@@ -52,12 +51,11 @@ def empty_buffer(module: nn.Module, key: str) -> tuple[nn.Module, str] | None:
 
 
 def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bool:
-    """Return whether the loading code of the module that has ``key`` takes the stored tensor, though its shape or name
-    is not the live one.
+    """Return whether a module's own loading code accepts the stored tensor at ``key`` despite another shape or name.
 
     ``shapes``: of all stored tensors. A class's loading code is tried on a copy without memory. Hooks cannot be tried,
-    as they may hold the live module: they are trusted, and tensors that they do not take are refused when the state is
-    loaded.
+    as they may refer to the live module. They are trusted: tensors that they do not accept are refused when the state
+    is loaded.
     """
     owner, prefix = owner_of(module, key)
     if foreign_hooks(owner._load_state_dict_pre_hooks):
@@ -78,10 +76,10 @@ def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int
 
 
 def own_memory(module: nn.Module, key: str, tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the memory of a parameter whose subclass only adds attributes, as bitsandbytes' packed weights do;
-    otherwise None.
+    """Return the memory of a parameter of a subclass that only adds attributes, else None.
 
-    Its module must have its own ``_save_to_state_dict``, which saves the other attributes.
+    An example are bitsandbytes' packed weights. The module must have its own ``_save_to_state_dict``, which saves the
+    other attributes.
     """
     kind = type(tensor)
     if kind in (torch.Tensor, nn.Parameter) or is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_meta:
@@ -104,8 +102,7 @@ def is_beside(module: nn.Module, key: str) -> bool:
 
 
 def not_taken(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bool:
-    """Return whether ``state_dict`` gives a tensor at ``key`` that the module's own ``load_state_dict`` would refuse
-    as unexpected."""
+    """Return whether ``state_dict`` returns ``key``, but the module's ``load_state_dict`` would call it unexpected."""
     owner, prefix = owner_of(module, key)
     name = key.removeprefix(prefix)
     if name in owner._parameters or name in owner._buffers or key.endswith("_extra_state"):

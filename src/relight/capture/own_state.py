@@ -1,4 +1,4 @@
-"""State of optimizers whose ``state_dict`` has its own form, and of optimizers inside other ones."""
+"""State of optimizers with their own form of ``state_dict``, and of optimizers inside other optimizers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def with_names(saved: Any, params: Sequence[Sequence[str]]) -> Any:
-    """Return a ``state_dict`` of the optimizer's own form with parameter names in the parts that have torch's form for
-    the same groups. The rest stays unchanged."""
+    """Return a ``state_dict`` of the optimizer's own form with names instead of numbers of parameters.
+
+    Only parts that have torch's form for the same groups are changed.
+    """
     return _renamed(saved, [len(group) for group in params], [name for group in params for name in group])
 
 
@@ -86,7 +88,7 @@ def _is_named(groups: list[Any], numbers: Mapping[str, int]) -> bool:
 
 
 def own_form_of(node: Mapping[str, Any]) -> Any:
-    """Return the ``state_dict`` in a node whose form is the optimizer's own, or None if the node has torch's form."""
+    """Return the ``state_dict`` of the optimizer's own form in a node, or None if the node has torch's form."""
     if OWN in node:
         return node[OWN]
     # Older checkpoints have such a state below "extra", and no groups.

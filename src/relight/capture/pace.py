@@ -21,7 +21,7 @@ RECENT = 16
 
 
 class LoaderPace:
-    """Batches delivered and steps reported in one pass over a loader.
+    """Batches delivered and steps reported in one iteration over a loader.
 
     The batches per step are the most frequent number delivered between two reports. If more were delivered before the
     first report, a prefetcher may be ahead of the loop by the difference. If the frame that requested the last batch
@@ -30,7 +30,7 @@ class LoaderPace:
     """
 
     def __init__(self, earlier: LoaderPace | None = None) -> None:
-        """``earlier``: the pace of the previous pass, whose last batches may not be used yet."""
+        """``earlier``: the pace of the previous pass. Its last batches may not be used yet."""
         self.rate: int | None = earlier.rate if earlier is not None else None
         """Batches per step; None: unknown."""
         self.owed = earlier.unreported if earlier is not None else 0
@@ -120,8 +120,7 @@ class LoaderPace:
             self._used = rate * self._steps if frame is None or self._holds(frame, ahead) else None
 
     def _holds(self, frame: FrameType, ahead: int) -> bool:
-        """Return whether the frame's variables hold the last batch, and the batch that was delivered ``ahead`` batches
-        before it."""
+        """Return whether the frame's variables hold the last batch, and the one delivered ``ahead`` batches before it."""
         if ahead >= len(self._recent):
             return False
         last, used = self._recent[-1], self._recent[-1 - ahead]

@@ -90,8 +90,7 @@ def torch_dtype(stored: Tensor) -> torch.dtype:
 
 
 def build(leaf: Leaf, memory: FreshTensors, path: str) -> Thunk:
-    """Return a function that makes ``leaf``'s value once its bytes are read. Malformed ``meta`` raises
-    ``UnsafeContent``."""
+    """Return a function that makes ``leaf``'s value once its bytes are read. It raises ``UnsafeContent`` for bad ``meta``."""
     parts = [memory.get(index) for index in leaf.tensors]
     meta = leaf.meta
 

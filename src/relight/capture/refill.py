@@ -23,8 +23,10 @@ def set_group(group: dict[str, Any], make: Thunk) -> None:
 
 
 def refill_dict(live: dict[Any, Any], parts: Mapping[Any, Thunk | None], whole: bool) -> dict[Any, Any]:
-    """Return the live dict with the restored values. ``parts`` has None for values that stay. ``whole``: remove all
-    other keys."""
+    """Return the live dict with the restored values.
+
+    ``parts`` has None for values that stay. ``whole``: remove all other keys.
+    """
     values = {key: live.get(key) if make is None else make() for key, make in parts.items() if make is not None or key in live}
     if whole:
         live.clear()
@@ -56,8 +58,7 @@ def refill_deque(live: deque[Any], items: Sequence[Thunk | None]) -> deque[Any]:
 
 
 def refill_tensor(live: torch.Tensor, make: Thunk) -> torch.Tensor:
-    """Return the live tensor with the restored elements; the restored tensor itself if torch cannot copy between the
-    two."""
+    """Return the live tensor with the restored elements; if torch cannot copy them, the restored tensor."""
     value: torch.Tensor = make()
     if live.layout != value.layout or live.shape != value.shape or live.dtype != value.dtype:
         return value

@@ -116,8 +116,10 @@ def sink_of_piece(sink: Sink, shape: Sequence[int], dtype: torch.dtype, box: Box
 def sinks_by_part(
     sinks: Mapping[int, Sink], tensors: Sequence[Tensor], pieces: Sequence[Sequence[tuple[int, int, Box]]], parts: int
 ) -> list[dict[int, Sink]]:
-    """Return sinks for each part's own tensors, given sinks for whole ``tensors``. ``pieces``: part, tensor of that
-    part, box."""
+    """Return sinks for each part's own tensors, given sinks for whole ``tensors``.
+
+    ``pieces``: for each tensor, ``(part, tensor of that part, box)``.
+    """
     by_part: list[dict[int, Sink]] = [{} for _ in range(parts)]
     for index, sink in sinks.items():
         tensor = tensors[index]
@@ -129,8 +131,10 @@ def sinks_by_part(
 
 
 def only_needed(sinks: Mapping[int, Sink]) -> Mapping[int, Sink]:
-    """Return the same sinks for a single part that holds every tensor whole; of tensors sharded here, only the bytes
-    that this rank needs."""
+    """Return the sinks for a single part that holds every tensor whole.
+
+    Of tensors that are sharded here, only the bytes that this rank needs are read.
+    """
     if not any(type(sink) is Regions for sink in sinks.values()):
         return sinks
     needed: dict[int, Sink] = {}

@@ -53,8 +53,7 @@ def resumed(pending: Mapping[str, Any], watch: WatchedLoader, loader: DataLoader
 
 
 def by_samples(loader: DataLoader[Any], pending: Mapping[str, Any]) -> bool:
-    """Return whether the position is found by counting samples, without reading: the order is known, and a setting has
-    changed."""
+    """Return whether the position is found by counting samples: the order is known, and a setting has changed."""
     stored, live = pending.get("units"), units_of(loader)
     if not isinstance(stored, Mapping) or not isinstance(pending.get("samples"), int) or live["stream"] or stored.get("stream"):
         return False
@@ -177,8 +176,10 @@ def _by_reading(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[
 
 
 def _by_samples(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, Any], epoch: Epoch) -> tuple[Iterator[Any], str]:
-    """Skip the delivered samples in the order, and make batches of the rest. Return the iterator, and why it failed or
-    an empty text."""
+    """Skip the delivered samples in the order, and make batches of the rest.
+
+    Return the iterator, and why it failed or an empty text.
+    """
     core, stored, live = core_of(loader), pending["units"], units_of(loader)
     batches, count = core.batch_sampler, int(pending["samples"])
     if tells_position(loader):
@@ -241,8 +242,10 @@ def _order(loader: DataLoader[Any], pending: Mapping[str, Any], epoch: Epoch) ->
 
 
 def _own_rest(core: DataLoader[Any], told: Any, stored: Mapping[str, Any], pending: Mapping[str, Any]) -> Iterator[Any] | str:
-    """Return the rest of a torchdata loader's order, from the state that it stored with another number of workers; or
-    why there is none."""
+    """Return the rest of a torchdata loader's order, or why there is none.
+
+    It is computed from the state that the loader stored with another number of workers.
+    """
     snapshot = told.get("_snapshot", {}).get("_main_snapshot", told) if isinstance(told, Mapping) else {}
     state = snapshot.get("_sampler_iter_state")
     order: Any = iter(core.batch_sampler) if core.batch_sampler is not None else None

@@ -43,7 +43,7 @@ def mismatches(components: Mapping[str, object], state: Captured) -> list[str]:
     Nothing is read, copied or changed. Costs about a third of a first capture. Loaders and generators are left out: they have no structure.
     """
     if any(isinstance(value, torch.nn.Module) and is_flattened(value) for value in components.values()):
-        return []  # other ranks hold tensors of which this rank has no element
+        return []  # other ranks have tensors without an element on this rank
     tensors = [Tensor(item.name, item.dtype, tuple(item.shape), item.role, 0, 0, 0) for item in state.items]
     names = [name for name, value in components.items() if name in state.tree and kind_of(value) not in (LOADER, RNG)]
     with collector_paused():

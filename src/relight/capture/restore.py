@@ -1,5 +1,4 @@
-"""Restore a stored state into live objects: everything is checked before a byte is read; bytes go straight into live
-memory."""
+"""Restore a stored state into live objects. All of it is checked before a byte is read; bytes go into live memory."""
 
 from __future__ import annotations
 
@@ -67,12 +66,11 @@ def plan_restore(
     elsewhere: bool = False,
     classes: Mapping[str, str] | None = None,
 ) -> RestorePlan:
-    """Plan the restore of a stored state into ``components``. ``IncompatibleState`` lists every mismatch at once; then
-    nothing has changed.
+    """Plan the restore of a stored state into ``components``.
 
-    ``tree``: encoded, or decoded. ``elsewhere``: stored values without a live place may belong to other ranks, so the
-    caller must ``refuse`` those that no rank takes. ``check``: see ``FreshTensors``. ``classes``: of the stored
-    components, as ``recorded_classes`` returns them.
+    Raise ``IncompatibleState`` with all mismatches at once; then nothing has changed. ``tree``: encoded, or decoded.
+    ``elsewhere``: stored values without a live place may belong to other ranks, so the caller must ``refuse`` those that
+    no rank takes. ``check``: see ``FreshTensors``. ``classes``: of the stored components, from ``recorded_classes``.
     """
     planner = _Planner(
         components, tensors, only, strict, _renamer(rename) if rename is not None else None, FreshTensors(tensors, check), where
@@ -101,8 +99,7 @@ def plan_restore(
 def planned_mismatches(
     components: Mapping[str, object], tensors: Sequence[Tensor], tree: Mapping[Any, Any], memory: FreshTensors
 ) -> list[str]:
-    """Return the mismatches for which a strict restore of ``tree`` into ``components`` would be refused. Nothing is
-    changed."""
+    """Return the mismatches that would make a strict restore of ``tree`` into ``components`` fail. Change nothing."""
     planner = _Planner(components, tensors, None, True, None, memory, "")
     planner.classes = class_paths(components)
     try:
@@ -199,7 +196,7 @@ class _Planner(Planning):
         if simple and stored.keys() == live.keys() and self.targets.all_plainly([stored[key] for key in live], list(live.values())):
             return
         taken: dict[str, Thunk] = {}
-        beside: set[str] = set()
+        inside: set[str] = set()
         stored_ids: set[int] | None = None
         for key, tensor in live.items():
             leaf = stored.get(key)
@@ -220,7 +217,7 @@ class _Planner(Planning):
             if not direct and type(leaf) is Leaf and leaf.kind == "tensor" and not_taken(module, keys.get(key, key), self._shapes(stored)):
                 if is_beside(module, keys.get(key, key)):
                     self._beside(module, keys.get(key, key), leaf, tensor, below)
-                    beside.add(keys.get(key, key))
+                    inside.add(keys.get(key, key))
                     continue
                 self.wrong.append(f"{below}: the module's state_dict gives it, and its load_state_dict does not take it: {TAKE}")
                 continue
@@ -247,11 +244,10 @@ class _Planner(Planning):
                     continue
                 self.unused.append(f"{join_path(path, key)}: in the checkpoint{self._stored(stored[key])}, but not in the module")
         if taken:
-            self.do(STATE, lambda: self._load_module(path, module, taken, direct, beside))
+            self.do(STATE, lambda: self._load_module(path, module, taken, direct, inside))
 
     def _materialise(self, state: Mapping[str, Any], stored: Mapping[str, Any], path: str) -> None:
-        """Give lazy parameters and buffers the stored shapes. ``undo`` makes them lazy again if the restore is
-        refused."""
+        """Give lazy parameters and buffers the stored shapes. If the restore is refused, ``undo`` makes them lazy again."""
         for key, tensor in state.items():
             leaf, below = stored.get(key), join_path(path, key)
             if is_lazy(tensor) and self.takes(below) and type(leaf) is Leaf and leaf.kind == "tensor":
@@ -268,8 +264,10 @@ class _Planner(Planning):
         return leaf.kind == "tensor" and shape != tuple(live.shape) and makes_room(module, key, self._shapes(stored))
 
     def _beside(self, module: nn.Module, key: str, leaf: Leaf, live: Any, path: str) -> None:
-        """Plan a tensor inside a parameter of a subclass: read into live memory, or compared if ``state_dict``
-        computes it each time."""
+        """Plan a tensor that is an attribute of a parameter of a subclass.
+
+        It is read into live memory. If ``state_dict`` computes it each time, it is only compared.
+        """
         again = module.state_dict(keep_vars=True)[key]
         if again.data_ptr() == live.data_ptr():
             if self.targets.fits(path, leaf, live) and not self.targets.into(leaf, live, path):
@@ -284,8 +282,10 @@ class _Planner(Planning):
         self.do(LAST, compare)
 
     def _gained(self, module: nn.Module, key: str, stored: Mapping[str, Any], path: str, taken: dict[str, Thunk], direct: bool) -> bool:
-        """Plan a stored tensor for which the live module has only a name, or which its loading code adds. Return False
-        for others."""
+        """Plan a stored tensor that the module only has as an empty buffer, or that its loading code adds.
+
+        Return False for others.
+        """
         leaf = stored[key]
         if type(leaf) is not Leaf or leaf.kind != "tensor":
             return False
@@ -398,8 +398,10 @@ class _Planner(Planning):
 
 
 def _renamed(root: dict[Any, Any], rename: Callable[[str], str]) -> dict[Any, Any]:
-    """Return the stored components under live names. Entries of dicts are renamed one by one, so that they may move to
-    another component."""
+    """Return the stored components under live names.
+
+    Entries of dicts are renamed one by one, so that they may move to another component.
+    """
     out: dict[Any, Any] = {}
     for component, node in root.items():
         if component == "grad" and isinstance(node, dict):
@@ -424,8 +426,10 @@ def _set_gradient(parameter: torch.Tensor, make: Thunk) -> None:
 
 
 def _unfit(kind: str, value: Any, node: Any, stored: str | None) -> str | None:
-    """Return why a stored state does not fit a live object, as far as known without loading it. ``stored``: the
-    recorded class."""
+    """Return why a stored state does not fit a live object, as far as known without loading it.
+
+    ``stored``: the recorded class.
+    """
     if kind == LOADER:
         return loader_unfit(value, node)
     if kind == RNG:

@@ -41,8 +41,7 @@ from relight.format.tree import join_path
 _LIKE_PARAMETER = frozenset(
     ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum", "acc_delta", "exp_inf", "prev")
 )
-"""State that has its parameter's shape in every optimizer that uses the name; other state (Adafactor's factors) need
-not."""
+"""Names of state that has its parameter's shape in every optimizer; other state (Adafactor's factors) may not."""
 
 
 ONE_STEP = "run one step of the optimizer before the restore, which makes it"
@@ -148,8 +147,10 @@ class OptimizerPlan:
             planning.do(STATE, lambda: self._holder.state.update(make_extra()))
 
     def _own(self, node: Mapping[str, Any], names: Mapping[int, str]) -> None:
-        """Restore a state in the optimizer's own form with its ``load_state_dict``: only with the same parameters in
-        the same order."""
+        """Restore a state in the optimizer's own form with its ``load_state_dict``.
+
+        Only with the same parameters in the same order.
+        """
         planning, optimizer, path = self._planning, self._optimizer, self._path
         lives = [[names.get(id(parameter), "?") for parameter in group["params"]] for group in optimizer.param_groups]
         stored = [[_renamed_parameter(name, planning.components, planning.rename) if planning.rename is not None else name
@@ -197,8 +198,10 @@ class OptimizerPlan:
                 self._later.append((live[attribute], below, saved))
 
     def _report_difference(self, live: Set[str], held: Set[str], groups: Sequence[Set[str]], members: Sequence[Set[str]]) -> None:
-        """Report parameters that are on one side only, or in another group. ``groups``: live groups, with stored
-        parameters only."""
+        """Report parameters that are on one side only, or in another group.
+
+        ``groups``: live groups, with stored parameters only.
+        """
         planning, path = self._planning, self._path
         for name in sorted(live - held):
             planning.wrong.append(f"{path}: parameter {name} is missing in the checkpoint")
@@ -214,8 +217,10 @@ class OptimizerPlan:
                 planning.wrong.append(f"{path}: group {index} was another one for {names_moved}: settings would be mixed up")
 
     def _named(self, node: Mapping[str, Any], names: Mapping[int, str], flattened: bool) -> dict[str, Any] | None:
-        """Return a node whose state is by number, from another framework, with the live parameters' names: group by
-        group, in their order."""
+        """Return a node of another framework, with the live parameters' names in place of numbers.
+
+        Numbers are matched group by group, in order. None, with a mismatch, if the groups' sizes differ.
+        """
         optimizer, path = self._optimizer, self._path
         lives = [[names.get(id(parameter), "?") for parameter in group["params"]] for group in optimizer.param_groups]
         stored = [group["params"] for group in node["groups"]]
@@ -231,8 +236,7 @@ class OptimizerPlan:
         return {**node, "state": {names_of.get(key, key): value for key, value in node["state"].items()}, "groups": groups}
 
     def _in_place(self, names: Mapping[int, str], held: set[str], state: Mapping[str, Any]) -> bool:
-        """Plan to read all state into live memory and return True, if every tensor exists and fits; otherwise plan
-        nothing."""
+        """If every tensor exists and fits, plan to read all state into live memory and return True; else plan nothing."""
         planning = self._planning
         if planning.only is not None or planning.resized:
             return False
@@ -311,8 +315,7 @@ class OptimizerPlan:
             self._made[parameter] = made
 
     def _revived(self, parameter: torch.Tensor, key: Any, node: Any, live: Any, path: str) -> Any:
-        """Return state with objects or tensors of a subclass: restored into live ones, or into those that a first step
-        would create."""
+        """Return state with objects or tensors of a subclass: live ones, or those that a first step would create."""
         planning = self._planning
         reason = unfit(node, live)
         if reason is not None:
@@ -344,8 +347,7 @@ class OptimizerPlan:
         return self._made_first
 
     def _flattened(self, group: Any, parameter: torch.Tensor, originals: Mapping[str, Original], state: Mapping[str, Any]) -> None:
-        """Plan the state of a flattened parameter: each original parameter in it, or part of one, has its own stored
-        state."""
+        """Plan the state of a flattened parameter: each original parameter in it has its own stored state."""
         planning, path = self._planning, f"{self._path}/state"
         here = {name: original for name, original in originals.items() if original.here}
         saved: dict[str, dict[Any, Any]] = {name: state[name] for name in here if isinstance(state.get(name), dict)}
@@ -380,7 +382,7 @@ class OptimizerPlan:
                     tensor = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)  # padding stays zero
                 for where, part in taken.items():
                     planning.targets.into(part, here[where].of(tensor, tensor), join_path(join_path(path, where), key))
-            else:  # one value for all of them, as they are stepped together
+            else:  # one value for all: they are stepped together
                 if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != stored.shape or tensor.dtype != dtype:
                     tensor = planning.memory.make(stored, partial(place_like, parameter, group, str(key), stored.shape, dtype))
                 planning.targets.into(leaf, tensor, below)
@@ -389,8 +391,7 @@ class OptimizerPlan:
             self._made[parameter] = made
 
     def _masters(self, saved: Any, stored_as: Mapping[str, str]) -> None:
-        """Plan the stored higher-precision values of flattened parameters; ``follow_weights`` fills those that are not
-        stored."""
+        """Plan the stored higher-precision values of flattened parameters; ``follow_weights`` fills the others."""
         planning = self._planning
         declared = declared_in(self._optimizer, planning.components)
         if saved and not declared and planning.only is None:

@@ -1,5 +1,4 @@
-"""The shared state of planning a restore: stored tensors, their targets, mismatches, and actions for after the bytes
-are read."""
+"""The shared state of planning a restore: stored tensors, their targets, mismatches, and actions after the read."""
 
 from __future__ import annotations
 
@@ -53,15 +52,15 @@ class RestorePlan:
             self.notes.append(f"strict=False left out what does not fit: {some}")
 
     def finish(self) -> None:
-        """Set what is not tensors: loaders before generators, as making an iterator draws random numbers."""
+        """Restore everything but tensors: loaders before generators, as creating an iterator draws random numbers."""
         with torch.no_grad():
             for _, action in sorted(self.actions, key=lambda pair: pair[0]):
                 action()
-        self.actions.clear()  # they hold the temporaries, and this plan: a cycle that would keep all of it until some later collection
+        self.actions.clear()  # they refer to temporaries and to this plan: a cycle would keep all of it until a later collection
 
 
 class Planning:
-    """Of one restore. ``only``, ``strict``, ``rename``: see ``plan_restore``."""
+    """Planning of one restore. ``only``, ``strict``, ``rename``: see ``plan_restore``."""
 
     def __init__(
         self,
@@ -109,8 +108,7 @@ class Planning:
         return is_selected
 
     def has_shape(self, name: str, live: torch.Tensor) -> bool:
-        """Return whether a parameter of that name is stored in the live shape, so that its optimizer state fits as
-        well."""
+        """Return whether a parameter of that name is stored in the live shape: its optimizer state then fits as well."""
         if self._stored_shapes is None:
             self._stored_shapes = {tensor.name: tensor.shape for tensor in self.tensors if tensor.role == "param"}
         modules = [component for component, value in self.components.items() if isinstance(value, torch.nn.Module)]
@@ -125,8 +123,7 @@ class Planning:
         return any(selected(name, [head]) for head in heads)
 
     def note_class(self, path: str, live: object, stored: str | None) -> None:
-        """Add a note if the component at ``path`` was saved by an object of another class: its state may fit all the
-        same."""
+        """Add a note if an object of another class saved the component at ``path``. The state may fit nevertheless."""
         if stored is not None and not is_of(live, stored):
             self.result.notes.append(f"{path}: stored by {name_in(stored)}, the live object is {name_in(class_path(live))}")
 

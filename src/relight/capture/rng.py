@@ -152,11 +152,10 @@ def restore_generator(value: Any, state: dict[str, Any]) -> None:
 
 
 def reseed_host(kind: str, seed_of: Callable[[int], int]) -> None:
-    """Seed one of this process's generators, named as in ``host_states``, with ``seed_of(n)``, where ``n`` is drawn
-    from that generator.
+    """Seed one of this process's generators with ``seed_of(n)``. ``n`` is drawn from that generator.
 
-    Each generator is seeded from itself alone: a script may have seeded torch's, and left Python's random.
-    Accelerators' generators are seeded with torch's.
+    ``kind``: as in ``host_states``. Each generator is seeded from itself alone: a script may have seeded torch's, and
+    left Python's random. Accelerators' generators are seeded with torch's.
     """
     numpy = sys.modules.get("numpy")
     if kind == "torch":

@@ -1,5 +1,4 @@
-"""Samplers that shard one seeded order among ranks, and the rest of that order when other ranks resume within a
-training epoch.
+"""Samplers that shard one seeded order among ranks, and the rest of that order when other ranks resume in an epoch.
 
 ``DistributedSampler`` orders a data set by seed and training epoch. All ranks have the same order, and rank ``r`` of
 ``n`` takes every ``n``-th sample from the ``r``-th on. While all ranks have delivered the same number, the delivered
@@ -43,7 +42,7 @@ class SamplerPosition(msgspec.Struct, frozen=True):
     replicas: Annotated[int, msgspec.Meta(ge=1)]
     rank: _COUNT
     begins: _COUNT
-    """Position in the order where this pass over the loader began: 0, or the start of a rest."""
+    """Position in the order at which this iteration over the loader began: 0, or the start of a rest."""
     at: _COUNT | None
     """Position in the order up to which all ranks together have delivered; None between training epochs."""
 
@@ -96,8 +95,7 @@ def share_size(left: int, replicas: int, drop: bool) -> int:
 
 
 def share_of(order: Sequence[int], begins: int, replicas: int, rank: int, drop: bool) -> list[int]:
-    """Return one rank's shard of ``order`` from ``begins`` on. To make shards equal, the order's first samples are
-    repeated."""
+    """Return one rank's shard of ``order`` from ``begins`` on. The order's first samples are repeated to fill shards."""
     total = share_size(len(order) - begins, replicas, drop) * replicas
     mine = list(order[begins + rank : begins + total : replicas])
     missing = range(len(order), begins + total)
@@ -105,14 +103,12 @@ def share_of(order: Sequence[int], begins: int, replicas: int, rank: int, drop: 
 
 
 def order_of(sampler: DistributedSampler[Any], epoch: int) -> list[int]:
-    """Return the whole order of a training epoch: the samples that the sampler would give a single rank. The sampler
-    is not changed."""
+    """Return the whole order of a training epoch: the samples for a single rank. The sampler is not changed."""
     return _dealt_by(sampler, epoch, 1, 0, len(sampler.dataset))  # type: ignore[arg-type]
 
 
 def dealer_of(loader: DataLoader[Any]) -> ShardedSampler | str:
-    """Return the loader's sampler if it shards an order among ranks, otherwise why another number of ranks cannot
-    continue. Cheap."""
+    """Return the loader's sampler if it shards an order among ranks, else why other ranks cannot continue. Cheap."""
     if isinstance(loader.dataset, IterableDataset):
         return "its data set is a stream, which no sampler shards"
     home, size, drops = loader.__dict__, 1, False
@@ -162,8 +158,10 @@ def dealt(
 
 
 def rest_in(loader: DataLoader[Any], node: Any) -> RemainderSampler | None:
-    """Return the rest with which the checkpoint's loader continues, in the sampler's place; None if there is none, or
-    not for this loader."""
+    """Put the rest that the checkpoint's loader continues with in the sampler's place, and return it.
+
+    None if there is no rest, or not for this loader.
+    """
     position, dealer = _read(node), dealer_of(loader)
     if isinstance(position, str) or isinstance(dealer, str) or not position.begins:
         return None
@@ -171,8 +169,10 @@ def rest_in(loader: DataLoader[Any], node: Any) -> RemainderSampler | None:
 
 
 def as_it_was(node: Any, loader: DataLoader[Any]) -> bool:
-    """Return whether a loader can take the state of ``node`` without other ranks' states: nothing is sharded, or the
-    number of ranks is the same."""
+    """Return whether a loader can take the state of ``node`` without other ranks' states.
+
+    That is the case if nothing is sharded, or the number of ranks is the same.
+    """
     position, dealer = _read(node), dealer_of(loader)
     if isinstance(position, str):
         return True

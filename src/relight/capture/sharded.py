@@ -16,8 +16,10 @@ from relight.layout.shards import LocalBox
 
 
 class ShardingOf(NamedTuple):
-    """How a tensor is sharded: the ranks, the placements, and this rank's part. ``flat``: see ``TableEntry``;
-    ``local`` then has one dimension."""
+    """How a tensor is sharded: the ranks, the placements, and this rank's part.
+
+    ``flat``: see ``TableEntry``; ``local`` then has one dimension.
+    """
 
     mesh: Mesh
     placements: tuple[tuple[int, int], ...]
@@ -42,7 +44,7 @@ class ShardingOf(NamedTuple):
 
 
 class Flat:
-    """A tensor of ``shape`` of which this rank has a range of elements, ``spread.local``: a part of ``owner``."""
+    """A tensor of ``shape``. This rank has a range of its elements, ``spread.local``, which is a part of ``owner``."""
 
     def __init__(self, shape: Sequence[int], spread: ShardingOf, owner: torch.Tensor) -> None:
         self.shape, self.spread, self.owner = torch.Size(shape), spread, owner
@@ -112,15 +114,16 @@ def spread_of(tensor: Any) -> ShardingOf | str:
 
 
 def _usual_order(spec: Any) -> bool:
-    """Return whether cuts along one dimension were made from the mesh's first dimension to its last, as placements are
-    read."""
+    """Return whether a dimension was cut along the mesh's dimensions in their order, as placements are read."""
     order = getattr(spec, "shard_order", None)
     return not order or all(list(entry.mesh_dims) == sorted(entry.mesh_dims) for entry in order)
 
 
 def table_of(items: Sequence[Item], spreads: Mapping[int, ShardingOf]) -> Table:
-    """Return the table of a rank that captured ``items``; those in ``spreads``, by index, are sharded. One entry for
-    each, in their order."""
+    """Return the table of a rank that captured ``items``: one entry for each, in their order.
+
+    ``spreads``: the sharded items, by index.
+    """
     meshes: dict[Mesh, int] = {}
     entries = []
     for index, item in enumerate(items):

@@ -13,8 +13,9 @@ from relight.errors import IncompatibleState
 
 
 class Swap:
-    """Exchanges the values of ``model`` and ``averaged`` (an ``AveragedModel`` or a copy). Give it to the Checkpointer
-    with both.
+    """Exchanges the values of ``model`` and ``averaged`` (an ``AveragedModel`` or a copy).
+
+    Give it to the Checkpointer with both.
 
     A save while swapped in holds both modules' present values and the flag. After the resume ``swapped`` is True, and
     leaving the block gives the model its own weights back. ``with swap:`` swaps for a block.

@@ -26,8 +26,7 @@ _shape, _dtype, _layout, _is_cpu, _nbytes = map(attrgetter, ("shape", "dtype", "
 
 
 class Targets:
-    """Collects reads into live tensors; mismatches are added to ``wrong``. Nothing is written before the sinks are
-    filled."""
+    """Collects reads into live tensors; mismatches are added to ``wrong``. Nothing is written until sinks are filled."""
 
     def __init__(self, tensors: Sequence[Tensor], wrong: list[str], *, strict: bool) -> None:
         self._tensors, self._wrong, self._strict = tensors, wrong, strict
@@ -38,10 +37,10 @@ class Targets:
         self._live: list[torch.Tensor] = []
 
     def plainly(self, leaf: Leaf, live: object) -> bool:
-        """Assign ``leaf`` to ``live`` in the simple case: contiguous host memory, same shape and dtype, neither of the
-        two assigned before.
+        """Assign ``leaf`` to ``live`` in the simple case, and return True.
 
-        Costs 2 µs. Return False if nothing was done, so that the caller must use the general way.
+        That is contiguous host memory, the same shape and dtype, and neither of the two assigned before. Costs 2 µs.
+        Return False if nothing was done: the caller must then use the general path.
         """
         if leaf.kind != "tensor" or type(live) not in _USUAL:
             return False
@@ -153,8 +152,7 @@ class Targets:
         return True
 
     def add(self, index: int, live: torch.Tensor | Flat, path: str) -> bool:
-        """Read tensor ``index`` into ``live``, too. Return False, with a mismatch, if another stored tensor goes to
-        the same memory."""
+        """Also read tensor ``index`` into ``live``. Return False, with a mismatch, if another one goes to that memory."""
         tensor = local_of(live)
         missing = why_no_bytes(tensor)
         if missing is not None:
@@ -204,8 +202,10 @@ class Targets:
             finish_kernels(device)
 
     def _owner(self, tensor: torch.Tensor, index: int) -> int:
-        """Return the stored tensor that goes to that memory; ``index`` if it is the first. Compares full identities
-        only if an address repeats."""
+        """Return the stored tensor that goes to that memory; ``index`` if it is the first.
+
+        Full identities are only compared if an address repeats.
+        """
         address = tensor.data_ptr()
         first = self._first.setdefault(address, (tensor, index))
         if first[0] is tensor:

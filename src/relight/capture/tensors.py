@@ -80,8 +80,10 @@ def identity(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview | None:
-    """Return the tensor's bytes in place, writable, if they are in host memory in row-major order, or None. Does not
-    keep the tensor alive."""
+    """Return the tensor's bytes in place, writable, if they are in host memory in row-major order, else None.
+
+    Does not keep the tensor alive.
+    """
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         return None
     length = tensor.numel() * tensor.element_size()
@@ -163,18 +165,20 @@ def bounded(device: torch.device, length: int) -> None:
 
 
 def sink_for(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Sink:
-    """Return the sink that writes bytes of ``dtype`` (None: its own) into ``tensor``. The caller must increment the
-    version counter."""
+    """Return the sink that writes bytes of ``dtype`` (None: its own) into ``tensor``.
+
+    The caller must increment the version counter.
+    """
     if tensor.device.type == "cpu" and tensor.is_contiguous() and (dtype is None or dtype == tensor.dtype):
         return HostMemorySink(tensor.data_ptr(), tensor.nbytes, tensor)
     return TensorSink(tensor, dtype)
 
 
 class TensorSink:
-    """A live tensor that cannot take the bytes directly: on a device, strided, or of another dtype, to which they are
-    cast.
+    """A live tensor that cannot take the bytes directly: on a device, strided, or of another dtype.
 
-    Copies to CUDA are queued, from page-locked memory. ``finish_kernels`` waits for them.
+    For another dtype the elements are cast. Copies to CUDA are queued, from page-locked memory; ``finish_kernels``
+    waits for them.
     """
 
     def __init__(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> None:
@@ -240,8 +244,10 @@ def _slabs(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def runs(tensor: torch.Tensor, start: int, end: int) -> Iterator[torch.Tensor]:
-    """Yield views that together are elements ``start`` to ``end`` in row-major order: at most two a dimension, and one
-    of whole rows."""
+    """Yield views that together are elements ``start`` to ``end`` in row-major order.
+
+    At most two for each dimension, and one of whole rows.
+    """
     if start >= end:
         return
     if tensor.ndim == 0 or (start == 0 and end == tensor.numel()):

@@ -1,4 +1,4 @@
-"""Plain values whose class a checkpoint does not store: enums, deques, named tuples. The live value states the class."""
+"""Plain values that are stored without their class: enums, deques, named tuples. The live value determines the class."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ def is_named_tuple(value: object) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Return what is stored for an enum (its value), a deque (a list) or a named tuple (a tuple); None for other
-    values."""
+    """Return what is stored for an enum (its value), a deque (a list) or a named tuple (a tuple); None for others."""
     if isinstance(value, Enum):
         return value.value
     if type(value) is deque:
@@ -25,7 +24,7 @@ def plain(value: Any) -> Any:
 
 
 def member(live: Enum, stored: Any, path: str) -> Enum:
-    """Return the member of ``live``'s enum that has the stored value. ``IncompatibleState`` if there is none."""
+    """Return the member of ``live``'s enum with the stored value. Raise ``IncompatibleState`` if there is none."""
     try:
         return type(live)(stored)
     except (ValueError, TypeError):
@@ -38,7 +37,7 @@ def member(live: Enum, stored: Any, path: str) -> Enum:
 def like(live: Any, stored: Any, path: str) -> Any:
     """Return ``stored`` with the classes that ``live`` has at the same places: enums, deques, named tuples, in dicts, lists and tuples.
 
-    Nothing of ``live`` is changed. Cost: one pass over both.
+    ``live`` is not changed. Cost: one traversal of both.
     """
     if isinstance(live, Enum):
         return member(live, stored, path) if not isinstance(stored, Enum) else stored

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 SHUFFLED = ("RandomSampler", "DistributedSampler", "StatefulDistributedSampler", "SeedableRandomSampler")
-"""Samplers whose order changes with the length of the data."""
+"""Samplers with an order that depends on the length of the data."""
 _NAMES = {
     "batch_size": "batch size",
     "drop_last": "drop_last",

@@ -1,5 +1,4 @@
-"""Build the tree from live values: every tensor becomes an item, and all refusals are collected, so that one error
-names them all."""
+"""Build the tree from live values. Every tensor becomes an item. All refusals are collected for one error."""
 
 from __future__ import annotations
 
@@ -211,7 +210,7 @@ class Walker:
         return len(self.items) - 1
 
     def _spread(self, tensor: torch.Tensor | Flat, path: str, role: str, trainable: bool) -> Leaf | None:
-        """Return the leaf for a sharded tensor: an item of its global shape, whose source is this rank's shard."""
+        """Return the leaf for a sharded tensor. Its item has the global shape, and this rank's shard as source."""
         spread = spread_of(tensor)
         if isinstance(spread, str):
             self.refuse(path, spread)

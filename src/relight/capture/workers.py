@@ -70,11 +70,10 @@ def _remember_init(init: Callable[[int], Any], worker: int) -> None:
 
 @contextmanager
 def init_worker(loader: DataLoader[Any], base: int | None, age: int) -> Iterator[None]:
-    """Prepare the loader while its iterator is created, so that workers know their ``worker_init_fn`` and are seeded
-    for ``age``.
+    """Prepare the loader while its iterator is created: workers know their ``worker_init_fn`` and are seeded for ``age``.
 
-    After their first epoch the seed is not drawn from the loader's generator: the uninterrupted run, whose workers
-    were alive, did not draw one.
+    After their first epoch the seed is not drawn from the loader's generator: in the uninterrupted run the workers were
+    alive, and no seed was drawn.
     """
     init, generator = loader.worker_init_fn, loader.generator
     if init is not None:

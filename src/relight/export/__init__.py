@@ -1,7 +1,7 @@
 """Export a checkpoint's tensors as files that other tools read.
 
-Invariants: every byte is verified before it is written; memory is bounded, whatever a checkpoint's size; a target gets its name only when
-all of it is durable. May import: ``catalog``, ``commit`` and everything below them; numpy, never torch.
+Invariants: every byte is verified before it is written. Memory is bounded, whatever a checkpoint's size. A target gets
+its name only when all of it is durable. May import: ``catalog``, ``commit`` and everything below them; numpy, never torch.
 """
 
 from relight.export.average import Mixture, ema_weights, mixture, save_average

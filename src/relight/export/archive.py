@@ -1,4 +1,4 @@
-"""A zip file as ``torch.save`` makes it, laid out before its tensors are read, with uncompressed entries. Pure.
+"""The layout of a zip file of ``torch.save``, with uncompressed entries, computed before its tensors are read. Pure.
 
 Each storage begins at a multiple of 64, so that it can be mapped. Its CRC32 is written into two headers when it is known.
 """
@@ -41,7 +41,10 @@ class ZipLayout(NamedTuple):
 
 
 def torch_archive(name: str, value: bytes, storages: Sequence[int]) -> ZipLayout:
-    """Lay out an archive for ``torch.load``: ``value`` is a pickle, ``storages`` are the lengths of the storages ``0``, ``1`` …"""
+    """Return the layout of an archive for ``torch.load``.
+
+    ``value``: the pickle. ``storages``: the lengths in bytes of the storages ``0``, ``1`` …
+    """
     records = [ZipRecord("data.pkl", value), ZipRecord(".format_version", b"1"), ZipRecord(".storage_alignment", str(ALIGN).encode())]
     records += [ZipRecord("byteorder", b"little"), *(ZipRecord(f"data/{key}", length) for key, length in enumerate(storages))]
     records += [ZipRecord("version", b"3\n")]
@@ -49,7 +52,7 @@ def torch_archive(name: str, value: bytes, storages: Sequence[int]) -> ZipLayout
 
 
 def archive(records: Sequence[ZipRecord]) -> ZipLayout:
-    """Lay out the entries, one after the other, and the zip file's central directory after them."""
+    """Return the layout of a zip file: the entries, one after the other, then the central directory."""
     fixed: list[tuple[int, bytes]] = []
     rooms: list[list[int]] = []
     central: list[tuple[bytes, int | None]] = []

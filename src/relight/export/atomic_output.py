@@ -1,7 +1,7 @@
 """Write output atomically: to a directory next to the target, which takes the target's place when all files are durable.
 
-A crash leaves a directory ``.NAME.exporting-…`` without a lock. The next export to the same target removes it. No incomplete file ever has
-the target's name.
+A crash leaves a directory ``.NAME.exporting-…`` without a lock. The next export to the same target removes it. No
+incomplete file ever has the target's name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _TRIES = 10
 
 
 class Landing:
-    """``path`` is the target: a file, or, with ``folder``, a directory. Context manager: files that were not ``put`` are removed."""
+    """The temporary directory of an export. Context manager: files that were not ``put`` are removed at its end.
+
+    ``path``: the target, which is a file, or, with ``folder``, a directory.
+    """
 
     def __init__(self, path: str, *, folder: bool, overwrite: bool) -> None:
         self.path, self._folder, self._overwrite = os.path.abspath(path), folder, overwrite
@@ -50,7 +53,7 @@ class Landing:
             os.close(self._lock)
 
     def _make(self) -> None:
-        """Make the directory and lock it. Another export may remove it before it is locked; then make another."""
+        """Create the directory and lock it. If another export removes it before it is locked, create another one."""
         for _ in range(_TRIES):
             self.beside = os.path.join(self._parent, f".{self._name}{_BESIDE}{secrets.token_hex(8)}")
             os.mkdir(self.beside)
@@ -104,7 +107,7 @@ class Landing:
 
 
 def check_free(path: str, *, folder: bool, overwrite: bool) -> None:
-    """Raise ``ConfigError`` if the target exists and ``overwrite`` is False, or if an export never replaces such a target."""
+    """Raise ``ConfigError`` if the target exists and ``overwrite`` is False, or if it is of the wrong kind."""
     path = os.path.abspath(path)
     if not os.path.lexists(path):
         return

@@ -1,7 +1,7 @@
 """Average several checkpoints: slab by slab, in double precision, rounded once.
 
-Floats are weighted sums. Other dtypes (integers, booleans, 8-bit floats) must be equal in all checkpoints. Otherwise the last checkpoint's
-values are taken, and the report lists these tensors.
+Floats are weighted sums. Other dtypes (integers, booleans, 8-bit floats) must be equal in all checkpoints. Otherwise the
+last checkpoint's values are taken, and the report lists these tensors.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def read_average(
 
 
 class _Averaged:
-    """Source whose bytes are computed when they are read."""
+    """Source that computes its bytes when they are read."""
 
     def __init__(self, mixed: Mixture, number: int, progress: Progress | None) -> None:
         tensor = mixed.last.whole.tensors[number]

@@ -24,7 +24,7 @@ class EntryOffset(NamedTuple):
 
 
 class OutputFile(NamedTuple):
-    """``fixed``: bytes that are known already, with their offsets. ``slots``: offsets of the entries."""
+    """A file to write. ``fixed``: bytes that are known already, with their offsets. ``slots``: offsets of the entries."""
 
     name: str
     size: int
@@ -33,7 +33,10 @@ class OutputFile(NamedTuple):
 
 
 def safetensors_files(entries: Sequence[ExportEntry], tied: str, shard_bytes: int | None, name: str = MODEL) -> list[OutputFile]:
-    """Lay out one file, or shards of at most ``shard_bytes`` with their index, as transformers does. A larger tensor is a shard."""
+    """Return the layout of one file, or of shards of at most ``shard_bytes`` with their index, as transformers has it.
+
+    A larger tensor is a shard by itself.
+    """
     kept = [index for index, entry in enumerate(entries) if tied == "each" or entry.alias is None]
     _check(entries, kept)
     aliases: dict[str, str] = {} if tied == "each" else {entry.name: entry.alias for entry in entries if entry.alias is not None}
@@ -74,7 +77,7 @@ def _shards(entries: Sequence[ExportEntry], kept: Sequence[int], shard_bytes: in
 
 
 def _one(entries: Sequence[ExportEntry], held: Sequence[int], name: str, aliases: Mapping[str, str]) -> OutputFile:
-    """Lay out one file, widest elements first, so that each tensor is aligned to its element size."""
+    """Return the layout of one file: widest elements first, so that each tensor is aligned to its element size."""
     order = sorted(held, key=lambda index: -DTYPES[entries[index].dtype].itemsize)
     header: dict[str, Any] = {"__metadata__": {**aliases, "format": "pt"}}
     offsets, position = [], 0

@@ -47,7 +47,7 @@ def _compiled(rule: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"{pattern[:80]!r} is no regular expression: {error}") from None
+        raise ConfigError(f"{pattern[:80]!r} is not a regular expression: {error}") from None
 
 
 def is_meant(names: Sequence[str], only: Sequence[str]) -> bool:

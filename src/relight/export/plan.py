@@ -1,4 +1,4 @@
-"""Plan an export: which tensors of which checkpoint are written, under which names, in which files."""
+"""Plan an export: the tensors to write, their checkpoint, their names and their files."""
 
 from __future__ import annotations
 

@@ -69,8 +69,11 @@ class TreeValue(NamedTuple):
 
 
 class SelectedTensors(NamedTuple):
-    """``entries`` in the order of the tree; ``values`` what is no tensor; ``left_out`` what can be neither, with why; ``apart`` the
-    component that the names are within, None for all of them."""
+    """The exported tensors, in the order of the tree.
+
+    ``keys``: of each entry in the tree. ``values``: the values that are not tensors. ``left_out``: everything else,
+    each with the reason. ``component``: names are relative to it; None if all components are exported.
+    """
 
     entries: list[ExportEntry]
     keys: list[tuple[Any, ...]]

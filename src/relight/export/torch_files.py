@@ -1,4 +1,4 @@
-"""Lay out files in the formats of ``torch.save`` and ``torch.distributed.checkpoint``. Pure, and without torch."""
+"""Layouts of files in the formats of ``torch.save`` and ``torch.distributed.checkpoint``. Pure, and without torch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _owners(entries: Sequence[ExportEntry], tied: str) -> list[int]:
 
 
 def pt_files(chosen: SelectedTensors, tied: str, tree: Mapping[Any, Any] | None, rules: Sequence[str], name: str) -> list[OutputFile]:
-    """Lay out one file: a dict of names, or ``tree`` unchanged. Tied tensors share a storage, as in ``torch.save``."""
+    """Return the layout of one file: a dict of names, or ``tree`` unchanged. Tied tensors share a storage."""
     owners = _owners(chosen.entries, tied)
     storages = sorted(set(owners))
     number = {owner: key for key, owner in enumerate(storages)}
@@ -123,7 +123,7 @@ def _rendered(node: Any, keys: tuple[Any, ...], made: Mapping[tuple[Any, ...], A
 
 
 def dcp_files(chosen: SelectedTensors, tied: str, rules: Sequence[str]) -> list[OutputFile]:
-    """``.metadata``, and one file that has each tensor and each value as a file of ``torch.save`` within it."""
+    """Return the layouts of ``.metadata`` and of one data file, which has a ``torch.save`` file for each tensor and value."""
     entries, owners = chosen.entries, _owners(chosen.entries, tied)
     fixed: list[tuple[int, bytes]] = []
     slots: list[EntryOffset] = []

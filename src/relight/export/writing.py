@@ -54,7 +54,7 @@ class Outgoing:
         self.overflowed += over  # not locked: concurrent runs of one tensor are few, and a lost update never hides all overflows
 
     def _begin(self) -> None:
-        """Write the fixed bytes before the tensor, whose block is being filled anyway."""
+        """Write the fixed bytes before the tensor: the block that has them is being filled now."""
         with contextlib.suppress(IndexError):
             while True:
                 file, offset, data = self._heads.pop()  # pop is atomic: each is written by one thread

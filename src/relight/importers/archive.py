@@ -1,6 +1,7 @@
-"""Read a file of ``torch.save``, or one inside another file: the places of its storages, and the tensors and values made of them.
+"""Read a file of ``torch.save``, or one inside another file: offsets of storages, tensors, other values.
 
-Without torch: a tensor comes out as a ``Spec``, a dtype, device or size as the format's ``Leaf``, an array as ``UnpickledObject``.
+Torch is not needed. A tensor becomes a ``Spec``; a dtype, device or size becomes the format's ``Leaf``; an array becomes
+an ``UnpickledObject``.
 """
 
 from __future__ import annotations
@@ -84,10 +85,10 @@ class TorchArchive:
 
     def _storage(self, told: Any) -> Storage:
         if not (isinstance(told, tuple) and len(told) == 5 and told[0] == "storage" and isinstance(told[2], str)):
-            raise UnsafeContent("a storage that is told of in another way", where=self._where)
+            raise UnsafeContent("a storage reference that is not in torch's form", where=self._where)
         _, kind, key, _, count = told
         if not isinstance(kind, StorageKind) or type(count) is not int or count < 0:
-            raise UnsafeContent("a storage of no known kind", where=self._where)
+            raise UnsafeContent("a storage of unknown type", where=self._where)
         span = self._entries.get(f"{self._top}/data/{key}")
         if span is None:
             raise CorruptCheckpoint(f"storage {key[:40]!r} is missing", where=self._where)
@@ -118,13 +119,13 @@ class TorchArchive:
         if position >= _LOCATOR.size and tail[position - _LOCATOR.size :][:4] == b"PK\6\7":
             _, _, where, _ = _LOCATOR.unpack_from(tail, position - _LOCATOR.size)
             if where + _END64.size > size:
-                raise ValueError("a directory outside of it")
+                raise ValueError("a directory outside the file")
             record = _END64.unpack(pread(self._handle, start + where, _END64.size, self._where))
             if record[0] != b"PK\6\6":
                 raise ValueError("no 64-bit end")
             count, directory_size, directory = record[7:10]
         if count > ENTRIES_MAX or directory_size > DIRECTORY_BYTES_MAX or directory + directory_size > size:
-            raise ValueError("a directory too large, or outside of it")
+            raise ValueError("a directory too large, or outside the file")
         data = pread(self._handle, start + directory, directory_size, self._where)
         entries: dict[str, FileRange] = {}
         position = 0
@@ -136,7 +137,7 @@ class TorchArchive:
         end = 0
         for span in sorted(entries.values()):
             if span.offset < end and span.length:
-                raise ValueError("two entries at one place")
+                raise ValueError("two entries overlap")
             end = max(end, span.offset + span.length)
         return entries
 
@@ -149,13 +150,13 @@ class TorchArchive:
         name = data[begin : begin + name_length].decode("utf-8")
         size, packed, local = _wide(data[begin + name_length : begin + name_length + extra_length], size, packed, local)
         if size != packed or local + _LOCAL.size > self._span.length:
-            raise ValueError("an entry outside of it")
+            raise ValueError("an entry outside the file")
         here = _LOCAL.unpack(pread(self._handle, self._span.offset + local, _LOCAL.size, self._where))
         if here[0] != b"PK\3\4":
-            raise ValueError("no entry where one is said to be")
+            raise ValueError("no entry at the offset in the directory")
         first = local + _LOCAL.size + here[9] + here[10]
         if first + size > self._span.length:
-            raise ValueError("an entry outside of it")
+            raise ValueError("an entry outside the file")
         return name, FileRange(self._span.offset + first, size, crc), begin + name_length + extra_length + comment_length
 
 
@@ -187,7 +188,7 @@ def _spec(storage: Any, dtype: Any, offset: Any, shape: Any, stride: Any) -> Spe
     """Return a tensor, after checking that all of its elements are inside the storage."""
     shape, stride = (value.meta if isinstance(value, Leaf) and value.kind == "torch_size" else value for value in (shape, stride))
     if not isinstance(storage, Storage) or dtype not in DTYPES:
-        raise ValueError("a tensor of no storage")
+        raise ValueError("a tensor without a storage")
     for numbers in (shape, stride):
         if (
             not isinstance(numbers, tuple)

@@ -1,4 +1,4 @@
-"""Foreign checkpoints in a bucket: listed once, read in place by ranges, each object in the version that was listed."""
+"""Foreign checkpoints in a bucket: listed once, then read by ranges, each object in the version that was listed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_bucket(path: str) -> bool:
 
 
 class Listing:
-    """The objects below ``url``, by relative names: listed once. Objects whose names are not valid paths are ignored."""
+    """The objects below ``url``, by relative names. They are listed once; names that are not valid paths are ignored."""
 
     def __init__(self, url: str, versions: Mapping[str, Version] | None = None) -> None:
         self.url = url.rstrip("/")
@@ -134,7 +134,7 @@ class BucketFiles(Files):
             version = now.get(name)
             if version is None or _stamp(version) != self.stamps[name]:
                 raise CorruptCheckpoint(
-                    "it has changed while it was read", where=self.where(name), hint="import it when nobody writes to it any more"
+                    "it has changed while it was read", where=self.where(name), hint="import it when no process writes to it"
                 )
         for _, inner in self.within:
             inner.check_unchanged()
@@ -165,8 +165,8 @@ class BucketFiles(Files):
                 return mmap.mmap(file.fileno(), length, prot=mmap.PROT_READ)
         except OSError as error:
             raise NoSpace(
-                f"{length:,} bytes of a tensor that does not lie in order cannot be laid down here: {error.strerror}",
-                where=self.where(name), hint=f"make room in {tempfile.gettempdir()}, or say where there is some: TMPDIR",
+                f"{length:,} bytes of a non-contiguous tensor cannot be written to a temporary file: {error.strerror}",
+                where=self.where(name), hint=f"make room in {tempfile.gettempdir()}, or name another directory: TMPDIR",
             ) from error  # fmt: skip
 
 

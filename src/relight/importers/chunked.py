@@ -1,4 +1,4 @@
-"""Arrays that are cut into chunks of one shape, each encoded separately: the common part of zarr 2 and 3."""
+"""Arrays in chunks of one shape, each encoded separately: the common part of zarr 2 and 3."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ Reader = Callable[[Box], "Elements"]
 def chunked_array(
     dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], read: Reader, where: str, held: ValueCache
 ) -> AssembledTensor:
-    """Return an array of such chunks. ``read`` returns the elements of one; at the array's edges only those inside the
-    array."""
+    """Return an array of chunks. ``read`` returns the elements of one chunk: at the array's edges only those inside it."""
     size = DTYPES[dtype].itemsize
     boxes = boxes_of(shape, chunks, dtype, where)
     reads = _Chunks(read, held, where)
@@ -48,7 +47,7 @@ def chunked_array(
 def boxes_of(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, where: str) -> list[Box]:
     """Return the chunks' boxes, clipped at the edges. Raise ``UnsafeContent`` for too many, or too large ones."""
     if any(extent < 1 for extent in chunks) or math.prod(chunks) * DTYPES[dtype].itemsize > CHUNK_BYTES_MAX:
-        raise UnsafeContent("chunks of no, or of more than a gigabyte", where=where)
+        raise UnsafeContent("chunks of zero bytes, or of more than a gigabyte", where=where)
     counts = [-(-extent // step) for extent, step in zip(shape, chunks, strict=True)]
     if math.prod(counts) > CHUNKS_MAX:
         raise UnsafeContent(f"{math.prod(counts)} chunks", where=where)
@@ -158,7 +157,7 @@ class _ArrayChunkSource:
 
         elements = self._chunks.get(self._box)
         if elements.nbytes != self.length:
-            raise CorruptCheckpoint("a chunk of another length than it should be")
+            raise CorruptCheckpoint("a chunk of the wrong length")
         first, count = start // elements.itemsize, len(into) // elements.itemsize
         flat = elements.reshape(-1) if elements.flags.c_contiguous else elements.flat
         np.frombuffer(into, elements.dtype)[:] = flat[first : first + count]

@@ -45,8 +45,7 @@ class Content:
     notes: list[str] = field(default_factory=list)
 
     def take(self, told: Mapping[Any, Any]) -> None:
-        """Take the entries of a script's own dict: modules, optimizers, schedulers and so on are recognised by their
-        content."""
+        """Take the entries of a script's own dict. Modules, optimizers, schedulers and so on are recognised by content."""
         objects = {key: pickled_module(value) for key, value in told.items()}
         told = {key: value if objects[key] is None else objects[key] for key, value in told.items()}
         self.notes += [
@@ -105,7 +104,7 @@ class Content:
                 self.components[name] = part._replace(trained=frozenset(trained & part.node.keys()))
 
     def indexed(self) -> list[str]:
-        """Return the optimizers whose state is by number."""
+        """Return the names of optimizers that identify parameters by number."""
         return [
             name
             for name, part in self.components.items()
@@ -253,8 +252,10 @@ def usual_name(key: str, kind: str, *, alone: bool) -> str:
 
 
 def host_rng(python: Any, numpy: Any, cpu: Any, devices: Mapping[str, list[Any]]) -> dict[str, Any] | None:
-    """Return a process's generators in Relight's form, from torch's, numpy's and Python's states; None if one has
-    another form."""
+    """Return a process's generators in Relight's form, from the states of Python, numpy and torch.
+
+    Return None if a state is not in the usual form.
+    """
     words = python_words(python)
     if words is None or not is_tensor(cpu):
         return None

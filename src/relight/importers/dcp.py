@@ -65,7 +65,7 @@ class Metadata:
         except CorruptCheckpoint:
             if os.path.exists(f"{self.path}/__0.metadata"):
                 raise IncompatibleState("each rank saved for itself (use_collectives=False)", where=self.path) from None
-            raise CheckpointNotFound("no .metadata here: no checkpoint of DCP, or an unfinished one", where=self.path) from None
+            raise CheckpointNotFound("no .metadata: not a DCP checkpoint, or an unfinished one", where=self.path) from None
         if not isinstance(metadata, UnpickledObject) or metadata.name != "Metadata":
             raise UnsafeContent("something other than DCP's metadata", where=where)
         return metadata
@@ -114,7 +114,7 @@ class Metadata:
             raise IncompatibleState("files that an extension of DCP has transformed", where=self.path)
         file, offset, length = _text(info["relative_path"]), info["offset"], info["length"]
         if file != os.path.basename(file) or file in ("", ".", "..") or "\0" in file or not file.endswith(".distcp"):
-            raise UnsafeContent(f"a file outside of the directory, or none of DCP's: {file[:80]!r}", where=self.path)
+            raise UnsafeContent(f"a file outside the directory, or not a file of DCP: {file[:80]!r}", where=self.path)
         if type(offset) is not int or type(length) is not int or min(offset, length) < 0:
             raise ValueError("a place")
         return Value(file, FileRange(offset, length))
@@ -128,10 +128,10 @@ class Metadata:
             end = 0
             for span in sorted(spans):
                 if span.offset < end:
-                    raise UnsafeContent("two values at one place", where=f"{self.path}/{file}")
+                    raise UnsafeContent("two values overlap", where=f"{self.path}/{file}")
                 end = span.offset + span.length
             if end > size:
-                raise CorruptCheckpoint(f"{size} bytes long, of {end} that were written", where=f"{self.path}/{file}")
+                raise CorruptCheckpoint(f"{size} bytes long, but {end} were written", where=f"{self.path}/{file}")
 
 
 def grouped(pairs: Any) -> list[tuple[str, list[Any]]]:

@@ -132,23 +132,23 @@ def _name(key: Any, usual: str, tree: Mapping[Any, Any]) -> str:
 def _is_nested_module(node: Mapping[Any, Any]) -> bool:
     """Return whether the node has only tensors, at any depth."""
     return bool(node) and all(
-        type(key) is str and (is_tensor(one) or key.endswith("_extra_state") or (isinstance(one, dict) and _is_nested_module(one)))
-        for key, one in node.items()
+        type(key) is str and (is_tensor(value) or key.endswith("_extra_state") or (isinstance(value, dict) and _is_nested_module(value)))
+        for key, value in node.items()
     )
 
 
 def _unnested(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for key, value in node.items():
         if isinstance(value, dict) and not key.endswith("_extra_state"):
-            found.update(_unnested(value, f"{prefix}{key}."))
+            entries.update(_unnested(value, f"{prefix}{key}."))
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            entries[f"{prefix}{key}"] = value
+    return entries
 
 
 def _is_flat(node: Any) -> bool:
-    """Whether it is an optimizer's state as ``flatten_optimizer_state_dict`` gives it."""
+    """Return whether the node is an optimizer's state in the form of ``flatten_optimizer_state_dict``."""
     return (
         isinstance(node, dict)
         and any(str(key).startswith("param_groups.") for key in node)

@@ -35,7 +35,7 @@ class FlatRange(NamedTuple):
 
 
 def detect_deepspeed(files: Files) -> Content | None:
-    """Return the content of such a folder; None for others. A parent folder with ``latest`` leads to the newest one."""
+    """Return the content of a DeepSpeed folder; None for other folders. In a parent folder, follow ``latest``."""
     prefix = ""
     if files.has("latest") and any("/" in name and _MODEL.fullmatch(name.rpartition("/")[2]) for name in files.stamps):
         tag = files.text("latest")
@@ -51,7 +51,7 @@ def detect_deepspeed(files: Files) -> Content | None:
     if any(int(match[2]) for match in (*models, *optims)):
         raise _several(files, prefix, models, len({match[2] for match in (*models, *optims)}))
     if any(re.match(r"(?:layer_\d|expp_rank_|.*_expert_)", name) for name in names):
-        raise IncompatibleState("pipeline layers or experts in files of their own, which are not understood", where=where)
+        raise IncompatibleState("pipeline layers or experts in separate files are not supported", where=where)
     model_files = [name for _, name in sorted(((int(match[1] or 0), name) for match, name in models.items()))]
     model_state = _dict(read_torch(files, f"{prefix}{model_files[0]}"), files.where(f"{prefix}{model_files[0]}"))
     if f"{prefix}zero" in files.folders:
@@ -78,21 +78,21 @@ def detect_deepspeed(files: Files) -> Content | None:
 def _several(files: Files, prefix: str, models: Mapping[re.Match[str], str], count: int) -> IncompatibleState:
     """Return the error for several model-parallel ranks.
 
-    Their pieces are not merged here: rules for that, if there are any, are patterns and formulas of the training
-    script, which would have to be executed.
+    Relight does not merge their pieces: the merge rules, if any, are patterns and formulas of the training script, which
+    would have to be executed.
     """
-    told = read_torch(files, prefix + min(models.values()))
-    rules = told.get("universal_checkpoint_info") if isinstance(told, dict) else None
+    state = read_torch(files, prefix + min(models.values()))
+    rules = state.get("universal_checkpoint_info") if isinstance(state, dict) else None
     what = f"pieces of {count} model-parallel ranks"
     if isinstance(rules, dict) and rules:
         shown = ", ".join(sorted(map(str, rules))[:4])[:120]
         return IncompatibleState(
-            f"{what}; how they go together its universal_checkpoint_info says ({shown}), in patterns that only DeepSpeed follows",
+            f"{what}; universal_checkpoint_info describes how to merge them ({shown}), in patterns that only DeepSpeed applies",
             where=files.where(prefix.rstrip("/")),
             hint="python -m deepspeed.checkpoint.ds_to_universal --input_folder … --output_folder …, and import that",
         )
     return IncompatibleState(
-        f"{what}, and no universal_checkpoint_info: nothing in it says how each tensor was cut",
+        f"{what}, and no universal_checkpoint_info: the checkpoint does not record how each tensor was sharded",
         where=files.where(prefix.rstrip("/")),
         hint="load it with the script that wrote it and save on one model-parallel rank, or with universal_checkpoint_info in client_state",
     )
@@ -107,11 +107,11 @@ def _stage12(
     runs = _runs_by_mappings(held, where) if all("param_slice_mappings" in partition for partition in held) else None
     if runs is None:
         raise IncompatibleState(
-            "no param_slice_mappings: written by a DeepSpeed of before 0.8", where=where, hint="convert it with its own zero_to_fp32.py"
+            "no param_slice_mappings: written by DeepSpeed before 0.8", where=where, hint="convert it with its own zero_to_fp32.py"
         )
     known = {name: shape for group in shapes for name, shape in group.items()}
     if set(known) != set(runs):
-        raise CorruptCheckpoint(f"partitions of {len(runs)} parameters, {len(known)} are told of", where=where)
+        raise CorruptCheckpoint(f"partitions of {len(runs)} parameters, but param_shapes lists {len(known)}", where=where)
     model = dict(_dict(told.get("module"), where))
     names_of = {name: index for index, group in enumerate(shapes) for name in group}
     bases = [_base(partition, where) for partition in held]
@@ -135,10 +135,10 @@ def _runs_by_mappings(held: list[dict[str, Any]], where: str) -> dict[str, list[
         for group in _list(partition["param_slice_mappings"], where):
             for name, address in _dict(group, where).items():
                 if not isinstance(address, UnpickledObject) or not isinstance(address.state, dict):
-                    raise UnsafeContent("a partition that is not told of as DeepSpeed does", where=where)
+                    raise UnsafeContent("an entry of param_slice_mappings is not in DeepSpeed's form", where=where)
                 start, count = address.state.get("start"), address.state.get("numel")
                 if type(start) is not int or type(count) is not int or min(start, count) < 0:
-                    raise UnsafeContent(f"{str(name)[:80]!r} has an impossible place", where=where)
+                    raise UnsafeContent(f"{str(name)[:80]!r} has an invalid offset or length", where=where)
                 ranges.setdefault(str(name), []).append((rank, (start, count)))
     return ranges
 
@@ -146,8 +146,7 @@ def _runs_by_mappings(held: list[dict[str, Any]], where: str) -> dict[str, list[
 def _moments(
     bases: list[dict[str, Any]], group: int, runs: Mapping[int, tuple[int, int]], name: str, shape: tuple[int, ...], where: str
 ) -> dict[str, Any]:
-    """Return the optimizer state of one parameter: partitioned tensors are merged, scalars are taken from its first
-    rank."""
+    """Return the optimizer state of one parameter. Partitioned tensors are merged; scalars come from its first rank."""
     moments: dict[str, Any] = {}
     first = next(iter(runs))
     for key, value in _dict(_dict(bases[first]["state"], where).get(group, {}), where).items():
@@ -166,8 +165,11 @@ def _stage3(
     content: Content, told: Mapping[str, Any], others: list[dict[str, Any]], held: list[dict[str, Any]],
     shapes: list[dict[str, tuple[int, ...]]], where: str,
 ) -> None:  # fmt: skip
-    """Merge stage 3: each parameter is cut into equal pieces, one for each rank, the last one padded; on a rank the
-    pieces are concatenated."""
+    """Merge a checkpoint of ZeRO stage 3.
+
+    Each parameter is cut into equal pieces, one for each rank; the last piece is padded. A rank concatenates its pieces
+    of all parameters.
+    """
     world = len(held)
     known = {name: shape for group in shapes for name, shape in group.items()}
     flats = [
@@ -207,8 +209,7 @@ def _keyed(bases: list[dict[str, Any]], key: str, where: str) -> Any:
 
 
 def _spread(flats: Sequence[Spec], at: int, count: int, where: str) -> list[tuple[int, int, int]]:
-    """Return which elements of which flat tensors are ``count`` elements from ``at`` on, if a rank's flat tensors were
-    concatenated."""
+    """Return the elements ``at`` to ``at + count`` of a rank's concatenated flat tensors, as ``(index, start, count)``."""
     ranges, begin = [], 0
     for index, flat in enumerate(flats):
         length = math.prod(flat.shape)
@@ -234,7 +235,7 @@ def _cut(runs: list[list[tuple[int, int, int]]], flat_of: Any, shape: tuple[int,
 
 
 def _frozen(model: dict[str, Any], told: Mapping[str, Any], others: list[dict[str, Any]], world: int, where: str) -> None:
-    """Add parameters that are not trained: each rank has a piece of them in its model's file."""
+    """Add the parameters that are not trained. Each rank's model file has a piece of them."""
     shapes = told.get("frozen_param_shapes")
     if not shapes:
         return
@@ -281,7 +282,7 @@ def _universal(files: Files, prefix: str, told: Mapping[str, Any]) -> Content:
             state[name] = {key: value if is_tensor(value) else _scalar(value, (key, name)) for key, value in parts.items()}
     members = [[name for name in group if name in state] for group in shapes]
     if sum(map(len, members)) != len(state):
-        raise CorruptCheckpoint("other parameters than the model's file tells of", where=where)
+        raise CorruptCheckpoint("the optimizer has parameters that the model's file does not list", where=where)
     content.components["model"] = ImportedComponent(MODULE, model)
     common = read_torch(files, f"{prefix}zero/optimizer_state.pt") if files.has(f"{prefix}zero/optimizer_state.pt") else {}
     base = common.get("base_optimizer_state") or common.get("optimizer_state_dict") or common if isinstance(common, dict) else {}
@@ -293,7 +294,7 @@ def _universal(files: Files, prefix: str, told: Mapping[str, Any]) -> Content:
 
 
 def _shaped(value: Any, shape: tuple[int, ...] | None) -> Any:
-    """Return a tensor in its parameter's shape: stage 3 writes them flat."""
+    """Return a tensor in its parameter's shape: stage 3 writes tensors flat."""
     flat = isinstance(value, Spec) and value.in_order and len(value.shape) == 1
     if flat and shape is not None and value.shape != shape and math.prod(value.shape) == math.prod(shape):
         return value._replace(shape=shape, stride=row_major(shape))
@@ -323,7 +324,7 @@ def _param(value: Any) -> Any:
 
 
 def _unpartitioned(files: Files, told: Mapping[str, Any]) -> Content:
-    """Import a checkpoint without ZeRO: one file with the module and perhaps the optimizer in torch's form."""
+    """Import a checkpoint without ZeRO: one file with the module and, in some cases, the optimizer in torch's form."""
     from relight.importers.content import is_optimizer, optimizer_of
 
     content = Content("deepspeed", f"DeepSpeed checkpoint without ZeRO{_version(told)}")
@@ -333,19 +334,21 @@ def _unpartitioned(files: Files, told: Mapping[str, Any]) -> Content:
         content.components["optimizer"] = ImportedComponent(OPTIMIZER, optimizer_of(optimizer))
     elif optimizer is not None:
         content.kept["optimizer"] = optimizer
-        content.left_out.append(("optimizer", "DeepSpeed's own form of it: kept as values, no component takes it"))
+        content.left_out.append(("optimizer", "in DeepSpeed's own form: kept as values, no component takes it"))
     _rest(content, told)
     return content
 
 
-# -- what they share
+# -- shared by all formats
 
 
 def _optimizer(content: Content, groups: Any, members: list[list[str]], state: dict[str, dict[str, Any]], where: str) -> None:
     """Add the optimizer under its parameters' names, group by group."""
     if not isinstance(groups, list) or len(groups) != len(members):
         if len(members) == 1 or not isinstance(groups, list):
-            content.left_out.append(("optimizer/groups", "settings of its groups are not told: only the state of its parameters is here"))
+            content.left_out.append(
+                ("optimizer/groups", "the settings of its groups are not recorded: only its parameters' state is taken")
+            )
         else:
             raise CorruptCheckpoint(f"settings of {len(groups)} groups, parameters of {len(members)}", where=where)
         groups = [{} for _ in members]
@@ -359,7 +362,7 @@ def _optimizer(content: Content, groups: Any, members: list[list[str]], state: d
 
 
 def _rest(content: Content, told: Mapping[str, Any]) -> None:
-    """Take step, scheduler, and the client's state; the scaler is DeepSpeed's own object."""
+    """Take the step, the scheduler and the client's state. The scaler is left out: it is an object of DeepSpeed's own."""
     step = told.get("global_steps")
     content.step = step if type(step) is int and 0 <= step < 10**15 else None
     scheduler = told.get("lr_scheduler")
@@ -376,20 +379,20 @@ def _log_precision(content: Content, told: Mapping[str, Any], trained: set[str])
     module = _dict(told.get("module") or {}, "")
     halves = [key for key, value in module.items() if key in trained and is_tensor(value) and value.shape and math.prod(value.shape)]
     if halves and any(module[key].dtype != "float32" for key in halves):
-        content.left_out.append((f"{len(halves)} weights in 16 bits", "the fp32 ones that they are rounded from are taken"))
+        content.left_out.append((f"{len(halves)} weights in 16 bits", "the fp32 weights that they were rounded from are taken"))
 
 
 def _all_there(held: list[dict[str, Any]], where: str) -> None:
     counts = held[0].get("partition_count")
     wanted = max(counts, default=0) if isinstance(counts, list) and all(type(count) is int for count in counts) else counts
     if wanted != len(held):
-        raise CorruptCheckpoint(f"files of {_ranks(len(held))}, where {str(wanted)[:20]} wrote", where=where)
+        raise CorruptCheckpoint(f"files of {_ranks(len(held))}, but {str(wanted)[:20]} wrote the checkpoint", where=where)
 
 
 def _stage(value: Any, where: str) -> int:
     stage = value.args[0] if isinstance(value, UnpickledObject) and value.args else value
     if stage not in (1, 2, 3) or type(stage) is not int:
-        raise IncompatibleState(f"ZeRO of stage {str(stage)[:20]}", where=where)
+        raise IncompatibleState(f"ZeRO stage {str(stage)[:20]} is not supported", where=where)
     return stage
 
 
@@ -408,7 +411,7 @@ def _whole(pieces: list[FlatRange], shape: tuple[int, ...], key: Any, where: str
     dtype = pieces[0].flat.dtype if pieces else "float32"
     for flat, start, count in pieces:
         if flat.dtype != dtype or start + count > math.prod(flat.shape):
-            raise CorruptCheckpoint(f"{str(key[1])[:80]!r} lies beyond its partition, or in one of another dtype", where=where)
+            raise CorruptCheckpoint(f"{str(key[1])[:80]!r} is outside its partition, or in one of another dtype", where=where)
         runs.append((flat.source(), start * flat.itemsize, count * flat.itemsize))
     if sum(count for _, _, count in pieces) != math.prod(shape):
         raise CorruptCheckpoint(
@@ -418,7 +421,7 @@ def _whole(pieces: list[FlatRange], shape: tuple[int, ...], key: Any, where: str
 
 
 def _scalar(value: Any, key: Any) -> Any:
-    """Return a copy of a scalar that a group shares, one for each of its parameters."""
+    """Return a parameter's own copy of a scalar that its group shares."""
     if isinstance(value, Spec) and value.home is not None and value.length <= _SMALL_BYTES and value.stride == row_major(value.shape):
         with value.home.files.open(value.home.name) as handle:
             where = value.home.files.where(value.home.name)
@@ -453,7 +456,7 @@ def _flat(held: Any, key: Any, where: str) -> Spec:
     except (KeyError, IndexError, TypeError):
         raise CorruptCheckpoint(f"a partition is missing: {str(key)[:40]}", where=where) from None
     if not isinstance(partition, Spec) or not (len(partition.shape) == 1 or partition.in_order):
-        raise UnsafeContent("a partition that is no flat tensor", where=where)
+        raise UnsafeContent("a partition that is not a flat tensor", where=where)
     return partition
 
 

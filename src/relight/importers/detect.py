@@ -43,12 +43,11 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x
 
 
 def detect(path: str | os.PathLike[str]) -> DetectedCheckpoint:
-    """Return the checkpoint at ``path``, which may be the URL of an object store, from its metadata alone. Nothing in
-    it is executed.
+    """Return the checkpoint at ``path``, which may be the URL of an object store, from its metadata alone.
 
-    Raise ``IncompatibleState``, with what is there, if the format is unknown; ``CorruptCheckpoint`` or
-    ``UnsafeContent`` if the checkpoint is invalid. Memory: the metadata's, at most some hundred megabytes; no tensor
-    is read.
+    Nothing in it is executed, and no tensor is read. Raise ``IncompatibleState``, with a listing, if the format is
+    unknown; ``CorruptCheckpoint`` or ``UnsafeContent`` if the checkpoint is invalid. Memory: the metadata's size, at
+    most some hundred megabytes.
     """
     text = os.fspath(path)
     return detect_files(BucketFiles.from_url(text) if is_bucket(text) else Files(text))
@@ -76,7 +75,7 @@ def _looked(files: Files) -> DetectedCheckpoint:
     detected = found_of(content, files)
     if not detected.tensors and not detected.parts:
         raise IncompatibleState(
-            "a checkpoint without anything that can be brought in", where=files.path, details=[f"{a}: {b}" for a, b in detected.left_out]
+            "a checkpoint with nothing to import", where=files.path, details=[f"{a}: {b}" for a, b in detected.left_out]
         )
     return detected
 
@@ -94,7 +93,7 @@ def _no_format(files: Files) -> str:
     if packed:
         return f"a file packed by {packed}: unpack it first"
     if not any(head):
-        return f"a file of {size} bytes that begins with zeros, as one that was never written whole"
+        return f"a file of {size} bytes that begins with zeros, as if it was never completely written"
     return f"a file of {size} bytes of no known format"
 
 

@@ -1,5 +1,4 @@
-"""The files of a foreign checkpoint: found without following links, read by offset, with a check that they do not
-change meanwhile."""
+"""The files of a foreign checkpoint: listed without following links, read by offset, checked for changes meanwhile."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ class Files:
         except FileNotFoundError as error:
             raise CheckpointNotFound("there is nothing here", where=os.fspath(path)) from error
         except (OSError, ValueError) as error:
-            raise StoreUnavailable(f"cannot be looked at: {error}", where=os.fspath(path)[:200]) from error
+            raise StoreUnavailable(f"cannot be read: {error}", where=os.fspath(path)[:200]) from error
         self.is_folder = stat.S_ISDIR(status.st_mode)
         if self.is_folder:
             self._scan("", 0)
@@ -89,7 +88,7 @@ class Files:
         return False
 
     def below(self, folder: str) -> Files:
-        """Return a subfolder as ``Files``; files read there count here, too."""
+        """Return a subfolder as ``Files``. Files that are read there count as read here, too."""
         if folder not in self.folders:
             raise CorruptCheckpoint("the folder is missing, or a link", where=self.where(folder))
         inner = Files(self.where(folder))
@@ -127,7 +126,7 @@ class Files:
         try:
             now = os.fstat(handle)
             if not stat.S_ISREG(now.st_mode) or Stamp(now.st_size, now.st_mtime_ns, now.st_ino) != stamp:
-                raise CorruptCheckpoint("it has changed while it was read", where=where, hint="import it when nobody writes to it any more")
+                raise CorruptCheckpoint("it has changed while it was read", where=where, hint="import it when no process writes to it")
             yield handle
         except OSError as error:
             raise StoreUnavailable(f"cannot be read: {error.strerror}", where=where) from error
@@ -145,7 +144,7 @@ class Files:
         """Return the whole file. Raise ``UnsafeContent`` if it is larger than ``limit``."""
         size, where = self.size(name), self.where(name)
         if size > limit:
-            raise UnsafeContent(f"{size} bytes where at most {limit} are looked at", where=where)
+            raise UnsafeContent(f"{size} bytes, but at most {limit} are read", where=where)
         with self.open(name) as handle:
             data = pread(handle, 0, size, where)
         self.read[name] = Digest(data).digest()
@@ -155,7 +154,7 @@ class Files:
         """Yield the whole file, a megabyte at a time. Raise ``UnsafeContent`` if it is larger than ``limit``."""
         size, where = self.size(name), self.where(name)
         if size > limit:
-            raise UnsafeContent(f"{size} bytes where at most {limit} are looked at", where=where)
+            raise UnsafeContent(f"{size} bytes, but at most {limit} are read", where=where)
         hasher = Digest()
         with self.open(name) as handle:
             for piece in pieces_of(handle, 0, size, where):
@@ -201,8 +200,7 @@ class Files:
             inner.check_unchanged()
 
     def inside(self, name: object, where: str) -> str:
-        """Return a file name that another file gives, after checking that it is inside the folder, and that the file
-        exists."""
+        """Return a file name from another file's content, after checking that it is in this folder and exists."""
         if (
             not isinstance(name, str)
             or name.startswith("/")

@@ -1,4 +1,4 @@
-"""A recognised foreign checkpoint: its format, what of it is imported, what is not and why."""
+"""A recognised foreign checkpoint: its format, its imported parts, and what is left out and why."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from relight.layout import Item
 
 @dataclass
 class DetectedCheckpoint:
-    """A checkpoint of another framework. ``parts``: component → summary; ``left_out``: ``(what, why)``; ``bytes``: of
-    all tensors."""
+    """A checkpoint of another framework.
+
+    ``parts``: component → summary. ``left_out``: ``(what, why)``. ``bytes``: of all tensors.
+    """
 
     format: str
     kind: str
@@ -36,7 +38,7 @@ class DetectedCheckpoint:
 
 @dataclass
 class Planted:
-    """A content in the form in which Relight saves it."""
+    """A foreign checkpoint's content in the form in which Relight saves it."""
 
     tree: bytes
     items: list[Item]
@@ -46,8 +48,7 @@ class Planted:
 
 
 def plant(content: Content, files: Files, which: Sequence[str] = ()) -> Planted:
-    """Return the content as a ``Checkpointer`` would save it. ``which``: only what matches a pattern; empty for
-    everything."""
+    """Return the content as a ``Checkpointer`` would save it. ``which``: patterns of names to take; empty for all."""
     planter = TreeBuilder(sum(stamp.size for stamp in files.stamps.values()), files.path, _wanted(which))
     tree: dict[str, object] = {}
     kinds: dict[str, str] = {}

@@ -90,8 +90,10 @@ def detect_model(files: Files) -> Content | None:
 
 
 def detect_trainer(files: Files) -> Content | None:
-    """Return the content of a ``checkpoint-N`` of ``transformers.Trainer``: weights, optimizer, scheduler, generators,
-    state. None for others."""
+    """Return the content of a ``checkpoint-N`` of ``transformers.Trainer``; None for other folders.
+
+    It has weights, optimizer, scheduler, generators and the trainer's state.
+    """
     if not files.has("trainer_state.json"):
         return None
     name = weights_in(files)
@@ -107,7 +109,7 @@ def detect_trainer(files: Files) -> Content | None:
     if files.has("training_args.bin"):
         content.left_out.append(("training_args.bin", "an object of transformers' own: the script sets it"))
     add_fsdp(content, files)
-    content.left_out.append(("data position", "the Trainer works it out from global_step; it saves none"))
+    content.left_out.append(("data position", "the Trainer computes it from global_step; it saves none"))
     _keep_small(content, files)
     return content
 
@@ -140,7 +142,7 @@ def add_fsdp(content: Content, files: Files) -> None:
 def _trainer_state(content: Content, files: Files) -> None:
     state = files.json("trainer_state.json")
     if not isinstance(state, dict):
-        raise UnsafeContent("a trainer's state that is no object", where=files.where("trainer_state.json"))
+        raise UnsafeContent("a trainer's state that is not a JSON object", where=files.where("trainer_state.json"))
     step = state.get("global_step")
     content.step = step if type(step) is int and 0 <= step < 10**15 else None
     _history(content, state.get("log_history"))
@@ -166,7 +168,7 @@ def _scheduler(content: Content, files: Files, at: str, names: tuple[str, ...]) 
 
 
 def _rng(content: Content, files: Files) -> None:
-    """Take one process's generators. Those of several are kept as values: the new job decides which rank gets which."""
+    """Take one process's generators. Generators of several ranks are kept as values: the new job assigns them to ranks."""
     names = sorted(name for name in files.names() if re.fullmatch(r"rng_state(?:_\d+)?\.pth", name))
     if not names:
         content.notes.append("it has no random number generators")

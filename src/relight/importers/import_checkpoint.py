@@ -1,5 +1,5 @@
-"""Import a detected checkpoint as one committed checkpoint of Relight: streamed, hashed, with a check that the source
-did not change."""
+"""Import a detected checkpoint as one committed checkpoint of Relight: streamed, hashed, and the source checked for
+changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IMPORTED = "imported"
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """The imported checkpoint. ``there``: an earlier import of the same source had created it."""
+    """The imported checkpoint. ``there``: an earlier import of the same source had already created it."""
 
     id: str
     step: int
@@ -55,11 +55,14 @@ def import_checkpoint(
     """Import ``found`` as a checkpoint of ``run``; it is committed when this returns. ``which``: only tensors and
     components that match.
 
-    ``step``: if the source has none, or another one is wanted; otherwise 0. The run is created if it does not exist;
-    no attempt is fenced. Memory: two slabs. Raise ``ConfigError`` if the run's newest checkpoint has a later step, is
-    an import of another file at this step, or is not an import: the run would resume from here. ``force``: import all
-    the same. ``before_commit`` is called when all bytes are durable, and may wait; an error that it raises aborts the
-    import. ``user``: more user metadata for the root. ``smaller``: how it is stored. If ``RELIGHT_AUDIT`` names an
+    ``step`` replaces the source's step; without either, the step is 0. The run is created if it does not exist; no
+    attempt is fenced. Memory: two slabs.
+
+    Raise ``ConfigError`` if the run's newest checkpoint has a later step, is an import of another file at this step, or
+    is not an import: the run would resume from the imported checkpoint instead. ``force``: import in these cases, too.
+
+    ``before_commit`` is called when all bytes are durable, and may wait; an error that it raises aborts the import.
+    ``user``: more user metadata for the root. ``smaller``: how to store it incrementally. If ``RELIGHT_AUDIT`` names an
     audit log, the import is recorded there before anything is written.
     """
     facts = ActionFacts(run, after=run, given={"source": found.path, "step": step, "which": which})
@@ -89,19 +92,19 @@ def _bring_in(
             before_commit()
 
     started = time.monotonic()
-    at = step if step is not None else found.step or 0
+    step_number = step if step is not None else found.step or 0
     planted = plant(found.content, found.files, which)
     if not planted.items and not planted.parts:
-        raise IncompatibleState("nothing of it was asked for", where=found.path, hint=f"it has {', '.join(found.parts)}")
-    told = {
+        raise IncompatibleState("no part of it matches the selection", where=found.path, hint=f"it has {', '.join(found.parts)}")
+    origin = {
         "format": found.format, "kind": found.kind, "name": found.files.name[:200], "bytes": found.files.bytes_read,
         "digest": hexdigest("\0".join([found.files.digest(), *sorted(which)]).encode()),
     }  # fmt: skip
     log = Log(store, run)
-    there = _there(store, run, told, at, force, step is not None)
+    earlier = _there(store, run, origin, step_number, force, step is not None)
     size = sum(item.source.length for item in planted.items)
-    if there is not None:
-        return ImportReport(there, at, size, len(planted.items), planted.left_out, time.monotonic() - started, there=True)
+    if earlier is not None:
+        return ImportReport(earlier, step_number, size, len(planted.items), planted.left_out, time.monotonic() - started, there=True)
     log.start()
     view = log.read()
     history = fold(view)
@@ -109,10 +112,10 @@ def _bring_in(
         CommitTarget(store, log, view.store_id, view.run_id, history.epoch),
         SaveRequest(
             SaveInfo(
-                step=at,
+                step=step_number,
                 reason=SaveReason("import", "import"),
                 metrics=found.metrics,
-                user={**(user or {}), IMPORTED: {**told, "left_out": [list(one) for one in planted.left_out[:100]]}},
+                user={**(user or {}), IMPORTED: {**origin, "left_out": [list(entry) for entry in planted.left_out[:100]]}},
                 components=planted.kinds,
                 exact=[f"imported from {found.format}", *found.notes],
             ),
@@ -123,7 +126,7 @@ def _bring_in(
             smaller=smaller,
         ),
     )
-    return ImportReport(report.id, at, size, len(planted.items), planted.left_out, time.monotonic() - started)
+    return ImportReport(report.id, step_number, size, len(planted.items), planted.left_out, time.monotonic() - started)
 
 
 def _there(store: ByteStore, run: str, told: dict[str, object], step: int, force: bool, named: bool) -> str | None:

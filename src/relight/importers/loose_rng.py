@@ -1,4 +1,4 @@
-"""Find random number generators in a script's own dictionary by their values. A key decides only if values look alike."""
+"""Find random number generators in a script's own dictionary by their values. Keys decide only between equal forms."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def loose_rng(told: Mapping[Any, Any]) -> LooseRng:
 
 
 def _parts(key: str, value: Any, level: int) -> Iterator[tuple[str | None, Any]]:
-    """Each generator in ``value`` by its name in the component; None for a value that is not one."""
+    """Yield each generator in ``value`` with its name in the component; ``(None, None)`` for any other value."""
     device = next((kind for kind, pattern in _DEVICES if pattern.search(key)), "")
     if isinstance(value, dict) and "bit_generator" not in value and level < _LEVELS_MAX:
         for name, inner in value.items():

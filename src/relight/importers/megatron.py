@@ -27,13 +27,12 @@ _MASTER = "fp32_param"
 
 
 def detect_megatron(files: Files) -> Content | None:
-    """Return the content of such a folder; None for others. A parent folder with the newest iteration's number leads
-    to that iteration."""
+    """Return the content of a Megatron folder; None for other folders. In a parent folder, follow the newest iteration."""
     if files.has(LATEST):
         text = files.text(LATEST, 64)
         name = text if text == "release" else f"iter_{int(text):07d}" if re.fullmatch(r"[0-9]{1,15}", text) else ""
         if name not in files.folders:
-            raise CorruptCheckpoint(f"it names the iteration {text[:20]!r}, which is not there", where=files.where(LATEST))
+            raise CorruptCheckpoint(f"it names the iteration {text[:20]!r}, which is missing", where=files.where(LATEST))
         return _one(files.below(name))
     return _one(files)
 
@@ -56,7 +55,7 @@ def _torch_dist(files: Files) -> Content:
     )
     common = read_torch(files, "common.pt")
     if not isinstance(common, dict):
-        raise UnsafeContent("a common.pt that holds no dict", where=files.where("common.pt"))
+        raise UnsafeContent("a common.pt that is not a dict", where=files.where("common.pt"))
     tree = read_tree(files)
     check_walkable(tree, files.path)
     model: dict[str, Any] = {}
@@ -112,7 +111,7 @@ def _optimizer(content: Content, told: Any, state: dict[str, dict[str, Any]]) ->
     moments = {name: {key: value for key, value in entry.items() if key != _MASTER} for name, entry in state.items()}
     single = groups[0] if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], dict) else None
     if single is None:
-        content.left_out.append(("optimizer/groups", "which parameter is in which group is not told: their settings are kept as values"))
+        content.left_out.append(("optimizer/groups", "the group of each parameter is not recorded: settings are kept as values"))
     settings = {key: value for key, value in (single or {}).items() if key != "params"}
     node: dict[str, Any] = {"state": moments, "groups": [{**settings, "params": list(state)}], "extra": {}}
     if masters:

@@ -1,9 +1,8 @@
-"""Import Megatron's legacy checkpoints, with a file for each model-parallel rank: merged by their arguments and tensor
-names.
+"""Import Megatron's legacy checkpoints: one file for each model-parallel rank, merged by arguments and tensor names.
 
-The files do not record how a tensor was cut. Megatron's own layers are each cut in one way, so their names determine
-it, and the arguments, which are in each file, determine the size of the whole. Both must agree; tensors with other
-names are refused.
+The files do not record how a tensor was sharded. Megatron shards each of its own layers in one way, so the tensor's name
+determines the dimension. The arguments, which are in each file, determine the size of the whole tensor. Both must agree.
+Tensors with other names are refused.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ _WAYS = (
     (re.compile(r"(?:.*[._])?(?:layer_?norm|norm)(?:[._][a-z_]+)?[._](?:weight|bias)"), ALIKE, ""),
     (re.compile(r"(?:.*\.)?position_embeddings\.weight"), ALIKE, ""),
 )
-"""Names of tensors of Megatron's GPT, of Megatron-Core and older: how each is cut, and the argument with its whole
-size."""
+"""Tensor names of Megatron's GPT (Megatron-Core and older): how each is sharded, and the key of its whole size."""
 _USUAL = {
     "expert_model_parallel_size": 1, "num_experts": 0, "pipeline_model_parallel_layout": 0, "pipeline_model_parallel_split_rank": 0,
     "encoder_pipeline_model_parallel_size": 0, "mtp_num_layers": 0,
@@ -59,14 +57,16 @@ _EMBEDDING = re.compile(r"(?:.*\.)?word_embeddings\.weight")
 
 
 def detect_legacy(files: Files, ranks: Mapping[re.Match[str], str]) -> Content:
-    """Return the content. One rank's file is a whole model; several are merged. ``IncompatibleState`` states why they
-    cannot be."""
+    """Return the content. One rank's file is a whole model; several files are merged.
+
+    Raise ``IncompatibleState``, with the reason, if they cannot be merged.
+    """
     if len(ranks) == 1:
         return _one_rank(files, next(iter(ranks.values())))
     places = {(int(match[2]), int(match[3] or 0)): name for match, name in ranks.items()}
     shown = f"a legacy Megatron checkpoint of {len(ranks)} model-parallel ranks"
     if len(places) != len(ranks) or any(match[4] for match in ranks):
-        raise _refusal(files, f"{shown}: experts in files of their own, which are not understood")
+        raise _refusal(files, f"{shown}: experts in separate files are not supported")
     states = {place: _read(files, name) for place, name in places.items()}
     first = states.get((0, 0))
     if first is None:
@@ -81,7 +81,7 @@ def detect_legacy(files: Files, ranks: Mapping[re.Match[str], str]) -> Content:
     content.components["model"] = ImportedComponent(MODULE, _numbered(files, stages, sizes, content))
     if any("optimizer" in state for state in states.values()) or any(name.endswith("/distrib_optim.pt") for name in files.stamps):
         content.left_out.append(
-            ("optimizer", f"each of {len(states)} ranks has it by number, and nothing says which parameter a number is")
+            ("optimizer", f"each of {len(states)} ranks numbers its parameters, and no file maps a number to a parameter")
         )
     content.notes.append("the vocabulary is padded, as Megatron pads it")
     take_rest(content, first)
@@ -89,7 +89,7 @@ def detect_legacy(files: Files, ranks: Mapping[re.Match[str], str]) -> Content:
 
 
 def take_rest(content: Content, told: Mapping[Any, Any]) -> None:
-    """Take what is no tensor of the model or the optimizer: step, scheduler, generators; everything else as values."""
+    """Take everything but the tensors of the model and the optimizer: step, scheduler, generators, other values."""
     step = told.get("iteration")
     content.step = step if type(step) is int and 0 <= step < 10**15 else None
     scheduler = told.get("opt_param_scheduler")
@@ -114,7 +114,7 @@ class _Sizes:
         self.layers, self.virtual = self.number("num_layers"), self.number("virtual_pipeline_model_parallel_size", 1)
         for name, usual in _USUAL.items():
             if (arguments.get(name) or usual) != usual:
-                raise _refusal(files, f"{shown} with {name} {str(arguments[name])[:20]}, which is not understood")
+                raise _refusal(files, f"{shown} with {name} {str(arguments[name])[:20]}, which is not supported")
         self.tied = not arguments.get("untie_embeddings_and_output_weights")
         self.whole: dict[str, int] = {}
         self.gated = False
@@ -126,7 +126,7 @@ class _Sizes:
         value = self._told.get(name)
         value = otherwise if value is None else value
         if type(value) is not int or not 0 < value < 2**40:
-            raise _refusal(self._files, f"{self._shown}, and its arguments do not say {name}: nothing says how they go together")
+            raise _refusal(self._files, f"{self._shown}, and its arguments lack {name}, without which they cannot be merged")
         return value
 
     def stages(self) -> list[tuple[int, int]]:
@@ -136,13 +136,14 @@ class _Sizes:
     def _of_tensors(self, first: Mapping[Any, Any]) -> None:
         version, heads = first.get("checkpoint_version"), self.number("num_attention_heads")
         if not isinstance(version, (int, float)) or not version >= 2:
-            raise _refusal(self._files, f"{self._shown} of version {str(version)[:10]}: before 2, queries, keys and values lay otherwise")
+            old = str(version)[:10]
+            raise _refusal(self._files, f"{self._shown} of version {old}: before 2, queries, keys and values are in another order")
         groups = self.number("num_query_groups", heads) if self._told.get("group_query_attention") else heads
         channels = self.number("kv_channels", max(1, self.number("hidden_size") // heads))
         if groups % self.tensor or self._told.get("attention_output_gate"):
-            raise _refusal(self._files, f"{self._shown} with {groups} groups of queries on {self.tensor} ranks, which is not understood")
+            raise _refusal(self._files, f"{self._shown} with {groups} groups of queries on {self.tensor} ranks, which is not supported")
         if type(self._told.get("swiglu")) is not bool:
-            raise _refusal(self._files, f"{self._shown}, and its arguments do not say swiglu: nothing says how they go together")
+            raise _refusal(self._files, f"{self._shown}, and its arguments lack swiglu, without which they cannot be merged")
         self.gated, inner = self._told["swiglu"], self.number("ffn_hidden_size")
         self.whole = {
             "vocabulary": self.number("padded_vocab_size"), "qkv": channels * (heads + 2 * groups), "heads": channels * heads,
@@ -171,10 +172,10 @@ def _stage(files: Files, told: Mapping[tuple[int, int], Mapping[Any, Any]], plac
 def _whole(files: Files, name: str, pieces: Sequence[Any], place: tuple[int, int], sizes: _Sizes) -> AssembledTensor:
     first, where = pieces[0], f"{files.path}: {name[:120]}"
     if any((piece.dtype, piece.shape) != (first.dtype, first.shape) for piece in pieces):
-        raise CorruptCheckpoint("of another shape or dtype on another rank", where=where)
+        raise CorruptCheckpoint("its shape or dtype differs between ranks", where=where)
     way, of = next(((way, of) for pattern, way, of in _WAYS if pattern.fullmatch(name)), ("", ""))
     if not way:
-        raise _refusal(files, f"nothing says how {name[:120]!r} was cut for {sizes.tensor} tensor-parallel ranks")
+        raise _refusal(files, f"unknown tensor {name[:120]!r}: how {sizes.tensor} tensor-parallel ranks shard it is not recorded")
     key = ("megatron", files.path, place, name)
     sources = [piece.source() for piece in pieces]
     if way == ALIKE:
@@ -216,15 +217,15 @@ def _numbered(files: Files, stages: Sequence[dict[str, Any]], sizes: _Sizes, con
         begin += len(numbers)
     if len(homes) != 1 or begin != sizes.layers:
         counts = f"{begin} layers in {len(stages)} stages below {len(homes)} names"
-        raise _refusal(files, f"{counts}, where its arguments say {sizes.layers}: nothing says which is which")
+        raise _refusal(files, f"{counts}, but its arguments specify {sizes.layers}: the order of the layers is unknown")
     return merged
 
 
 def _drop_copy(files: Files, name: str, tensor: Any, found: dict[str, Any], sizes: _Sizes, content: Content) -> None:
-    """Drop the last stage's copy of a tied embedding: the first stage's is taken, after a check that both are equal."""
+    """Drop the last stage's copy of a tied embedding; take the first stage's. When it is read, both are compared."""
     first = next((candidate for candidate in found if _EMBEDDING.fullmatch(candidate)), None)
     if first is None or not sizes.tied or not (_TIED.fullmatch(name) or name == first):
-        raise _refusal(files, f"{name[:120]!r} is in several stages, and nothing says which is which")
+        raise _refusal(files, f"{name[:120]!r} is in several stages, and is not a tied embedding")
     mine = found[first]
     if (mine.dtype, mine.shape) != (tensor.dtype, tensor.shape):
         raise CorruptCheckpoint(f"{first[:80]!r} is tied to {name[:80]!r}, of another shape or dtype", where=files.path)
@@ -235,7 +236,7 @@ def _drop_copy(files: Files, name: str, tensor: Any, found: dict[str, Any], size
 
 
 class _Alike:
-    """A tensor that is equal on several ranks: the first one's bytes, compared with the others'."""
+    """A tensor of which several ranks have a copy: the first copy's bytes, compared with the others."""
 
     def __init__(self, sources: Sequence[Source], where: str) -> None:
         self._sources, self._where, self.length = sources, where, sources[0].length
@@ -251,7 +252,7 @@ class _Alike:
         for other in self._sources[1:]:
             _read_source(other, start, room)
             if room != into:
-                raise CorruptCheckpoint("copies that should be the same are not", where=self._where, hint=_CONVERT)
+                raise CorruptCheckpoint("copies that should be equal differ", where=self._where, hint=_CONVERT)
 
 
 def _read_source(source: Source, start: int, into: memoryview) -> None:
@@ -269,7 +270,7 @@ def _one_rank(files: Files, file: str) -> Content:
     check_walkable(state.get("model"), files.where(file))
     model = joined(state.get("model"))
     if not is_module(model):
-        raise IncompatibleState("a model that is none of tensors by name", where=files.where(file))
+        raise IncompatibleState("a model that is not a dict of tensors by name", where=files.where(file))
     content.components["model"] = ImportedComponent(MODULE, model)
     optimizer = state.get("optimizer")
     inner = optimizer.get("optimizer") if isinstance(optimizer, dict) and not is_optimizer(optimizer) else optimizer

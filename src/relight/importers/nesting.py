@@ -1,4 +1,4 @@
-"""Flat names of a state dict, and the tree before it was flattened."""
+"""Flat names of a state dict, and the nested tree that they stand for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def name_of(position: Path) -> str:
 
 
 def crowded(positions: Mapping[str, Path]) -> set[str]:
-    """Return the names whose positions conflict with others: the same position, or one below another's value."""
+    """Return the names with a conflicting position: equal to another's, or below another's value."""
     taken: dict[Path, str] = {}
     inner: dict[Path, type] = {}
     conflicts: set[str] = set()
@@ -53,7 +53,7 @@ def nested(nodes: Iterable[tuple[Path, Any]]) -> dict[Any, Any]:
 
 
 class OpaqueNode:
-    """A node whose content is left unchanged when dicts with numeric keys become lists."""
+    """A node with content that stays unchanged when dicts with numeric keys become lists."""
 
     __slots__ = ("node",)
 
@@ -68,6 +68,6 @@ def _lists(node: Any) -> Any:
         return node
     if node and all(type(key) is int for key in node):
         if not 0 <= min(node) <= max(node) < 2 * len(node) + 1000:  # missing elements cost memory
-            raise UnsafeContent(f"a list of {len(node)} elements, one of which is number {max(node)}")
+            raise UnsafeContent(f"a list of {len(node)} elements with the index {max(node)}")
         return [_lists(node.get(index)) for index in range(max(node) + 1)]
     return {key: _lists(value) for key, value in node.items()}

@@ -1,5 +1,4 @@
-"""Import Orbax's checkpoints: a tree of arrays, each a zarr array, in files that are read here or in an OCDBT, which
-tensorstore reads."""
+"""Import Orbax's checkpoints: a tree of zarr arrays, in files that Relight reads or in an OCDBT that tensorstore reads."""
 
 from __future__ import annotations
 
@@ -87,7 +86,7 @@ def _tree(files: Files, prefix: str) -> tuple[dict[Any, Any], str]:
     metadata = files.json(f"{prefix}{METADATA}")
     entries = metadata.get("tree_metadata") if isinstance(metadata, dict) else None
     if not isinstance(metadata, dict) or not isinstance(entries, dict):
-        raise UnsafeContent("a tree that is not told of", where=where)
+        raise UnsafeContent("tree_metadata is missing or not a dict", where=where)
     newer = bool(metadata.get("use_zarr3"))
     ocdbt = files.has(f"{prefix}manifest.ocdbt")
     root: dict[Any, Any] = {}
@@ -96,7 +95,7 @@ def _tree(files: Files, prefix: str) -> tuple[dict[Any, Any], str]:
             keys = [str(key_entry["key"]) for key_entry in entry["key_metadata"]]
             kind = entry["value_metadata"]["value_type"]
         except (KeyError, TypeError) as error:
-            raise UnsafeContent("an entry of the tree that is none", where=where) from error
+            raise UnsafeContent("an invalid entry of the tree", where=where) from error
         if not 0 < len(keys) <= 60:
             raise UnsafeContent("an entry of the tree without a name, or nested too deeply", where=where)
         parent = root
@@ -118,7 +117,7 @@ def _tree(files: Files, prefix: str) -> tuple[dict[Any, Any], str]:
 
 
 def _zarr(files: Files, prefix: str, name: str) -> AssembledTensor:
-    """Return an array of zarr 2 whose chunks are files: uncompressed, or zstd."""
+    """Return an array of zarr 2 with one file for each chunk: uncompressed, or zstd."""
     home = f"{prefix}{name}"
     where = files.where(home)
     metadata = files.json(f"{home}/.zarray")
@@ -150,7 +149,7 @@ def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> AssembledTensor
     where = files.where(f"{prefix}{name}")
     if files.in_bucket:
         raise IncompatibleState(
-            "an OCDBT in a bucket, which only tensorstore reads, and that from a file system",
+            "an OCDBT in a bucket: only tensorstore reads it, and only from a file system",
             where=files.where(f"{prefix}manifest.ocdbt"),
             hint="copy this folder to a file system, or mount the bucket, and import it from there",
         )
@@ -160,7 +159,7 @@ def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> AssembledTensor
         raise IncompatibleState(
             "an OCDBT, which only tensorstore reads",
             where=files.where(f"{prefix}manifest.ocdbt"),
-            hint="pip install tensorstore, and say it again",
+            hint="pip install tensorstore, and run the import again",
         ) from error
     base = files.where(prefix.rstrip("/"))
     for name_of_file in files.stamps:

@@ -1,8 +1,8 @@
 """Read a pickle as data: opcode by opcode, with a reader that calls only functions of an allow-list.
 
-Every import that a pickle requests is looked up in a table; if it is not there, ``UnsafeContent`` names it. Objects of
-classes become ``UnpickledObject``, which is inert. Opcodes: Python's ``pickletools``; protocols 2 to 5. Time and
-memory are linear in the input.
+The table lists every import that a pickle may request; for any other, ``UnsafeContent`` names it. Objects of classes
+become ``UnpickledObject``, which is inert. Opcodes: Python's ``pickletools``; protocols 2 to 5. Time and memory are
+linear in the input.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AllowedClass(NamedTuple):
 
 
 class Stranger(NamedTuple):
-    """An unknown class. Objects of it become ``UnpickledObject``, whose name is ``STRANGE`` and this name."""
+    """An unknown class. Its objects become ``UnpickledObject``, named ``STRANGE`` followed by the class's name."""
 
     name: str
 
@@ -85,8 +85,8 @@ def read_pickle(
 
     ``table``: by ``module.name`` an ``AllowedClass``, an ``AllowedCall``, or a value. ``persistent`` resolves
     persistent ids, such as storages. ``strangers``: classes that are neither in the table nor in Python's library
-    become ``Stranger``, and their objects ``UnpickledObject``, so that the rest can be read; functions are refused all
-    the same.
+    become ``Stranger``, and their objects ``UnpickledObject``, so that the rest can be read. Unknown functions are
+    refused in both cases.
     """
     return read_first(data, table, where, persistent, strangers=strangers)[0]
 
@@ -223,7 +223,7 @@ class _Machine:
         elif code == 0x92:
             words, args, kind = stack.pop(), stack.pop(), stack.pop()
             if not isinstance(words, dict):
-                raise self._unsafe("arguments by name that are no dict")
+                raise self._unsafe("keyword arguments that are not a dict")
             stack.append(self._object(kind, args))
         elif code == ord("b"):
             state, target = stack.pop(), stack[-1]
@@ -238,7 +238,7 @@ class _Machine:
 
     def _object(self, kind: Any, args: Any) -> Any:
         if not isinstance(kind, (AllowedClass, Stranger)) or not isinstance(args, tuple):
-            raise self._unsafe("an object of something that is no class")
+            raise self._unsafe("an object of something other than a class")
         return UnpickledObject(kind.name if isinstance(kind, AllowedClass) else f"{STRANGE}{kind.name}", args)
 
     def _count(self) -> None:
@@ -248,7 +248,7 @@ class _Machine:
 
     def _call(self, function: Any, args: Any) -> Any:
         if not isinstance(args, tuple):
-            raise self._unsafe("arguments that are no tuple")
+            raise self._unsafe("arguments that are not a tuple")
         self._count()
         if isinstance(function, Stranger):
             last = function.name.rpartition(".")[2]

@@ -37,7 +37,7 @@ def read_safetensors(files: Files, name: str) -> tuple[dict[str, Spec], dict[str
     files.read[name] = Digest(data).digest()
     header = from_json(data.rstrip(b" "), where, max(length, 1 << 16) * 4)
     if not isinstance(header, dict):
-        raise UnsafeContent("a header that is no object", where=where)
+        raise UnsafeContent("a header that is not a JSON object", where=where)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or any(not isinstance(value, str) for value in metadata.values()):
         raise UnsafeContent("metadata that is not text", where=where)
@@ -49,16 +49,16 @@ def read_safetensors(files: Files, name: str) -> tuple[dict[str, Spec], dict[str
     end = begin
     for key, spec in specs:
         if spec.span.offset != end:
-            raise UnsafeContent(f"{key[:80]!r} lies on another tensor, or behind a hole", where=where)
+            raise UnsafeContent(f"{key[:80]!r} overlaps another tensor, or follows a gap", where=where)
         end += spec.span.length
     if end != size:
-        raise CorruptCheckpoint(f"{size} bytes long, where {end} are told of", where=where)
+        raise CorruptCheckpoint(f"{size} bytes long, but the header describes {end}", where=where)
     return dict(specs), metadata
 
 
 def _spec(key: str, told: Any, home: Home, begin: int, where: str) -> tuple[str, Spec]:
     if not isinstance(told, dict) or not {"dtype", "shape", "data_offsets"} <= told.keys():
-        raise UnsafeContent(f"{key[:80]!r} is not told of as a tensor", where=where)
+        raise UnsafeContent(f"{key[:80]!r} has an invalid entry in the header", where=where)
     shape, offsets, dtype = told["shape"], told["data_offsets"], told["dtype"]
     for numbers in (shape, offsets):
         if (
@@ -66,11 +66,11 @@ def _spec(key: str, told: Any, home: Home, begin: int, where: str) -> tuple[str,
             or len(numbers) > 64
             or any(type(number) is not int or not 0 <= number < 2**63 for number in numbers)
         ):
-            raise UnsafeContent(f"{key[:80]!r} has an impossible shape or place", where=where)
+            raise UnsafeContent(f"{key[:80]!r} has an invalid shape or offset", where=where)
     if not isinstance(dtype, str) or dtype not in DTYPES_THERE:
         raise IncompatibleState(f"dtype {str(dtype)[:40]}, which Relight has no name for", where=f"{where}: {key[:80]}")
     name = DTYPES_THERE[dtype]
     length = math.prod(shape) * DTYPES[name].itemsize
     if len(offsets) != 2 or offsets[1] - offsets[0] != length:
-        raise UnsafeContent(f"{key[:80]!r} has other bytes than its shape needs", where=where)
+        raise UnsafeContent(f"{key[:80]!r} has a length that does not match its shape", where=where)
     return key, Spec(name, tuple(shape), row_major(shape), 0, FileRange(begin + offsets[0], length), home)

@@ -1,4 +1,4 @@
-"""Import one file: of safetensors, or of ``torch.save``, whatever a script or Lightning put into it."""
+"""Import one file: safetensors, or ``torch.save`` with the content of a script or of Lightning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def detect_file(files: Files, name: str = "") -> Content | None:
     if not form:
         return None
     loaded = read_torch(files, name)
-    writer = "torch.save" if form == "zip" else "torch.save of before 1.6"
+    writer = "torch.save" if form == "zip" else "torch.save before 1.6"
     if isinstance(loaded, dict) and _LIGHTNING in loaded and isinstance(loaded.get("state_dict"), dict):
         return lightning(loaded)
     return from_dict("torch", f"{writer} file", loaded, files.where(name))
@@ -55,13 +55,15 @@ def from_dict(kind: str, format: str, told: Any, where: str) -> Content:
     elif isinstance(told, dict):
         content.take(told)
     else:
-        raise IncompatibleState(f"it holds a {_named(told)}, where a state dict or a dict of them is wanted", where=where)
+        raise IncompatibleState(f"it has a {_named(told)} instead of a state dict or a dict of state dicts", where=where)
     return content
 
 
 def lightning(told: dict[Any, Any]) -> Content:
-    """Return the content of a ``.ckpt`` of Lightning's ``Trainer``: one module, numbered optimizers and schedulers;
-    loops and callbacks as values."""
+    """Return the content of a ``.ckpt`` of Lightning's ``Trainer``.
+
+    It has one module, numbered optimizers and schedulers. Loops and callbacks are kept as values.
+    """
     version = told.get(_LIGHTNING)
     content = Content("lightning", f"Lightning {version} .ckpt" if isinstance(version, str) and len(version) < 30 else "Lightning .ckpt")
     state = told["state_dict"]
@@ -69,7 +71,7 @@ def lightning(told: dict[Any, Any]) -> Content:
         content.components["model"] = ImportedComponent(MODULE, state)
     else:
         content.kept["state_dict"] = state
-        content.left_out.append(("model", "its state is none of a module's: kept as values"))
+        content.left_out.append(("model", "its state is not a module's: kept as values"))
     for key, kind, name in (("optimizer_states", OPTIMIZER, "optimizer"), ("lr_schedulers", SCHEDULER, "scheduler")):
         given = told.get(key)
         given = given if isinstance(given, list) else []

@@ -77,7 +77,7 @@ class Spec(NamedTuple):
 
 
 class AssembledTensor(NamedTuple):
-    """A tensor whose bytes come from any source, for example several files."""
+    """A tensor with bytes from any source, for example from several files."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -191,7 +191,7 @@ class Joined:
 
 
 class Tiled:
-    """A tensor of which each box has its own source. Raise ``UnsafeContent`` unless the boxes tile the shape."""
+    """A tensor in boxes, each with its own source. Raise ``UnsafeContent`` unless the boxes tile the shape."""
 
     def __init__(self, dtype: str, shape: tuple[int, ...], boxes: Sequence[tuple[Box, Source]], where: str) -> None:
         self._size, self._shape = DTYPES[dtype].itemsize, shape

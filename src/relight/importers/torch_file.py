@@ -40,8 +40,10 @@ def read_torch(files: Files, name: str) -> Any:
 
 
 def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
-    """Read magic number, version, machine, object, storage keys, and for each storage its number of elements and its
-    bytes."""
+    """Read the format before torch 1.6.
+
+    Its parts: magic number, version, machine, object, storage keys, and for each storage its number of elements and bytes.
+    """
     size = files.size(name)
     data = pread(handle, 0, min(size, PICKLE_BYTES_MAX), where)
     position = 0
@@ -63,13 +65,13 @@ def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
             and isinstance(told[1], StorageKind)
             and isinstance(told[2], str)
         ):
-            raise UnsafeContent("a storage that is told of in another way", where=where)
+            raise UnsafeContent("a storage reference that is not in torch's form", where=where)
         _, kind, key, _, count, part = told
         if part is not None or type(count) is not int or not 0 <= count < 2**62:
-            raise IncompatibleState("storages that are parts of others", where=where, hint="save it anew with a torch from 1.6 on")
+            raise IncompatibleState("storages that are parts of others", where=where, hint="save it again with torch 1.6 or newer")
         length = count * DTYPES[kind.dtype].itemsize
         if seen.setdefault(key, (kind.dtype, count)) != (kind.dtype, count) or length > size:
-            raise UnsafeContent("a storage larger than the file, or told of in two ways", where=where)
+            raise UnsafeContent("a storage larger than the file, or with two different dtypes or sizes", where=where)
         return Storage(kind.dtype, spans.get(key, FileRange(0, length)), Home(files, name))
 
     begin = position
@@ -79,7 +81,7 @@ def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
     position += length
     files.read[name] = Digest(data[:position]).digest()
     if not isinstance(keys, list) or set(map(str, keys)) != seen.keys() or len(keys) != len(seen):
-        raise CorruptCheckpoint("other storages than its tensors lie in", where=where)
+        raise CorruptCheckpoint("its list of storages does not match its tensors", where=where)
     for key in keys:
         dtype, count = seen[key]
         if struct.unpack("<q", pread(handle, position, 8, where))[0] != count:

@@ -1,5 +1,4 @@
-"""Build Relight's tree and items from the values of a foreign file. Values that have no place there are listed as left
-out."""
+"""Build Relight's tree and items from the values of a foreign file. Values that do not fit are listed as left out."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ class Numbers(NamedTuple):
 class TreeBuilder:
     """Collects items while the tree is built. A tensor that repeats becomes the same item.
 
-    ``left_out`` has ``(what, why)``; ``trained`` are names of parameters that an optimizer has.
+    ``left_out`` has ``(what, why)``.
     """
 
     def __init__(self, bytes_max: int, where: str, wanted: Callable[[str], bool] | None = None) -> None:
@@ -51,7 +50,11 @@ class TreeBuilder:
         self._not_asked = 0
 
     def module(self, node: dict[str, Any], path: str, trained: Collection[str] = ()) -> dict[Any, Any]:
-        """Return a module's state. Floating-point tensors are parameters, unless the trained names are known."""
+        """Return a module's state as a node.
+
+        ``trained``: names of parameters that an optimizer has. If it is empty, all floating-point tensors count as
+        parameters.
+        """
         entries: dict[Any, Any] = {}
         for key, value in node.items():
             below = join_path(path, key)
@@ -66,7 +69,7 @@ class TreeBuilder:
         return entries
 
     def value(self, node: Any, path: str, role: str = "value") -> tuple[bool, Any]:
-        """Return whether any of another component is imported, and its node."""
+        """Return whether any value of a component other than a module is imported, and its node."""
         built = self._value(node, path, role, 1)
         return (False, None) if built is _OUT else (True, built)
 
@@ -177,7 +180,7 @@ class TreeBuilder:
 
     def _made(self, value: UnpickledObject, path: str, role: str) -> Any:
         if value.name.startswith(STRANGE):
-            return self._out(path, f"an object of {value.name[len(STRANGE) :][:120]}, of which only the name is known")
+            return self._out(path, f"an object of {value.name[len(STRANGE) :][:120]}: only the name of this class is known")
         try:
             if value.name == "scalar":
                 dtype = numpy_dtype(value.args[0])

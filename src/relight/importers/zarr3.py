@@ -1,7 +1,6 @@
-"""Read arrays of zarr 3 whose chunks are files, or are in shards, which are files with an index: uncompressed, or
-zstd.
+"""Read arrays of zarr 3, uncompressed or zstd. Chunks are files, or are in shards: files of several chunks and an index.
 
-Any other codec is refused by name. (zarr-specs.readthedocs.io, version 3.0, and its ``sharding_indexed``)
+For any other codec the error names it. (zarr-specs.readthedocs.io, version 3.0, and its ``sharding_indexed``)
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def read_zarr3(files: Files, home: str) -> AssembledTensor:
         raise IncompatibleState(f"dtype {str(dtype)[:40]}, which Relight has no name for", where=where)
     grid, grid_options = _named(metadata.get("chunk_grid"), where)
     if grid != "regular" or metadata.get("storage_transformers"):
-        raise IncompatibleState("chunks of several shapes, or stored in a way of its own", where=where)
+        raise IncompatibleState("chunks of several shapes, or with a storage transformer", where=where)
     shape, outer = numbers_of(metadata.get("shape"), where), numbers_of(grid_options.get("chunk_shape"), where)
     codecs = _codecs(metadata.get("codecs"), dtype, where)
     inner = outer if codecs.inner is None else codecs.inner
@@ -91,7 +90,7 @@ class _Shards:
         if offset == _NOWHERE or offset + length > self._files.size(file):
             raise CorruptCheckpoint("a shard without one of its chunks", where=where)
         if length > limit:
-            raise UnsafeContent(f"{length} bytes where at most {limit} are looked at", where=where)
+            raise UnsafeContent(f"{length} bytes, but at most {limit} are read", where=where)
         with self._files.open(file) as handle:
             yield from pieces_of(handle, offset, length, where)
 
@@ -103,12 +102,12 @@ class _Shards:
         with self._files.open(file) as handle:
             data = pread(handle, 0 if self._codecs.index_first else size - length, length, where)
         if self._codecs.index_crc and crc32c(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
-            raise CorruptCheckpoint("a shard whose index has another checksum than when it was written", where=where)
+            raise CorruptCheckpoint("the checksum of a shard's index is wrong", where=where)
         return data[: 8 * count]
 
 
 def crc32c(data: bytes) -> int:
-    """The checksum of Castagnoli (RFC 3720): of indexes, which are short."""
+    """Return the CRC-32C (Castagnoli, RFC 3720). Slow: only for indexes, which are short."""
     table, crc = _table(), 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
@@ -117,21 +116,21 @@ def crc32c(data: bytes) -> int:
 
 @cache
 def _table() -> tuple[int, ...]:
-    found = []
+    table = []
     for number in range(256):
         for _ in range(8):
             number = number >> 1 ^ (0x82F63B78 if number & 1 else 0)
-        found.append(number)
-    return tuple(found)
+        table.append(number)
+    return tuple(table)
 
 
 def _codecs(told: Any, dtype: str, where: str) -> Codecs:
-    """What is done to a chunk, in order. ``IncompatibleState`` for what is not known here."""
-    names = [_named(one, where) for one in told] if isinstance(told, list) and len(told) < 10 else []
+    """Return the codecs of a chunk. Raise ``IncompatibleState`` for a codec that Relight does not read."""
+    names = [_named(codec, where) for codec in told] if isinstance(told, list) and len(told) < 10 else []
     if len(names) == 1 and names[0][0] == "sharding_indexed":
         given = names[0][1]
         inside = _codecs(given.get("codecs"), dtype, where)
-        index = [_named(one, where) for one in given["index_codecs"]] if isinstance(given.get("index_codecs"), list) else []
+        index = [_named(codec, where) for codec in given["index_codecs"]] if isinstance(given.get("index_codecs"), list) else []
         place = given.get("index_location", "end")
         checked = [name for name, _ in index] == ["bytes", "crc32c"]
         if inside.inner is not None or place not in ("start", "end") or not (checked or [name for name, _ in index] == ["bytes"]):
@@ -139,8 +138,8 @@ def _codecs(told: Any, dtype: str, where: str) -> Codecs:
         _check_order(index[0][1], 8, where)
         return Codecs(inside.zstd, numbers_of(given.get("chunk_shape"), where), place == "start", checked)
     if [name for name, _ in names] not in (["bytes"], ["bytes", "zstd"]):
-        said = ", ".join(name[:40] for name, _ in names) or "none"
-        raise IncompatibleState(f"chunks coded by {said}, where bytes and zstd are understood", where=where)
+        listed = ", ".join(name[:40] for name, _ in names) or "none"
+        raise IncompatibleState(f"chunks with codecs {listed}: only bytes and zstd are supported", where=where)
     _check_order(names[0][1], DTYPES[dtype].itemsize, where)
     return Codecs(len(names) == 2)
 
@@ -151,21 +150,21 @@ def _check_order(given: dict[str, Any], itemsize: int, where: str) -> None:
 
 
 def _names(told: Any, where: str) -> Any:
-    """How a chunk's numbers make its name."""
+    """Return a function from a chunk's numbers to its name."""
     kind, given = _named(told, where)
     separator = given.get("separator", "/" if kind == "default" else ".")
     if kind not in ("default", "v2") or separator not in (".", "/"):
-        raise IncompatibleState("chunks whose names are made in another way", where=where)
+        raise IncompatibleState("chunk names of an unknown form", where=where)
     if kind == "v2":
         return lambda numbers: separator.join(map(str, numbers)) or "0"
     return lambda numbers: separator.join(("c", *map(str, numbers)))
 
 
 def _named(told: Any, where: str) -> tuple[str, dict[str, Any]]:
-    """What has a name and, mostly, a configuration."""
+    """Return the name and the configuration of an extension point of zarr 3."""
     if isinstance(told, str):
         return told, {}
     given = told.get("configuration", {}) if isinstance(told, dict) else None
     if not isinstance(told, dict) or not isinstance(told.get("name"), str) or not isinstance(given, dict):
-        raise UnsafeContent("metadata that is none of zarr 3", where=where)
+        raise UnsafeContent("not metadata of zarr 3", where=where)
     return told["name"], given

@@ -1,5 +1,7 @@
-"""Accelerate: ``checkpointer`` returns a ``relight.Checkpointer`` of the objects that ``accelerator.prepare``
-returned. Tested with 1.15."""
+"""Accelerate: ``checkpointer`` returns a ``relight.Checkpointer`` of the objects from ``accelerator.prepare``.
+
+Tested with 1.15.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ else:
 
 
 def checkpointer(accelerator: Accelerator, path: str | os.PathLike[str], **given: Any) -> Checkpointer:
-    """Return a Checkpointer that replaces ``save_state``, ``load_state`` and ``skip_first_batches``: use
-    ``restore()``, ``step()``, ``close()``.
+    """Return a Checkpointer that replaces ``save_state``, ``load_state`` and ``skip_first_batches``.
+
+    Use its ``restore()``, ``step()`` and ``close()``.
 
     ``given``: ``relight.Checkpointer``'s options, and components under any names: models, optimizers, schedulers and
     loaders that ``prepare`` returned, and any other component. The accelerator's scaler and its count of accumulated

@@ -98,8 +98,10 @@ class Folder:
 
 
 def _read(handle: int, chunk: Chunk, tensor: Tensor, sink: Sink, where: str) -> int:
-    """Read one chunk into ``sink``, and check its checksum if the whole chunk is read. Memory: a slab, or the chunk if
-    it is not in order."""
+    """Read one chunk into ``sink``, and check its checksum if the whole chunk is read.
+
+    Memory: a slab, or the whole chunk if its elements are not contiguous.
+    """
     spec = TorchArchive(handle, chunk.span, where).tensor()
     size = spec.itemsize
     if spec.dtype != tensor.dtype or spec.shape != chunk.box.size or spec.span.length != chunk.box.elements * size:

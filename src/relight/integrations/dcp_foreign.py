@@ -18,12 +18,11 @@ from relight.integrations.dcp_folder import Folder
 
 
 def read(path: str | os.PathLike[str], only: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the state dict in a directory that ``dcp.save`` wrote, with its original nesting: whole CPU tensors and
-    plain values.
+    """Return the state dict in a directory that ``dcp.save`` wrote, with its original nesting.
 
-    Nothing in it is executed. ``only=["model.*"]`` reads just the matches, by DCP's flat names or by paths such as
-    ``model/*``. Chunks are read one after the other, straight to their places. ``UnsafeContent`` names a value that is
-    not a plain one; exclude it with ``only``.
+    It has whole CPU tensors and plain values. Nothing in the directory is executed. ``only=["model.*"]`` reads just the
+    matches, by DCP's flat names or by paths such as ``model/*``. Chunks are read one after the other, straight to their
+    places. ``UnsafeContent`` names a value that is not a plain one; exclude it with ``only``.
     """
     folder = Folder(path)
 
@@ -39,8 +38,9 @@ def read(path: str | os.PathLike[str], only: Sequence[str] | None = None) -> dic
 
 
 def restore(path: str | os.PathLike[str], *, strict: bool = True, **components: object) -> None:
-    """Restore a checkpoint of ``dcp.save`` into live modules, optimizers and other objects, whole or as DTensors of
-    any layout.
+    """Restore a checkpoint of ``dcp.save`` into live modules, optimizers and other objects.
+
+    Their tensors may be whole, or DTensors of any layout.
 
     ``restore("ckpt/step-1000", model=model, optim=optimizer)``: the names are the top-level keys of the state dict. A
     state dict of a module alone goes into the only component given. Optimizers are matched by parameter names, as
@@ -80,8 +80,7 @@ def _unnested(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _optimizer(node: Any, optimizer: Any, components: Mapping[str, object], where: str) -> dict[str, Any]:
-    """Return an optimizer's state in the form of Relight's own checkpoints: ``{"state": {name: …}, "groups": […],
-    "extra": {}}``."""
+    """Return an optimizer's state in Relight's own form: ``{"state": {name: …}, "groups": […], "extra": {}}``."""
     if not isinstance(node, dict):
         raise IncompatibleState("saved as something other than an optimizer", where=where)
     names = parameter_names(optimizer, components)
@@ -105,8 +104,10 @@ def _named(key: Any, order: Sequence[str]) -> Any:
 
 
 def _flat(node: Mapping[Any, Any], optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
-    """Return the state from ``flatten_optimizer_state_dict``: ``state.<parameter>.<key>`` and
-    ``param_groups.<parameter>.<key>``."""
+    """Return the state from keys of ``flatten_optimizer_state_dict``.
+
+    They are ``state.<parameter>.<key>`` and ``param_groups.<parameter>.<key>``.
+    """
     state: dict[str, dict[str, Any]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for key, value in node.items():

@@ -44,15 +44,14 @@ _PASSED_OVER = (CorruptCheckpoint, UnsafeContent, StoreUnavailable)
 
 
 class _Told(NamedTuple):
-    """Data that ranks send with their plans: checkpoints in reading order; and, from the coordinator, the number of
-    ranks."""
+    """Data that ranks send with their plans: checkpoints in reading order, and the coordinator's number of ranks."""
 
     ids: tuple[str, ...]
     world: int
 
 
 class _Found(NamedTuple):
-    """A checkpoint whose root and parts were read, and its description for DCP."""
+    """A checkpoint after its root and parts were read, and its description for DCP."""
 
     checkpoint: Checkpoint
     opened: Opened
@@ -65,8 +64,10 @@ class _Found(NamedTuple):
 
 
 class _UnreadableMetadata(Metadata):
-    """Replaces metadata that could not be read, and raises the error on access: DCP itself would only log the error
-    and continue."""
+    """Replaces metadata that could not be read, and raises the error on access.
+
+    DCP itself would only log the error and continue.
+    """
 
     def __init__(self, error: RelightError) -> None:
         self._error = error
@@ -78,8 +79,9 @@ class _UnreadableMetadata(Metadata):
 
 
 class StorageReader(_StorageReader):
-    """Loads what ``StorageWriter`` saved in the run at ``url``: ``dcp.load(state,
-    storage_reader=StorageReader("store/run"))``.
+    """Loads checkpoints that ``StorageWriter`` saved in the run at ``url``.
+
+    ``dcp.load(state, storage_reader=StorageReader("store/run"))``.
 
     ``which`` is ``latest``, ``best``, ``best:METRIC``, a tag, a step or an id; the last number in ``checkpoint_id=``
     of ``dcp.load`` is a step. Each rank reads the byte ranges that its plan needs, whatever the layout at the save;
@@ -127,16 +129,19 @@ class StorageReader(_StorageReader):
             self._found = self._first()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Say which checkpoint it was made for."""
+        """Add to the plan the id of the checkpoint that it was made for."""
         assert self._found is not None
         plan.storage_data = _Told((self._found.checkpoint.id,), 0)
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Which checkpoints all ranks try, in order: from the oldest that one of them has chosen, as the others may be damaged."""
-        order = [one.id for one in candidates(self._open_run().history(), self.which)]
-        chosen = {one for plan in plans if isinstance(plan.storage_data, _Told) for one in plan.storage_data.ids}
-        first = max((order.index(one) for one in chosen if one in order), default=0)
+        """Add to the plans the checkpoints that all ranks try, in order.
+
+        They begin with the oldest one that a rank has chosen: that rank found newer ones damaged.
+        """
+        order = [checkpoint.id for checkpoint in candidates(self._open_run().history(), self.which)]
+        chosen = {checkpoint_id for plan in plans if isinstance(plan.storage_data, _Told) for checkpoint_id in plan.storage_data.ids}
+        first = max((order.index(checkpoint_id) for checkpoint_id in chosen if checkpoint_id in order), default=0)
         for plan in plans:
             plan.storage_data = _Told(tuple(order[first:]), len(plans))
         return plans
@@ -175,7 +180,7 @@ class StorageReader(_StorageReader):
         return open_run(open_bytes(self._store_url), self._run_name)
 
     def _first(self) -> _Found:
-        """Return the first checkpoint whose root, parts and packs exist, as far as known without reading them."""
+        """Return the first checkpoint that is complete, as far as known without reading its packs."""
         run = self._open_run()
         view = run.view()
         tried = [report(candidate) for candidate in choose_all(run.history(), self.which)]
@@ -244,7 +249,7 @@ def _tensor(found: _Found, name: str) -> int:
         raise IncompatibleState(f"checkpoint {found.checkpoint.id} has no tensor of that name", where=name)
     leaf = node_at(found.joined.tree, entry.at(name), found.where)
     if not isinstance(leaf, Leaf) or leaf.kind != "tensor":
-        raise UnsafeContent(f"{name[:80]!r} is said to be a tensor, and is none", where=found.where)
+        raise UnsafeContent(f"{name[:80]!r} is listed as a tensor, but is not one", where=found.where)
     return leaf.tensors[0]
 
 
@@ -269,7 +274,7 @@ def _fill(found: _Found, items: Sequence[ReadItem], planner: LoadPlanner) -> Non
         box = Box(start, tuple(item.lengths))
         target = planner.resolve_tensor(item).detach()
         if not box.inside(joined.tensors[index].shape) or tuple(target.shape) != box.size:
-            raise IncompatibleState(f"{list(box.size)} at {list(start)} is asked for, into {list(target.shape)}", where=name)
+            raise IncompatibleState(f"{list(box.size)} at {list(start)} was requested, for a target of {list(target.shape)}", where=name)
         regions.setdefault(index, []).append(Region(box, target))
         tensors.append((item, target))
     sinks: dict[int, Sink] = dict(memory.sinks)

@@ -1,8 +1,8 @@
-"""The positions of a DCP state dict's entries in a checkpoint's tree, and what DCP needs to know of them at a load.
+"""The positions of a DCP state dict's entries in a checkpoint's tree, and the facts that DCP needs at a load.
 
-The tree is the state dict before DCP flattened it. Below ``dcp`` it has, for each flat name, what DCP's own
-``.metadata`` would have and the tensors have not: ``entries: {name: (kind, path or None, position or None)}``.
-``path`` is the planner's path; ``position`` is the position in the tree if it is another one.
+The tree is the state dict before DCP flattened it. Below ``dcp`` it has an entry for each flat name, with the facts of
+DCP's own ``.metadata`` that tensors lack: ``entries: {name: (kind, path or None, position or None)}``. ``path`` is the
+planner's path; ``position`` is the position in the tree, if it differs from the path.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from relight.importers.nesting import Path, name_of
 OWN = "dcp"
 """The key of the tree that this room uses."""
 APART = "apart"
-"""Key for entries whose usual position is taken."""
+"""Key for entries when another entry has their usual position."""
 VERSION = 1
 TENSOR, VALUE = "tensor", "value"
 _RESERVED = re.compile(r"(?:dcp|rank|rng|grad)~*\Z")

@@ -54,8 +54,9 @@ _lives: OrderedDict[str, _WriterMemory] = OrderedDict()
 
 
 class StorageWriter(_StorageWriter):
-    """Saves a DCP state as ``step`` of the run at ``url``, in Relight's own format: verified, and either committed as
-    a whole or absent.
+    """Saves a DCP state as ``step`` of the run at ``url``, in Relight's own format.
+
+    The checkpoint is verified, and either committed as a whole or absent.
 
     ``dcp.save(state, storage_writer=StorageWriter("store/run", step=7))``; ``async_save`` too, in a thread or a
     process. Keep one writer for the whole job and set ``step`` before each save: its first save begins an attempt of
@@ -64,8 +65,8 @@ class StorageWriter(_StorageWriter):
 
     Each rank writes the shards that DCP's planner gave it, as pieces of one tensor. Values that are not tensors are
     stored as plain values; ``IncompatibleState`` names those that cannot be. ``timeout_s``: seconds that ranks wait
-    for each other's parts. DCP wraps errors in its ``CheckpointException``, whose ``failures`` has the
-    ``RelightError`` of each rank.
+    for each other's parts. DCP wraps errors in its ``CheckpointException``: its ``failures`` has the ``RelightError``
+    of each rank.
 
     torchtitan and your own calls of ``dcp.save`` and ``dcp.async_save`` take ``storage_writer=``. Lightning's FSDP
     strategy and Megatron's ``torch_dist`` create their own writer: instead, call ``dcp.save`` with the result of
@@ -144,8 +145,7 @@ class StorageWriter(_StorageWriter):
         return [dataclasses.replace(arranged[0], storage_data=life.orders._replace(entries=None, tensors=None)), *arranged[1:]]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's part, and wait until the checkpoint is committed. If any rank fails, there is no
-        checkpoint."""
+        """Write this rank's part, and wait until the checkpoint is committed. If any rank fails, nothing is committed."""
         orders = plan.storage_data
         if not isinstance(orders, WriteOrders):
             raise ConfigError("the planner lost the coordinator's orders", hint="finish_plan() has to keep the plan's storage_data")

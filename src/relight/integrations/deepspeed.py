@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO, stages 1 and 2: what its flat tensors hold.
+"""DeepSpeed's ZeRO, stages 1 and 2: the content of its flat tensors.
 
 >>> engine, optimizer, _, _ = deepspeed.initialize(...)  # doctest: +SKIP
 >>> relight.Checkpointer("store/run", model=engine.module, optimizer=flattened(optimizer))  # doctest: +SKIP
@@ -15,8 +15,7 @@ from relight.errors import ConfigError
 
 
 def flattened(optimizer: Any) -> torch.optim.Optimizer:
-    """Declare the content of a ``DeepSpeedZeroOptimizer``'s flat tensors, and return its inner optimizer, for a
-    Checkpointer.
+    """Declare the content of a ``DeepSpeedZeroOptimizer``'s flat tensors. Return its inner optimizer, for a Checkpointer.
 
     ZeRO stages 1 and 2 (tested with DeepSpeed 0.19), with parameters whole on each rank. Save its loss scaler and the
     engine's counters yourself: ``scaler=optimizer.loss_scaler.__dict__``. Raise ``ConfigError`` for another kind of

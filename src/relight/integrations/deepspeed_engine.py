@@ -1,9 +1,8 @@
-"""DeepSpeed: ``CheckpointEngine``, with which ``save_checkpoint`` and ``load_checkpoint`` use Relight's format. Tested
-with 0.19.
+"""DeepSpeed: with ``CheckpointEngine``, ``save_checkpoint`` and ``load_checkpoint`` use Relight's format.
 
-``engine.checkpoint_engine = CheckpointEngine()`` after ``deepspeed.initialize``, on every rank. Names, folders,
-``latest``, and which rank writes what, remain DeepSpeed's. Each of its files becomes a directory of that name, which
-exists as a whole or not at all. Every byte is verified, and nothing is executed.
+Set ``engine.checkpoint_engine = CheckpointEngine()`` after ``deepspeed.initialize``, on every rank. DeepSpeed still
+decides names, folders, ``latest``, and which rank writes what. Each of its files becomes a directory of that name, which
+exists as a whole or not at all. Every byte is verified, and nothing is executed. Tested with 0.19.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ _KEPT = {
     "fragment_address": "deepspeed.utils.tensor_fragment",
     "ZeroStageEnum": "deepspeed.runtime.zero.config",
 }
-"""DeepSpeed's own classes in its state, and their modules: stored as their fields, and rebuilt from them. No other
-class is."""
+"""DeepSpeed's own classes in its state, and their modules. Only these are stored as fields, and rebuilt from them."""
 _MARK = "relight.deepspeed"
 
 
@@ -63,8 +61,7 @@ class CheckpointEngine(Base):
         return _live(read_as_file(path, self._options), map_location)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
-        """Return True: every file of this rank is durable. DeepSpeed then waits for the other ranks, and writes
-        ``latest``."""
+        """Return True: every file of this rank is durable. DeepSpeed then waits for other ranks, and writes ``latest``."""
         return True
 
 

@@ -1,5 +1,4 @@
-"""Convert values that were read from a foreign file without torch to torch's own: tensors, arrays, dtypes, devices,
-sizes."""
+"""Convert values from a foreign file to torch's own: tensors, arrays, dtypes, devices, sizes."""
 
 from __future__ import annotations
 
@@ -23,8 +22,10 @@ LEVELS_MAX = 80
 
 
 def value_of(handle: int, span: FileRange, where: str) -> Any:
-    """Return the value that ``torch.save`` wrote, with its tensors and arrays. Raise ``UnsafeContent`` if it is nested
-    too deeply, or too large."""
+    """Return the value that ``torch.save`` wrote, with its tensors and arrays.
+
+    Raise ``UnsafeContent`` if it is nested too deeply, or too large.
+    """
     archive = TorchArchive(handle, span, where)
     try:
         return _Values(handle, where, 16 * span.length, archive.said + VALUES_MORE).value(archive.content(), 0)
@@ -82,8 +83,10 @@ class _Values:
         return torch.Size(node.meta) if node.kind == "torch_size" else torch.device(node.meta)
 
     def _tensor(self, node: Spec) -> torch.Tensor:
-        """Return one tensor for each saved one, however often it is referenced. Limits the total size: many tensors
-        may share a storage."""
+        """Return one tensor for each saved one, however often it is referenced.
+
+        The total size is limited, because many tensors may share a storage.
+        """
         if id(node) not in self._read:
             self._left -= node.length
             if self._left < 0:

@@ -1,5 +1,4 @@
-"""Common code of the plug-ins for frameworks: missing frameworks are reported, and the Checkpointer's arguments are
-built."""
+"""Common code of the plug-ins for frameworks: import a framework, and build the Checkpointer's arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def needed(module: str, install: str) -> Any:
     except (ImportError, OSError, RuntimeError) as error:
         raise ConfigError(
             f"{module} cannot be imported: {type(error).__name__}: {error}",
-            hint=f"this plug-in is for those who use it: pip install {install}",
+            hint=f"this plug-in needs it: pip install {install}",
         ) from error
 
 
@@ -47,8 +46,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checkpointer_options(options: Mapping[str, Any], state: Mapping[str, object]) -> dict[str, Any]:
-    """Return the arguments of a plug-in's Checkpointer: the caller's options, and ``state`` with the caller's own
-    ``state=`` added.
+    """Return the arguments of a plug-in's Checkpointer: the caller's options, and ``state`` plus the caller's ``state=``.
 
     Raise ``ConfigError`` at once for a keyword that is neither an option nor a component; otherwise it would be found
     only when training begins.
@@ -66,8 +64,10 @@ def checkpointer_options(options: Mapping[str, Any], state: Mapping[str, object]
 
 
 def save_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a plug-in that saves with ``relight.save``: only ``encrypt``. Raise ``ConfigError`` for
-    others, before the first save."""
+    """Return the options of a plug-in that saves with ``relight.save``: only ``encrypt``.
+
+    Raise ``ConfigError`` for others, before the first save.
+    """
     for name in options:
         if name != "encrypt":
             raise ConfigError(f"{name!r} is not an option of this plug-in", where=f"{name}=", hint="it takes encrypt=")
@@ -98,7 +98,7 @@ def read_as_file(path: str | os.PathLike[str], options: Mapping[str, Any]) -> An
     """Return the last value of ``write_as_file``, verified. Raise ``IncompatibleState`` for another program's file."""
     content = {} if Path(path).is_file() else load(Path(path) / "run", **options)
     if "file" not in content:
-        raise IncompatibleState("not what this plug-in has written", where=os.fspath(path), hint="read it with what has written it")
+        raise IncompatibleState("this plug-in has not written it", where=os.fspath(path), hint="read it with the program that wrote it")
     return content["file"]
 
 

@@ -1,5 +1,4 @@
-"""Lightning: ``LightningCheckpoints`` replaces ``ModelCheckpoint``; ``RelightCheckpointIO`` works with
-``ModelCheckpoint``.
+"""Lightning: ``LightningCheckpoints`` replaces ``ModelCheckpoint``; ``RelightCheckpointIO`` works with it.
 
 Uses ``lightning`` or ``pytorch_lightning``: the one that the program has imported, otherwise the one that is
 installed. Tested with 2.6.
@@ -44,8 +43,7 @@ _LOADERS = "combined_loader"
 
 
 class LightningCheckpoints(Checkpoint):
-    """A callback that saves everything that ``trainer.fit`` needs to resume, without waiting, and resumes
-    automatically.
+    """A callback that saves everything that ``trainer.fit`` needs to resume, without waiting. It resumes automatically.
 
     ``path`` and ``options`` are ``relight.Checkpointer``'s: ``save=relight.every(steps=…) |
     relight.best("val_loss")``, ``keep=relight.keep(…)``. Metrics are those passed to ``self.log``. A step is an
@@ -71,8 +69,7 @@ class LightningCheckpoints(Checkpoint):
         """Required by the trainer of every checkpoint callback: empty, as there is no file."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the state if the run has one; everything is set up now. Do nothing with ``fast_dev_run``, like
-        ``ModelCheckpoint``."""
+        """Restore the state if the run has one: everything is set up now. Do nothing with ``fast_dev_run``."""
         if trainer.fast_dev_run:
             return
         if trainer.ckpt_path is not None:
@@ -104,8 +101,10 @@ class LightningCheckpoints(Checkpoint):
             self._step()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save if it is due, as the validated state may be the best. Not after the epoch's last batch: Lightning has
-        not finished the epoch."""
+        """Save if it is due, as the validated state may be the best.
+
+        Not after the epoch's last batch: Lightning has not finished the epoch.
+        """
         if not trainer.sanity_checking:
             self._metrics = numbers(trainer.callback_metrics)
             if not trainer.is_last_batch:
@@ -116,8 +115,10 @@ class LightningCheckpoints(Checkpoint):
         self._metrics = numbers(trainer.callback_metrics)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the previous epoch's end, with the changes that Lightning makes after all hooks of that end
-        (schedulers, counters)."""
+        """Save the previous epoch's end.
+
+        At this time it has the changes that Lightning makes after all hooks of that end (schedulers, counters).
+        """
         for loader in self._loaders.values():
             if self._waits and isinstance(loader, torch.utils.data.DataLoader):
                 leave_epoch(loader)  # Lightning counts batches, and does not request one after the last
@@ -189,8 +190,7 @@ def _restore_order(trainer: Trainer, pl_module: LightningModule, state: dict[str
 
 
 class RelightCheckpointIO(CheckpointIO):
-    """``Trainer(plugins=[RelightCheckpointIO()])``: each file that ``ModelCheckpoint`` would write becomes a run in
-    Relight's format.
+    """Writes each file of ``ModelCheckpoint`` as a run in Relight's format: ``Trainer(plugins=[RelightCheckpointIO()])``.
 
     The run is a directory. Its checkpoint exists as a whole or not at all, every byte is verified, and nothing is
     executed on load; ``ckpt_path=`` takes it. Saving waits, as with ``ModelCheckpoint``. ``options`` are

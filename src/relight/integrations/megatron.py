@@ -1,8 +1,7 @@
-"""Megatron-Core's ``dist_checkpointing``: ``SaveStrategy`` and ``LoadStrategy``, which store tensors in Relight's
-format. Tested with 0.16.
+"""Megatron-Core's ``dist_checkpointing``: ``SaveStrategy`` and ``LoadStrategy`` store tensors in Relight's format.
 
 Megatron itself writes two more files: ``common.pt`` (values that are not sharded; its only strategy for them is
-torch's) and ``metadata.json``, whose ``sharded_backend`` is then ``relight``.
+torch's) and ``metadata.json``. Its ``sharded_backend`` is then ``relight``. Tested with 0.16.
 """
 
 from __future__ import annotations
@@ -45,9 +44,10 @@ BACKEND, VERSION = "relight", 1
 
 
 class SaveStrategy(SaveShardedStrategy):
-    """``dist_checkpointing.save(state, folder, sharded_strategy=SaveStrategy())``: durable on all ranks when it returns.
+    """Saves with ``dist_checkpointing.save(state, folder, sharded_strategy=SaveStrategy())``.
 
-    Each shard is written once, by the rank that has its main replica. ``options`` are ``relight.integrations.dcp.StorageWriter``'s.
+    All is durable on all ranks when that returns. Each shard is written once, by the rank that has its main replica.
+    ``options`` are ``relight.integrations.dcp.StorageWriter``'s.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -64,8 +64,7 @@ class SaveStrategy(SaveShardedStrategy):
 
 
 class LoadStrategy(LoadShardedStrategy):
-    """``dist_checkpointing.load(state, folder, sharded_strategy=LoadStrategy())``, under the same layout or another
-    one.
+    """Loads with ``dist_checkpointing.load(state, folder, sharded_strategy=LoadStrategy())``, under any layout.
 
     Once this module is imported, ``load`` chooses it automatically for checkpoints that ``SaveStrategy`` has written.
     """

@@ -24,12 +24,11 @@ _FILE = "relight.json"
 
 
 def report(ckpt: Checkpointer, save: Save | None, metrics: dict[str, Any]) -> None:
-    """Call ``ray.train.report`` with ``metrics`` and, if there is a save, with a checkpoint that names it. Every
-    worker must call it.
+    """Call ``ray.train.report`` with ``metrics`` and, if there is a save, with a checkpoint that names it.
 
-    ``save`` is the result of ``ckpt.step``. The call waits until the save is durable, as Ray may keep it, or resume
-    from it. Ray gets a file of a hundred bytes; the state stays in its run, whose ``keep=`` applies. If Ray will keep
-    a checkpoint, tag it, or keep as many.
+    Every worker must call it. ``save`` is the result of ``ckpt.step``. The call waits until the save is durable, as Ray
+    may keep it, or resume from it. Ray gets a file of a hundred bytes; the state stays in its run. The run's ``keep=``
+    applies: tag a checkpoint that Ray keeps, or keep as many as Ray does.
     """
     if save is None:
         train.report(metrics)

@@ -1,4 +1,4 @@
-"""torchft: ``Transport``, which gives a recovering replica group its state through a store. Tested with 0.2.
+"""torchft: ``Transport`` sends a recovering replica group its state through a store. Tested with 0.2.
 
 ``Manager(…, checkpoint_transport=Transport("store/heal"))``. If all groups may fail at once, also save checkpoints:
 the manager has a state, so ``relight.Checkpointer("store/run", model=…, optimizer=…, manager=manager)`` takes it like
@@ -26,18 +26,18 @@ _PAUSE_S = 0.05
 
 
 class Transport(CheckpointTransport[Any]):
-    """A checkpoint transport through ``path``, a store that all replica groups reach: verified, and nothing is
-    executed.
+    """A checkpoint transport through ``path``, a store that all replica groups reach.
 
-    Each process sends through its own run below the path, of which the newest two checkpoints are kept. A state is a
-    dict of tensors, arrays and plain values. ``options`` are ``relight.save``'s: ``encrypt=``.
+    Each process sends through its own run below the path; the newest two checkpoints are kept. A state is a dict of
+    tensors, arrays and plain values. Every byte is verified, and nothing is executed. ``options`` are
+    ``relight.save``'s: ``encrypt=``.
     """
 
     def __init__(self, path: str, **options: Any) -> None:
         self._run, self._options = f"{str(path).rstrip('/')}/{uuid.uuid4().hex}", save_options(options)
 
     def metadata(self) -> str:
-        """Return the run in which other processes find what this process sends."""
+        """Return the run in which other processes find this process's states."""
         return self._run
 
     def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: Any, timeout: timedelta) -> None:
@@ -46,8 +46,7 @@ class Transport(CheckpointTransport[Any]):
         Store(self._run, **self._options).prune(keep(last=2, prune_abandoned=True))  # the saves are independent: none continues another
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
-        """Return the state that was sent for ``step``, on the CPU. Wait for it; raise ``StoreUnavailable`` after
-        ``timeout``."""
+        """Wait for the state of ``step`` and return it, on the CPU. Raise ``StoreUnavailable`` after ``timeout``."""
         ends = time.monotonic() + timeout.total_seconds()
         while True:
             try:

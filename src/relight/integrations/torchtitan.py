@@ -21,8 +21,7 @@ else:
 
 
 class CheckpointManager(BaseCheckpointManager):
-    """Saves the model's parts, optimizers, schedulers, data and train state in the run ``folder/run``, without
-    waiting.
+    """Saves model parts, optimizers, schedulers, data and train state in the run ``folder/run``, without waiting.
 
     Of torchtitan's settings it uses ``enable``, ``folder``, ``interval``, ``keep_latest_k``, ``load_step``,
     ``load_only`` and ``enable_first_step_checkpoint``. The last save is a full checkpoint, too. Raise ``ConfigError``

@@ -1,5 +1,7 @@
-"""Hugging Face's Trainer: ``TrainerCheckpoints``, a callback that saves, and resumes through
-``resume_from_checkpoint=``. Tested with 5.23."""
+"""Hugging Face's Trainer: ``TrainerCheckpoints``, a callback that saves, and resumes by ``resume_from_checkpoint=``.
+
+Tested with 5.23.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,7 @@ class TrainerCheckpoints(TrainerCallback):
         self._told, self._metrics = 0, dict[str, Any]()
 
     def resume(self, trainer: Trainer, which: str | int = "latest") -> str | None:
-        """Return the argument for ``trainer.train(resume_from_checkpoint=…)``: a folder with the Trainer's counters,
-        or None.
+        """Return the argument for ``trainer.train(resume_from_checkpoint=…)``: a folder with the Trainer's counters.
 
         None, for a fresh run or with ``resume=False``, makes the Trainer begin from scratch. The weights are not in
         the folder: they are read from the run straight into the live model when training begins. ``latest`` is the
@@ -99,8 +100,7 @@ class TrainerCheckpoints(TrainerCallback):
             self._rng = frozen_generators()
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Save the previous step, which is complete, if it is due. Before the first step, restore the generators
-        again."""
+        """Save the previous step, which is complete, if it is due. Before the first step, restore the generators again."""
         if self._rng is not None:
             states, self._rng = self._rng.states(), None
             restore_host(states)

@@ -1,4 +1,4 @@
-"""Decides which alert messages are sent: grouped changes, muted in quiet times, repeats, and escalations. Pure."""
+"""Decides which alert messages are sent: groups changes, mutes quiet times, repeats and escalates. Pure."""
 
 from __future__ import annotations
 
@@ -88,8 +88,10 @@ def trial_message() -> Message:
 
 
 def clean(text: str) -> str:
-    """Return ``text`` without possible secrets: users and passwords, parameters of URLs, values of keys, tokens and
-    passwords."""
+    """Return ``text`` without possible secrets.
+
+    Secrets are: users and passwords, parameters of URLs, values of keys, tokens and passwords.
+    """
     text = re.sub(r"(://[^\s?#]*)[?#][^\s\"'\])]*", r"\1?…", mask_users(text))
     text = mask_text(text)
     return "".join(char if char.isprintable() or char == "\n" else "�" for char in text)[:TEXT_MAX]

@@ -1,7 +1,4 @@
-"""Stored form of the alerts and of the messages that were sent, so that a restarted process sends no alert twice.
-
-Pure.
-"""
+"""Encodes the alerts and the sent messages, so that a restarted process sends no alert twice. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accumulates each run's events to the metrics that come from events. Pure."""
+"""Computes metrics from each run's events. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relight.observe.metrics import COUNTER, HISTOGRAM, OF_EVENT, SECONDS, Metri
 ONCE_MAX = 10_000
 """Events that are remembered as counted."""
 LABEL_VALUES_MAX = 50
-"""Most values of a label; further ones become ``other``, so that their number is bounded."""
+"""Most values of a label; further ones become ``other``."""
 TIMES_MAX = 1000
 RECENT_MAX = 200
 SKIPPED = ("restore.skipped", "scrub.damaged", "verify.damaged")

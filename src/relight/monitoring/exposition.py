@@ -1,4 +1,4 @@
-"""Exposition of the runs' metrics for Prometheus: computed at each scrape, in the process that polls the runs."""
+"""Serves the runs' metrics to Prometheus. The process that polls the runs computes them at each scrape."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FRESH_S = 1.0
 
 
 def need_client() -> None:
-    """Raise ``ConfigError``, with the extra to install, if the library is missing."""
+    """Raise ``ConfigError`` that names the extra to install, if the library is missing."""
     try:
         import prometheus_client  # noqa: F401
     except ModuleNotFoundError:

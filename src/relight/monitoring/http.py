@@ -26,7 +26,7 @@ A further one closes the connection that has waited longest for its client, to s
 
 
 def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -> ThreadingHTTPServer:
-    """Return a bound server that does not serve yet. ``ConfigError`` if the address is invalid or taken.
+    """Return a bound server that does not serve yet. Raise ``ConfigError`` if the address is invalid or taken.
 
     ``hosts``: names of this server in addition to addresses, ``localhost`` and the machine's own name.
     """
@@ -67,8 +67,7 @@ def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.open: OrderedDict[Any, bool] = OrderedDict()
-            """Open connections, and whether the server works on each one's answer; the longest wait for a client comes
-            first."""
+            """Whether the server works on each open connection's answer. The longest wait for a client comes first."""
             self._lock = threading.Lock()
 
         def verify_request(self, request: Any, client_address: Any) -> bool:
@@ -136,7 +135,7 @@ def is_host(headers: Sequence[str], names: Iterable[str]) -> bool:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``, or of a port alone (127.0.0.1). ``ConfigError`` for anything else."""
+    """Return host and port of ``HOST:PORT``, or of a port alone (127.0.0.1). Raise ``ConfigError`` for another text."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
     if not port.isascii() or not port.isdigit() or int(port) > 65535:

@@ -39,14 +39,16 @@ class _Unsent(NamedTuple):
 
 
 def check_targets(targets: Sequence[AlertTarget]) -> None:
-    """Raise ``ConfigError`` for the first address that apprise does not know; without apprise, with the extra to
-    install."""
+    """Raise ``ConfigError`` for the first address that apprise does not know.
+
+    Without apprise the error names the extra to install.
+    """
     for target in targets:
         _notifier(target)
 
 
 def send(message: Message, targets: Sequence[AlertTarget]) -> list[Sent]:
-    """Send a message to each target, one after the other; each has some seconds. A failing target never raises."""
+    """Send a message to each target, one after the other. Each has some seconds. A failed target raises no error."""
     results = []
     for target in targets:
         try:
@@ -68,13 +70,10 @@ class Alarms:
         self, settings: Alerting, state: State | None = None, ledger: Ledger | None = None,
         keeps: Callable[[State, Ledger, float], None] = lambda state, ledger, now: None,
     ) -> None:  # fmt: skip
-        """``keeps`` is called after each poll with the state for a later process.
-
-        If it fails, alerts are sent all the same.
-        """
+        """``keeps`` is called after each poll with the state for a later process. If it fails, alerts are sent anyway."""
         self._settings, self._keeps = settings, keeps
         self.state: dict[tuple[str, str, str, str], Alert] = dict(state or {})
-        """Pending and firing alerts. Give them to the next ``Alarms``, so that it does not send them again."""
+        """Pending and firing alerts. Pass them to the next ``Alarms``, so that it does not send them again."""
         self.ledger = ledger or Ledger()
         self._unsent: list[_Unsent] = []
         self._lock = threading.Lock()

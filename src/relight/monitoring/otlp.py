@@ -1,5 +1,7 @@
-"""Sends a save's trace to an OpenTelemetry receiver by HTTP. The trace's id is derived from the checkpoint's id, so the
-spans that several machines send of one save form one trace."""
+"""Sends a save's trace to an OpenTelemetry receiver by HTTP.
+
+The trace's id is derived from the checkpoint's id. So all machines' spans of one save form one trace.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ TIMEOUT_S = 10
 
 
 def export(trace: SaveTrace, url: str) -> int:
-    """Send a trace.
+    """Send a trace, and return the number of spans.
 
-    Return the number of spans. ``StoreUnavailable`` if no receiver takes it, ``ConfigError`` without the library.
+    Raise ``StoreUnavailable`` if no receiver takes it, and ``ConfigError`` without the library.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

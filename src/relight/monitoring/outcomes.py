@@ -1,4 +1,4 @@
-"""Derives from the supervisors' decisions what a job's operator must know. Pure."""
+"""Summarizes the supervisors' decisions for a job's operator. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GIVEN_UP_S = 7 * DAY_S
 
 
 class Outcomes(NamedTuple):
-    """What an operator must know of a run's jobs. Each reason is empty if there is none."""
+    """Facts about a run's jobs that an operator must know. Each reason is empty if there is none."""
 
     decision: str = ""
     """Action of the last decision, one of ``ACTIONS``; empty without an incident."""
@@ -31,12 +31,15 @@ class Outcomes(NamedTuple):
     """Failures of hardware within a day."""
     hardware_why: str = ""
     roll_backs: int = 0
-    """Times within a day that the run went back to before a step."""
+    """Number of rollbacks of the run within a day."""
     roll_back_why: str = ""
 
 
 def outcomes_of(incidents: Sequence[Incident], history: History, began_at: float | None, now: float) -> Outcomes:
-    """Return what holds at ``now``. ``incidents``: oldest first. ``began_at``: when the latest attempt took charge of the run."""
+    """Return the facts at ``now``.
+
+    ``incidents``: oldest first. ``began_at``: when the latest attempt took charge of the run.
+    """
     last = incidents[-1] if incidents else None
     recent = [incident for incident in incidents if now - incident.time_s < DAY_S]
     hardware = [incident for incident in recent if incident.kind == "hardware"]
@@ -55,7 +58,10 @@ def outcomes_of(incidents: Sequence[Incident], history: History, began_at: float
 
 
 def _given_up(incidents: Sequence[Incident], began_at: float | None, now: float) -> str:
-    """Return why the run's last job was given up. An attempt that began later is a new job; one that took the run over is in charge."""
+    """Return why ``relight run`` stopped the run's last job; empty if it did not, or if another attempt continues.
+
+    An attempt that began later is a new job. An attempt that took the run over is in charge.
+    """
     stops = [
         incident
         for incident in incidents

@@ -1,5 +1,4 @@
-"""Present state of runs, one value for each: from their logs, and from the events of their processes on this
-machine."""
+"""Reads the present state of runs, from their logs and from the events of their processes on this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ OVER_S = 86400.0
 """Seconds without a record or an event after which a run counts as over."""
 RISK_S = 900.0
 """Seconds for which an alarm counts."""
-SUSPECT_WORDS = "what was saved may be wrong, though every byte is as it was saved"
+SUSPECT_WORDS = "the saved values may be wrong, though no byte has changed since the save"
 RUNS_MAX = 10_000
 ROUNDS_MAX = 100
 TIMES_SHOWN = 200
@@ -63,8 +62,10 @@ class TierSeen(NamedTuple):
     lag_s: float
     used_bytes: int
     capacity_bytes: int | None
-    """Bytes that the run may use there, if known: the tier's own limit, or the used bytes plus the disk's free
-    bytes."""
+    """Bytes that the run may use there, if known.
+
+    They are the tier's own limit, or the used bytes plus the disk's free bytes.
+    """
 
     @property
     def full(self) -> float | None:
@@ -95,8 +96,7 @@ class RunSeen(NamedTuple):
     damaged: int = 0
     """Number of those that are suspect or known to be damaged."""
     active: bool = True
-    """Whether the run continues, as far as known: it has not ended normally, and it had a record or an event within a
-    day."""
+    """Whether the run probably continues: it has not ended normally, and had a record or an event within a day."""
     began_at: float | None = None
     """When the run's latest attempt took charge."""
     logical_bytes: int = 0
@@ -138,11 +138,10 @@ class KnownRun(NamedTuple):
 
 
 class Watcher:
-    """Polls runs repeatedly. ``urls``: stores or runs. ``events``: the directory of events, if it is not this user's
-    own.
+    """Polls runs repeatedly. Any thread may poll; polls run one after the other.
 
-    ``reads`` returns the runs, if the caller reads their logs anyway; without it they are read here. Any thread may
-    poll; polls run one after the other.
+    ``urls``: stores or runs. ``events``: the directory of events, if it is not this user's own. ``reads`` returns the
+    runs, if the caller reads their logs anyway. Without it they are read here.
     """
 
     def __init__(self, urls: Sequence[str], *, events: Path | None = None, reads: Callable[[], Iterable[KnownRun]] | None = None) -> None:
@@ -269,8 +268,7 @@ def seen_of(
 
 
 def _damage(one: Checkpoint, known: Mapping[str, VerificationResult], tally: Tally) -> str:
-    """Return a checkpoint's damage from the run's log, or from the events of this machine's processes; empty without
-    damage."""
+    """Return a checkpoint's damage from the run's log, or from this machine's events; empty without damage."""
     verified = known.get(one.id)
     if verified is not None and verified.damage:
         return f"damaged: {verified.damage} (found by {verified.by})"
@@ -408,7 +406,7 @@ def _gauges(seen: RunSeen) -> Iterator[MetricSample]:
 def recoveries_of(incidents: Sequence[Incident]) -> dict[str, int]:
     """Count failures by what followed. ``incidents``: oldest first.
 
-    A job that was asked to end did not fail. The newest failure may still be recovering, and is not counted then.
+    A job that was asked to end did not fail. The newest failure does not count while its recovery is open.
     """
     counts = dict.fromkeys(("recovered", "failed again", "stopped", "left"), 0)
     fates = {"stop": "stopped", "exclude_node": "left"}

@@ -1,9 +1,9 @@
-"""Alert rules, and which of them hold for a run now. Pure: the runs' states, a time and the earlier alerts in; changes
-with reasons out.
+"""Checks which alert rules hold for a run now.
+
+Pure: the input is the runs' states, a time and the earlier alerts; the output is changes with reasons.
 
 A rule that begins to hold is *pending*. After it has held for ``for_s`` it *fires*. When it no longer holds it is
-*resolved*. Each kind has one line in ``KINDS``, from which its settings, its check of a run and the equivalent
-Prometheus rule are made.
+*resolved*. Each kind has one line in ``KINDS``, with its setting, its check of a run and the equivalent Prometheus rule.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INFO, WARNING, CRITICAL = "info", "warning", "critical"
 SEVERITIES = (INFO, WARNING, CRITICAL)
 PENDING, FIRING, RESOLVED = "pending", "firing", "resolved"
 Found = Iterator[tuple[str, str]]
-"""For each thing that a rule holds for: the object within the run, such as a tier, and the reason."""
+"""For each object that a rule holds for: its name within the run, such as a tier's, and the reason."""
 
 
 class RuleKind(NamedTuple):
@@ -46,11 +46,11 @@ class AlertRule(NamedTuple):
     severity: str
     for_s: float = 0.0
     runs: tuple[str, ...] = ("*",)
-    """Patterns of the names of the runs that it is for."""
+    """Patterns of the names of the runs that it covers."""
 
 
 class Alert(NamedTuple):
-    """A rule that holds for something. Times are seconds since the epoch."""
+    """A rule that holds for a run or for an object in it. Times are seconds since the epoch."""
 
     kind: str
     severity: str
@@ -223,7 +223,7 @@ KINDS: dict[str, RuleKind] = {
     "slow_save": RuleKind("a save took too long", "above_s", 600.0, WARNING, 0.0, _slow, "relight_save_last_seconds > LIMIT"),
     "tier_full": RuleKind("a tier is nearly full", "above", 0.9, WARNING, 0.0, _full, "relight_tier_full_ratio > LIMIT"),
     "tier_behind": RuleKind(
-        "a further tier lags behind", "above_s", 3600.0, WARNING, 0.0, _behind,
+        "a further tier lacks new checkpoints", "above_s", 3600.0, WARNING, 0.0, _behind,
         "relight_tier_lag_seconds > LIMIT and on (store, run) relight_run_active == 1",
     ),
     "damaged": RuleKind("a checkpoint is damaged", "above", 0, CRITICAL, 0.0, _damaged, "relight_checkpoints_damaged > LIMIT"),

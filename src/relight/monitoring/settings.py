@@ -62,7 +62,7 @@ class AlertTarget:
     def address(self) -> str:
         """Return the secret address.
 
-        ``ConfigError``, without the secret, if its variable or file does not contain one.
+        Raise ``ConfigError``, without the secret, if its variable or file does not contain one.
         """
         kind, _, name = self._said.partition(":")
         try:
@@ -108,7 +108,7 @@ class Alerting:
 def read_alerting(path: Path | None = None) -> Alerting:
     """Return the settings from environment variables and the file, else the defaults.
 
-    ``ConfigError`` for an invalid or unknown setting, with its line or variable.
+    Raise ``ConfigError`` for an invalid or unknown setting, with its line or variable.
     """
     return checked("alerts", alerting_of, path)[0]
 

@@ -1,8 +1,7 @@
-"""Trace of a save across ranks and agents, from the events of each process: rows, the slowest rank, the critical path.
-Pure.
+"""Derives a save's trace from the events of its ranks and agents: rows, the slowest rank, the critical path. Pure.
 
-Times are those of each machine's monotonic clock. Machines are aligned at the commit, which all of them see. So times
-between two machines are only as exact as the machines are fast to see the commit.
+Each machine has its own monotonic clock. The clocks are aligned at the commit, because all machines see it. So times
+between two machines are wrong by as much as one machine sees the commit later than the other.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ SPANS_MAX = 200_000
 GAP_S = 0.0005
 """Shorter gaps between two stages are not shown."""
 HANDOVER = "between"
-"""Stands in place of a stage for a gap in which no reported stage ran."""
+"""Name of a gap in which no reported stage ran."""
 
 
 class TraceSpan(NamedTuple):
@@ -66,7 +65,7 @@ class SaveTrace(NamedTuple):
     spans: tuple[TraceSpan, ...]
     path: tuple[Leg, ...]
     slowest: int | None
-    """The rank whose part was ready last; None if no part was."""
+    """The rank with the part that was ready last; None if no part was ready."""
     slack: dict[int, float]
     """By rank, seconds by which its part was ready before the slowest one."""
     hosts: tuple[str, ...]
@@ -79,7 +78,7 @@ class SaveTrace(NamedTuple):
 
     @property
     def durable_s(self) -> float:
-        """Return the seconds from the begin to the commit, or to the last stage that was reached."""
+        """Return the seconds from the beginning to the commit, or to the last stage that was reached."""
         return self.path[-1].end - self.start if self.path else 0.0
 
 
@@ -165,9 +164,9 @@ def _aligned(spans: list[TraceSpan]) -> list[TraceSpan]:
 
 
 def _path(spans: list[TraceSpan]) -> Iterator[Leg]:
-    """Yield the path from the begin to the commit along one rank.
+    """Yield the path from the beginning to the commit along one rank.
 
-    Each moment counts for the earliest stage that had not ended.
+    Each moment belongs to the earliest stage that had not ended.
     """
     stages = sorted((span for span in spans if span.part != "drain"), key=lambda span: (PARTS.index(span.part), span.start))
     reached = min((span.start for span in stages), default=0.0)

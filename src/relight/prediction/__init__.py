@@ -1,11 +1,9 @@
-"""Failure prediction: features of a node's recent samples, detectors that score them, and the action for each kind of
-risk.
+"""Failure prediction: features of a node's recent samples, detectors that score them, an action for each kind of risk.
 
-Always holds: a detector gets feature windows in order and returns a score with its reason. Whether its alarms count is
-decided by its precision on runs that it was not trained on. Data is split by run, never by window. No file that is read
-can execute code. Knows nothing of jobs, checkpoints or processes: the owner of a ``FailurePredictor`` passes samples to
-it. May import ``store`` (to write a file durably), ``observe`` and ``errors``; torch and scikit-learn only for
-training.
+Invariants: a detector gets feature windows in order and returns a score with its reason. Its alarms count only if it was
+precise enough on runs that it was not trained on. Data is split by run, never by window. No file that is read can
+execute code. This room does not know jobs, checkpoints or processes: the owner of a ``FailurePredictor`` passes samples.
+May import ``store`` (to write a file durably), ``observe`` and ``errors``; torch and scikit-learn only for training.
 """
 
 from relight.prediction.host import HostGauges, rss_bytes

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 ACTIONS: dict[str, tuple[str, str]] = {
-    "memory": ("preventive save", "a process is about to be killed: what it has done since the last save would be lost"),
-    "disk": ("preventive save", "as long as there is room for one"),
-    "store": ("preventive save", "while the store still takes it"),
+    "memory": ("preventive save", "the kernel may soon kill a process: its work since the last save would be lost"),
+    "disk": ("preventive save", "there may soon be no space for a save"),
+    "store": ("preventive save", "the store may soon refuse saves"),
     "heat": ("reduce load", "less work makes less heat"),
-    "ecc": ("drain node", "memory that errs more and more is going to be wrong where it cannot be corrected"),
-    "silent": ("drain node", "an accelerator that fell silent does not come back without a reset"),
-    "hardware": ("preventive save", "a device may be about to fail, but what it learned from does not say which"),
-    "link": ("save more often", "a rank or link that gets slower may get well, or hang"),
-    "pressure": ("reduce load", "somebody else works on this node"),
-    "unusual": ("save more often", "something is not as it was, and nothing says what"),
+    "ecc": ("drain node", "corrected memory errors that become frequent are often followed by uncorrectable ones"),
+    "silent": ("drain node", "an accelerator that no longer answers needs a reset"),
+    "hardware": ("preventive save", "a device may soon fail; the detector does not know which"),
+    "link": ("save more often", "a rank or link that gets slower may recover, or hang"),
+    "pressure": ("reduce load", "other processes use this node"),
+    "unusual": ("save more often", "the node's signals have changed, for an unknown reason"),
 }
 """By kind of risk, the action and its reason. Each action begins with a save."""
 

@@ -1,9 +1,8 @@
-"""File format of named arrays: 8 bytes of magic, BLAKE3 (32 bytes) of the rest, length of the head (4 bytes), head
-(JSON), arrays.
+"""File format of named arrays.
 
-The head has a version, metadata, and each array's type and shape. The arrays follow each other, as in memory. All
-numbers are little-endian. A reader checks the sizes before it allocates memory, and the hash before it uses anything
-else.
+Order: magic (8 bytes), BLAKE3 of the rest (32 bytes), length of the head (4 bytes), head (JSON), arrays. The head has a
+version, metadata, and each array's type and shape. The arrays are concatenated, as in memory. All numbers are
+little-endian. A reader checks the sizes before it allocates memory, and the hash before it uses anything else.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def write_arrays(path: Path, magic: bytes, told: Mapping[str, Any], arrays: Mapp
 def read_arrays(path: Path, magic: bytes, what: str) -> tuple[dict[str, Any], Arrays]:
     """Return the metadata and the arrays of a file.
 
-    ``what``: its kind, for errors. ``CorruptCheckpoint`` if it is not intact.
+    ``what``: the kind of file, for errors. Raise ``CorruptCheckpoint`` if the file is damaged.
     """
     try:
         if not path.is_file():
@@ -97,12 +96,12 @@ def _decode(data: bytes, magic: bytes) -> tuple[dict[str, Any], Arrays]:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise _Damaged("its head is invalid") from None
     if version != VERSION:
-        raise _Damaged(f"it is of version {version!r}, and {VERSION} is known")
+        raise _Damaged(f"its version is {version!r}; this Relight reads version {VERSION}")
     body = memoryview(data)[_HEAD_AT + length :]
     arrays, offset = {}, 0
     for name, (kind, shape) in sizes.items():
         if kind not in _TYPES or len(shape) > 4 or any(not 0 <= size <= FILE_BYTES_MAX for size in shape):
-            raise _Damaged(f"array {name[:40]!r} is of an unknown kind")
+            raise _Damaged(f"array {name[:40]!r} has an unknown type or shape")
         count = math.prod(shape)
         if offset + count * _TYPES[kind] > len(body):
             raise _Damaged(f"array {name[:40]!r} is cut off")

@@ -1,4 +1,4 @@
-"""Interface of detectors, and the first detector: fixed rules. A rule's threshold is where its score is one half."""
+"""Interface of detectors, and the first detector: fixed rules. At a rule's threshold its score is one half."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ class Detector(Protocol):
         ...
 
     def follow(self, looks: Array) -> Array:
-        """Return the scores that ``update`` of a fresh detector would give for a whole run, vectorised where that is
-        faster."""
+        """Return the scores of a whole run: equal to those of ``update`` of a fresh detector. May be vectorised."""
         ...
 
     def fresh(self) -> Detector:
@@ -78,8 +77,10 @@ _BELOW = 1.8
 
 
 def _seconds_left(rows: Array, signal: str, span: int) -> Array:
-    """Return the seconds until nothing is left at the present rate; infinite if the signal does not fall, levels off,
-    or only swings."""
+    """Return the seconds until nothing is left at the present rate.
+
+    They are infinite if the signal does not fall, levels off, or only swings.
+    """
     left, slope, lately = rows[:, _of(signal, "last")], rows[:, _of(signal, f"slope{span}")], rows[:, _of(signal, "slope30")]
     line = np.abs(slope) * (span / np.sqrt(12)) / np.maximum(rows[:, _of(signal, f"spread{span}")], 1e-9)
     falls = (slope < -1e-6) & (lately < 0.5 * slope) & (line > STRAIGHT)
@@ -90,7 +91,7 @@ def _seconds_left(rows: Array, signal: str, span: int) -> Array:
 
 
 def _gone(signal: str, least: float) -> Callable[[Array], Array]:
-    """Return a score for a resource that will be full soon, or of which only ``least`` is left."""
+    """Return a score function for a resource that will be full soon, or has only ``least`` left."""
 
     def score(rows: Array) -> Array:
         soon = [half / (half + _seconds_left(rows, signal, span)) for span, half in GONE_IN_S.items()]
@@ -102,7 +103,7 @@ def _gone(signal: str, least: float) -> Callable[[Array], Array]:
 def _gone_why(signal: str, what: str) -> Callable[[Array], str]:
     def why(row: Array) -> str:
         left, seconds = float(row[_of(signal, "last")]), min(float(_seconds_left(row[None], signal, span)[0]) for span in GONE_IN_S)
-        gone = f", and at this rate none in {seconds:.0f} s" if np.isfinite(seconds) else ""
+        gone = f"; at this rate it is full in {seconds:.0f} s" if np.isfinite(seconds) else ""
         return f"{100 * left:.1f} % of the {what} are left{gone}"
 
     return why
@@ -134,10 +135,10 @@ RULES: dict[str, DetectionRule] = {
     "the clock went down for heat": DetectionRule("heat", _throttled, _throttled_why),
     "memory errors come often": DetectionRule(
         "ecc", _ecc, lambda row: f"about {60 * np.expm1(row[_of('ecc', 'mean300')]):.1f} corrected memory errors a minute"
-        + (", and some that were not" if row[_of("ecc_bad", "mean300")] > 0 else ""),
+        + (", and uncorrected ones" if row[_of("ecc_bad", "mean300")] > 0 else ""),
     ),
     "an accelerator is silent": DetectionRule(
-        "silent", lambda rows: 0.95 * (rows[:, _of("silent", "mean30")] > 0.01), lambda row: "an accelerator does not answer any more"
+        "silent", lambda rows: 0.95 * (rows[:, _of("silent", "mean30")] > 0.01), lambda row: "an accelerator no longer answers"
     ),
     "all wait for memory": DetectionRule(
         "memory", lambda rows: _half(rows[:, _of("psi_memory_full", "mean30")], 0.2),
@@ -148,11 +149,11 @@ RULES: dict[str, DetectionRule] = {
         lambda row: f"all processes waited for disks {100 * row[_of('psi_io_full', 'mean300')]:.0f} % of the time",
     ),
     "steps take longer and longer": DetectionRule(
-        "link", _rising, lambda row: f"a step takes {np.exp(row[_of('step', 'mean30')]):.1f} times the usual, and it rises"
+        "link", _rising, lambda row: f"a step takes {np.exp(row[_of('step', 'mean30')]):.1f} times the usual time, and rises"
     ),
     "saves take long": DetectionRule(
         "store", lambda rows: _half(rows[:, _of("save", "last")], np.log(12.0)),
-        lambda row: f"the last save took {np.exp(row[_of('save', 'last')]):.1f} times the usual",
+        lambda row: f"the last save took {np.exp(row[_of('save', 'last')]):.1f} times the usual time",
     ),
 }  # fmt: skip
 """The rules by name. docs/prediction.md has the same table."""

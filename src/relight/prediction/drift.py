@@ -1,5 +1,4 @@
-"""Drift detector: each signal's running median and typical distance from it, and a cumulative sum of larger distances
-(CUSUM).
+"""Drift detector: running median and typical distance of each signal, and a cumulative sum of larger distances (CUSUM).
 
 Median and distance follow each new value by small steps (Robbins–Monro for quantiles), so an outlier moves them no more
 than other values.
@@ -49,7 +48,7 @@ class Drift:
         """See ``Detector``."""
         score, index, beyond = self._next(look.values[self._features].astype(np.float64))
         name = SIGNALS[self._where[index]]
-        return Risk(score, f"{WORDS[name]}: {beyond:.0f} times its usual distance from the usual, for some time", KIND_OF[name])
+        return Risk(score, f"{WORDS[name]}: {beyond:.0f} times its usual distance from its median, for some time", KIND_OF[name])
 
     def follow(self, looks: Array) -> Array:
         """See ``Detector``."""

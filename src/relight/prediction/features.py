@@ -1,8 +1,7 @@
-"""Features of the signals: for each its last value; over 30 and 300 s its mean, standard deviation and slope per second
-(least squares).
+"""Features of the signals: the last value, and over 30 and 300 s the mean, standard deviation and slope per second.
 
-A window is taken every five seconds. ``features_of`` computes those of a whole run, ``FeatureWindows`` one after the
-other; the results are equal.
+The slope is by least squares. A window is taken every five seconds. ``features_of`` computes all windows of a run at
+once, ``FeatureWindows`` one after the other; the results are equal.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def features_of(signals: Array, every: int = LOOK_S) -> Array:
     values = np.where(known, signals, begins)  # an unknown value before the first known one takes that one
     rows = np.arange(every - 1, len(values), every)
     centre = values.mean(axis=0) if len(values) else 0.0
-    shifted = values - centre  # small numbers, whose squares lose little
+    shifted = values - centre  # squares of small numbers lose little precision
     zero = np.zeros((1, values.shape[1]))
     sums = np.concatenate([zero, np.cumsum(shifted, axis=0)])
     squares = np.concatenate([zero, np.cumsum(shifted**2, axis=0)])

@@ -27,14 +27,16 @@ class Forest:
     name = "forest"
 
     def __init__(self, scale: Scale, arrays: Arrays) -> None:
-        """``arrays``: for each tree's nodes the feature, the threshold, the left child (the right one is the next), the
-        depth."""
+        """``arrays``: of each tree's nodes the feature, the threshold, the left child and the depth.
+
+        The right child is the node after the left one.
+        """
         try:
             self._feature, self._left = arrays["feature"].astype(np.intp), arrays["left"].astype(np.intp)
             self._threshold, self._depth = arrays["threshold"], arrays["depth"]
             self.scale, self._usual = scale, float(arrays["usual"][0])
             shape = self._feature.shape
-            fits = len(shape) == 2 and shape[1] > 0 and all(one.shape == shape for one in (self._left, self._threshold, self._depth))
+            fits = len(shape) == 2 and shape[1] > 0 and all(array.shape == shape for array in (self._left, self._threshold, self._depth))
             inside = ((self._left >= 0) & (self._left < shape[1] - 1) | (self._left == -1)).all()
             if not fits or not inside or not ((self._feature >= 0) & (self._feature < len(_USED))).all() or not self._usual > 0:
                 raise ValueError
@@ -47,7 +49,7 @@ class Forest:
     def follow(self, looks: Array) -> Array:
         """See ``Detector``."""
         rows = self.scale(looks)[:, _USED]
-        return np.concatenate([self._scores(rows[at : at + 512]) for at in range(0, len(rows), 512)]) if len(rows) else np.empty(0)
+        return np.concatenate([self._scores(rows[row : row + 512]) for row in range(0, len(rows), 512)]) if len(rows) else np.empty(0)
 
     def update(self, look: FeatureWindow) -> Risk:
         """See ``Detector``.
@@ -67,20 +69,20 @@ class Forest:
     def _scores(self, rows: Array) -> Array:
         """Return 2 ** −(mean depth / usual depth) for each row."""
         trees, which = self._trees[None, :], np.arange(len(rows))[:, None]
-        at = np.zeros((len(rows), len(self._trees)), np.intp)
+        nodes = np.zeros((len(rows), len(self._trees)), np.intp)
         for _ in range(self._levels):
-            left = self._left[trees, at]
-            right = rows[which, self._feature[trees, at]] > self._threshold[trees, at]
-            at = np.where(left >= 0, left + right, at)
-        return np.asarray(2.0 ** (-self._depth[trees, at].mean(axis=1) / self._usual))
+            left = self._left[trees, nodes]
+            right = rows[which, self._feature[trees, nodes]] > self._threshold[trees, nodes]
+            nodes = np.where(left >= 0, left + right, nodes)
+        return np.asarray(2.0 ** (-self._depth[trees, nodes].mean(axis=1) / self._usual))
 
 
 def grow(rows: Array, scale: Scale, seed: int) -> Forest:
-    """Train a forest on rows of features of healthy runs. ``ConfigError`` if scikit-learn is not installed."""
+    """Train a forest on rows of features of healthy runs. Raise ``ConfigError`` if scikit-learn is not installed."""
     try:
         from sklearn.ensemble import IsolationForest
     except ModuleNotFoundError as error:
-        what = f"the forest is grown by scikit-learn, and {error.name} is not installed"
+        what = f"the forest is trained with scikit-learn, and {error.name} is not installed"
         raise ConfigError(what, hint=f"{INSTALL}, or --detectors without forest") from None
     grown = IsolationForest(n_estimators=_TREES, max_samples=min(_OF_EACH, len(rows)), random_state=seed % (1 << 32))
     grown.fit(scale(rows)[:, _USED])
@@ -100,7 +102,7 @@ def _flat(tree: Any) -> tuple[Array, Array, Array, Array]:
     Leaf depths include the samples that were not split.
     """
     order, left, depth = [0], [-1], [0.0]
-    for place, node in enumerate(order):  # which grows meanwhile
+    for place, node in enumerate(order):  # ``order`` grows meanwhile
         if tree.children_left[node] < 0:
             depth[place] += _usual_depth(float(tree.n_node_samples[node]))
             continue

@@ -1,5 +1,4 @@
-"""Labelled history: recorded and simulated runs. Each run belongs as a whole to training, validation or the held-out
-set.
+"""Labelled history: recorded and simulated runs, each in one set: training, validation or held-out.
 
 The split is by run, never by window: windows of one run are similar, so a detector trained on some of them knows the
 others.
@@ -73,7 +72,7 @@ def runs_of(trace: SampleTrace, name: str) -> list[RecordedRun]:
 
 
 def _each_second(at: Array, values: Array) -> tuple[Array, Array]:
-    """Return the last row of each second; a second without a row has that of the second before."""
+    """Return the last row of each second. A second without a row gets the row of the second before."""
     grid = np.arange(np.ceil(at[0]), np.floor(at[-1]) + 1)
     return grid, values[np.searchsorted(at, grid, side="right") - 1]
 
@@ -102,7 +101,7 @@ def simulated(seed: int, count: int, parts: tuple[str, ...] = (TRAIN, TRAIN, TRA
 def recorded(directory: Path) -> Iterator[tuple[str, RecordedRun]]:
     """Yield the runs of the recordings in a directory, and the set of each.
 
-    ``CorruptCheckpoint`` for a damaged file.
+    Raise ``CorruptCheckpoint`` for a damaged file.
     """
     for path in traces_in(directory):
         for run in runs_of(read_trace(path), path.stem):

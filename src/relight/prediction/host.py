@@ -18,7 +18,7 @@ class HostGauges:
     """Reads one node. Rates are over the time since the last read, so the first has none."""
 
     def __init__(self, places: Sequence[str] = (".",), root: str = "/", clock: Callable[[], float] = time.monotonic) -> None:
-        """``places``: paths whose file systems are sampled.
+        """``places``: paths in the file systems to sample.
 
         ``root``: the directory that contains ``proc`` and ``sys``.
         """

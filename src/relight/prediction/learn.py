@@ -171,8 +171,7 @@ def unseen(seed: int, count: int, say: Say) -> Iterable[RecordedRun]:
 
 
 def unseen_recordings(directory: Path, model: DetectorModel) -> Iterable[RecordedRun]:
-    """Yield the runs of recordings that were held out of the model's training, and of recordings that were not part of
-    it."""
+    """Yield the runs of recordings that the model was not trained on: held-out ones and new ones."""
     known = set(model.told.get("recordings", ()))
     for part, run in recorded(directory):
         if part == HELD_OUT or run.name.partition("/")[0] not in known:

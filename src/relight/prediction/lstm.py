@@ -1,8 +1,6 @@
-"""A small recurrent network with attention over the last eight minutes: the probability of a failure within the
-horizon, by kind.
+"""A small recurrent network with attention over the last eight minutes. It predicts a failure within the horizon, by kind.
 
-It is trained with torch (``lstm_train``) and evaluated with numpy, so the supervisor of a job does not need torch for
-it.
+It is trained with torch (``lstm_train``) and evaluated with numpy, so the supervisor of a job does not need torch.
 """
 
 from __future__ import annotations
@@ -57,7 +55,8 @@ class Lstm:
         window[0, STEPS - len(lately) :] = lately
         chances = self.chances(window)[0]
         best = 1 + int(np.argmax(chances[1:]))
-        why = f"the last eight minutes look like those before a failure, most like one of {CLASSES[best]} ({100 * chances[best]:.0f} %)"
+        likely = f"most like a {CLASSES[best]} failure ({100 * chances[best]:.0f} %)"
+        why = f"the last eight minutes are like those before a failure, {likely}"
         return Risk(float(1 - chances[0]), why, _RISKS[CLASSES[best]])
 
     def follow(self, looks: Array) -> Array:

@@ -48,8 +48,9 @@ class Network(nn.Module):
 def train_network(
     windows: Array, labels: Array, checked: tuple[Array, Array], *, seed: int, epochs: int, size: int, say: Callable[[str], None]
 ) -> Arrays:
-    """Return the weights of the epoch with the least loss on ``checked`` windows and labels. Reproducible by the seed
-    on one machine.
+    """Return the weights of the epoch with the least loss on ``checked`` windows and labels.
+
+    Reproducible by the seed on one machine.
 
     Uses one thread: more do not help a network this small, and sums would differ with the number of threads.
     """

@@ -1,5 +1,4 @@
-"""The file of trained detectors: arrays and numbers, no executable code; with each detector's results on held-out
-runs."""
+"""The file of trained detectors, with their results on held-out runs. It has arrays and numbers, no executable code."""
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ def without_model() -> DetectorModel:
 def read_model(path: Path) -> DetectorModel:
     """Read a model.
 
-    ``CorruptCheckpoint`` if the file is not an intact model; ``IncompatibleState`` if it has other features.
+    Raise ``CorruptCheckpoint`` if the file is not an intact model, ``IncompatibleState`` if it has other features.
     """
     head, arrays = read_arrays(path, _MAGIC, "model")
     if head.get("features") != list(FEATURES):

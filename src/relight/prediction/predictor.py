@@ -36,8 +36,7 @@ LATELY = 20
 _HELD_OUT_COUNTS = 2
 """Weight of the held-out precision, in alarms of this job."""
 _LOOKED_AFTER_S = 60.0
-"""Seconds after which the model's file is checked again, so that a running job uses a model that was trained
-meanwhile."""
+"""Seconds between checks of the model's file: a running job then uses a model that was trained meanwhile."""
 _OF_THE_SCRIPT = ("user", "fenced", "preemption", "numerical", "data")
 """Kinds of failures that a node shows no sign of: a detector cannot miss them."""
 
@@ -68,7 +67,7 @@ class DetectorStanding(NamedTuple):
     why: str
     """Why it is not used; empty if it is."""
     true: int
-    """True ones of its last alarms here."""
+    """Number of its last alarms in this job that came true."""
     false: int
 
 
@@ -144,8 +143,7 @@ def distrust(precision: float, asked: float, settled: Collection[bool]) -> str:
 
 
 def came_true(precision: float, settled: Collection[bool]) -> float:
-    """Return the estimated share of a detector's alarms that come true, from its held-out precision and its last alarms
-    here."""
+    """Return the estimated share of a detector's alarms that come true: held-out precision and this job's last alarms."""
     return (sum(settled) + _HELD_OUT_COUNTS * precision) / (len(settled) + _HELD_OUT_COUNTS)
 
 
@@ -195,8 +193,7 @@ class FailurePredictor:
         return alarms
 
     def failed(self, kind: str, at: float | None = None, cause: str = "") -> None:
-        """Record a failure of the job: settle the alarms, add it to the recording, and learn the usual values from
-        scratch."""
+        """Record a failure of the job: settle the alarms, add it to the recording, relearn the usual values."""
         time_s = self._clock() if at is None else at
         self.recorder.note(Happened(time_s, kind, cause))
         for watcher in self._watchers:
@@ -204,7 +201,7 @@ class FailurePredictor:
         self._begin()
 
     def heeded(self, alarm: Alarm) -> None:
-        """Drop an alarm whose failure was averted by more than a save: whether it would have come true is unknown."""
+        """Drop an alarm after an action that may have averted the failure: whether it was true is then unknown."""
         for watcher in self._watchers:
             watcher.open = [alarm_at for alarm_at in watcher.open if abs(alarm_at - alarm.at) > HORIZON_S]
 
@@ -218,10 +215,9 @@ class FailurePredictor:
         ]
 
     def write(self, directory: Path, **told: str) -> Path:
-        """Write the recording, for ``relight predict train --recordings``, and begin a new one, so that no second is in
-        two recordings.
+        """Write the recording, for ``relight predict train --recordings``, and begin a new one.
 
-        The newest fifty recordings in the directory are kept.
+        No second is in two recordings. The newest fifty recordings in the directory are kept.
         """
         path = directory / name_of(self._clock())
         self.recorder.trace(**told).write(path)

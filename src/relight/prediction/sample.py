@@ -29,8 +29,7 @@ class Gauges(Protocol):
     """Source of accelerator readings."""
 
     def read(self) -> list[Accelerator]:
-        """Return all accelerators of this node, always in the same order; one that does not answer keeps its place,
-        with NaN."""
+        """Return all accelerators of this node, always in the same order. One that does not answer has NaN values."""
         ...
 
 
@@ -98,8 +97,7 @@ class SampleShape:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return the columns' names in order: ``host.cpu``, ``room0.free_bytes``, ``rank0.step_s``,
-        ``accelerator0.power_w``."""
+        """Return the columns' names in order, such as ``host.cpu``, ``room0.free_bytes``, ``accelerator0.power_w``."""
         parts = (("room", self.rooms, DiskSpace), ("rank", self.ranks, Rank), ("accelerator", self.accelerators, Accelerator))
         names = [f"host.{field}" for field in Host._fields]
         return (*names, *(f"{word}{number}.{field}" for word, count, kind in parts for number in range(count) for field in kind._fields))

@@ -40,8 +40,8 @@ class AlarmCosts:
     every_s: float = 1800.0
     """Seconds between the schedule's saves."""
     failures_per_day: float = 0.02
-    """Failures of one real node: jobs of 1,024 GPUs on 128 nodes failed every 7.9 hours (A. Kokolis et al., HPCA 2025),
-    which is 0.024."""
+    """Failures of one real node per day. Jobs of 1,024 GPUs on 128 nodes failed every 7.9 hours (A. Kokolis et al.,
+    HPCA 2025): 0.024 per node and day."""
 
 
 class Scored(NamedTuple):
@@ -228,8 +228,10 @@ def tally(detector: str, threshold: float, runs: Sequence[Scored], alarms: Seque
 
 
 def choose_threshold(detector: str, runs: Sequence[Scored], precision: float, costs: AlarmCosts) -> Result:
-    """Return the result of the threshold that finds most failures with at least that smoothed precision; else of the
-    most precise one."""
+    """Return the result of the best threshold.
+
+    It finds most failures with at least that smoothed precision. If no threshold has it, the most precise one is best.
+    """
     scores = np.concatenate([run.scores for run in runs]) if runs else np.empty(0)
     quantiles = np.quantile(scores, 1 - np.geomspace(1e-5, 0.3, 50)) if len(scores) else []
     tried = sorted({round(float(score), 6) for score in quantiles} - {0.0})

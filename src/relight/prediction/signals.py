@@ -1,5 +1,4 @@
-"""Computes signals from recorded rows: the same few numbers for every node. Shares, rates, and ratios to the usual
-value of this job.
+"""Signals, computed from recorded rows: shares, rates, and ratios to this job's usual values. Equal for every node.
 
 The *usual* value is the median over the last half hour, recomputed every five minutes; there is none before the first
 five minutes. An unknown value repeats the last known one. The same code processes an hour at once and a second at a

@@ -1,5 +1,4 @@
-"""Simulated runs of a training node, with failures of known time and cause: detectors are trained and evaluated on
-them.
+"""Simulated runs of a training node, with failures of known time and cause, to train and evaluate detectors.
 
 A run has one to four hours, a row a second. Every sign in it also occurs without a failure: memory that fills with
 caches and levels off, other jobs on the node, evaluations, compilations, checkpoints on the disk, hot hours, a few
@@ -208,9 +207,9 @@ class _SyntheticRun:
         values = np.full((self.n, len(shape.columns)), np.nan, np.float32)
         place = {column: index for index, column in enumerate(shape.columns)}
 
-        def put(whose: str, **columns: Array | float) -> None:
+        def put(source: str, **columns: Array | float) -> None:
             for field, column in columns.items():
-                values[:, place[f"{whose}.{field}"]] = column
+                values[:, place[f"{source}.{field}"]] = column
 
         cpu = np.clip(self.cpu, 0, 1)
         psi = {f"psi_{what}_{how}": np.clip(kind[what], 0, 100) for how, kind in (("some", self.psi), ("full", self.full)) for what in kind}

@@ -50,7 +50,7 @@ class SampleTrace:
 
 
 def read_trace(path: Path) -> SampleTrace:
-    """Read a recording. ``CorruptCheckpoint`` if the file is not an intact recording."""
+    """Read a recording. Raise ``CorruptCheckpoint`` if the file is not an intact recording."""
     metadata, arrays = read_arrays(path, _MAGIC, "recording")
     try:
         columns = tuple(str(name) for name in metadata["columns"])
@@ -62,7 +62,7 @@ def read_trace(path: Path) -> SampleTrace:
     fits = times.ndim == 1 and values.shape == (len(times), len(columns)) and len(set(columns)) == len(columns)
     ordered = fits and np.isfinite(times).all() and not (np.diff(times) <= 0).any()
     if not ordered or not all(math.isfinite(failure.at) for failure in happened):
-        raise CorruptCheckpoint("a recording whose rows differ from its head", where=str(path))
+        raise CorruptCheckpoint("the recording's rows do not match its head", where=str(path))
     return SampleTrace(columns, times, values, happened, notes)
 
 
@@ -72,8 +72,7 @@ def traces_in(directory: Path) -> list[Path]:
 
 
 class SampleRecorder:
-    """Recorder of the last hours, in bounded memory: four bytes a value, 9 MB for 6 hours of 8 ranks and 8
-    accelerators."""
+    """Recorder of the last hours. Memory: four bytes a value, 9 MB for 6 hours of 8 ranks and 8 accelerators."""
 
     def __init__(self, shape: SampleShape, hours: float = HOURS) -> None:
         """Allocate all memory."""
@@ -106,7 +105,7 @@ class SampleRecorder:
         return row
 
     def clear(self) -> None:
-        """Begin a new one."""
+        """Begin a new recording."""
         self._count, self._happened = 0, []
 
     def note(self, happened: Happened) -> None:

@@ -254,7 +254,7 @@ class Actions:
             task = known or self._tasks.begin(
                 "verify", store, run.name, who.name, lambda task: verify(task, run, checkpoint, verified), checkpoint.id
             )
-            return ActionOutcome(True, "under way" if known is None else f"under way already, begun by {known.who}", task=task.id)
+            return ActionOutcome(True, "running" if known is None else f"already running, started by {known.who}", task=task.id)
 
         return (
             _planned(
@@ -366,7 +366,7 @@ class Actions:
         def do() -> ActionOutcome:
             known = self._tasks.under_way("drill", fields["store"], run.name)
             task = known or self._tasks.begin("drill", fields["store"], run.name, who.name, lambda task: drill(task, url))
-            return ActionOutcome(True, "under way" if known is None else f"under way already, begun by {known.who}", task=task.id)
+            return ActionOutcome(True, "running" if known is None else f"already running, started by {known.who}", task=task.id)
 
         says = (
             "The newest two checkpoints are copied to this server's machine. There the newest is verified and restored. Then it is "
@@ -389,7 +389,7 @@ def newest_account_time(accounts: Sequence[Account]) -> float | None:
 
 
 def _given(verb: str, fields: Mapping[str, str]) -> ActionFacts:
-    """Return the facts of the action's known fields. Callers could fill the log with unknown ones, whose names they choose."""
+    """Return the facts of the action's known fields. Unknown fields are left out: a caller could fill the log with them."""
     known = {name: fields[name] for name in FIELDS.get(verb, ()) if name in fields}
     return ActionFacts(run=known.get("run", ""), why=known.get("why", ""), given=known)
 

@@ -1,4 +1,4 @@
-"""The server's ASGI application: store followers, index, pages, API and event streams, behind the authentication middleware."""
+"""The server's ASGI application: store followers, index, pages, API and event streams, in the authentication middleware."""
 
 from __future__ import annotations
 

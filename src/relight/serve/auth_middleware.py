@@ -319,7 +319,7 @@ async def _whole(receive: Receive, most: int) -> Receive | None:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """Limit a body whose length is not declared. Raise ``HttpRefusal`` after ``BODY_BYTES_MAX`` bytes."""
+    """Limit a body of undeclared length. Raise ``HttpRefusal`` after ``BODY_BYTES_MAX`` bytes."""
     received = 0
 
     async def bounded() -> Message:

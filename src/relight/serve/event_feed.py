@@ -29,7 +29,7 @@ STEPS = "steps.done"
 CURVES_MAX, METRICS_MAX, POINTS_MAX = 200, 12, 4000
 """Runs with metrics from events, metrics of each run, and points of each metric. With more points, every other one is dropped."""
 SAVES_MAX, TOLD_MAX = 500, 2000
-"""Saves, of all runs together, whose events are kept, and events of each save."""
+"""Maximum number of saves with kept events, in all runs together, and of events of each save."""
 POLL_S = 2.0
 ROUNDS_MAX = 50
 FIRST_S = 120.0

@@ -1,8 +1,9 @@
-"""Connections of the server: how many may be open, of all clients and of one, and how long one may stay without a whole request.
+"""Limits on the server's connections: how many may be open, of all clients and of one client, and how long one may be idle.
 
-The listening socket accepts for asyncio, which itself knows no bound. When the gate is full, the connection that has been idle for longest
-is closed to admit a new one, so idle connections never keep clients out. Idle means that the server waits for the client: for a TLS
-handshake, for the rest of a request, for its next request, or for it to read an answer. Used by the event loop's thread only.
+asyncio has no limit on connections, so the gate's listening socket accepts for it. When the gate is full, the connection
+that has been idle for longest is closed to admit a new one, so idle connections never keep clients out. A connection is
+idle while the server waits for the client: for a TLS handshake, for the rest of a request, for the next request, or until
+the client reads an answer. Used by the event loop's thread only.
 
 A client that has sent nothing waits in the kernel (``TCP_DEFER_ACCEPT``) and costs the loop nothing. Otherwise a few
 hundred silent clients that reconnect when they are closed keep the loop accepting, and requests queue after them.
@@ -27,14 +28,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from relight.serve.proxies import asker_of
 
 IDLE_S = 10.0
-"""Seconds that the server waits for a client: for a whole request, or for reading an answer."""
+"""Seconds that the server waits for a client to send a whole request, or to read an answer."""
 SILENT_S = 10
 """Seconds that the kernel keeps a silent connection, rounded up to its next SYN-ACK (15 s). Then it is accepted."""
 SWEEP_S = 1.0
 LOOKED_AT_MAX = 16
-"""Idle connections that are looked at for one to close."""
+"""Idle connections that are checked for one to close, at most."""
 CLOSING_MAX = 32
-"""Closed connections whose descriptors the loop has not freed yet; with more, accepting pauses until it has."""
+"""Closed connections with a descriptor that the loop has not freed yet. At this number, accepting pauses."""
 PROBES_MAX = 64
 """Health probes that are answered in one turn of the loop; further ones wait for the next turn."""
 CONNECTIONS_MAX, STREAMS_MAX, DESCRIPTORS_MAX = 4096, 2000, 16384
@@ -44,7 +45,7 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class ConnectionLimits(NamedTuple):
-    """Connections that may be open: of all clients, of one, and event streams."""
+    """Maximum numbers of open connections: of all clients, of one client, and event streams."""
 
     connections: int
     of_one: int
@@ -52,7 +53,10 @@ class ConnectionLimits(NamedTuple):
 
 
 def bounds_of(descriptors: int, used: int) -> ConnectionLimits:
-    """Return what a limit of descriptors leaves for connections: an eighth, at least 64 and at most 512, is for stores and files."""
+    """Return the limits on connections that follow from a limit on descriptors.
+
+    An eighth of the descriptors, at least 64 and at most 512, is reserved for stores and files.
+    """
     left = descriptors - used - max(64, min(512, descriptors // 8))
     connections = max(16, min(CONNECTIONS_MAX, left))
     streams = min(STREAMS_MAX, connections - BESIDE_STREAMS) if connections > 4 * BESIDE_STREAMS else connections // 3
@@ -60,7 +64,7 @@ def bounds_of(descriptors: int, used: int) -> ConnectionLimits:
 
 
 def raise_descriptors() -> ConnectionLimits:
-    """Raise this process' limit of open files as far as it may, and return the bounds that follow."""
+    """Raise this process's limit on open files as far as allowed, and return the limits on connections that follow."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -78,26 +82,29 @@ class Connection(socket.socket):
     gate: Gate | None = None
     asker = ""
     since = 0.0
-    """When the server began to wait for the client."""
+    """Monotonic time at which the server began to wait for the client."""
     transport: asyncio.Transport | None = None
-    """Once there is one: after the TLS handshake, if any."""
+    """None until the TLS handshake, if any, is complete."""
 
     def has_unread(self) -> bool:
-        """Return whether bytes of the client wait to be read."""
+        """Return whether the client has sent bytes that the server has not read."""
         try:
             return bool(self.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except OSError:
             return False
 
     def close(self) -> None:
-        """Close it; the gate counts it no more."""
+        """Close the connection. The gate no longer counts it."""
         if self.gate is not None and self.fileno() >= 0:
             self.gate.closed(self)
         super().close()
 
 
 class Gate:
-    """The open connections. ``exempt``: peers, such as proxies, that many clients share, so that only the whole bound is theirs."""
+    """The open connections.
+
+    ``exempt`` returns whether many clients share a peer, such as a proxy. Only the limit for all clients applies to it.
+    """
 
     def __init__(self, bounds: ConnectionLimits, exempt: Callable[[str], bool] = lambda peer: False, idle_s: float = IDLE_S) -> None:
         self.bounds, self._exempt, self._idle_s = bounds, exempt, idle_s
@@ -114,38 +121,43 @@ class Gate:
         self._sweeping: asyncio.TimerHandle | None = None
         self._spare: int | None = _spare()
         self.accepted = self.refused = self.evicted = self.probes = self.most = 0
-        """Counts since the server began: admitted, refused, closed to make room, answered as health probes; and the most that
-        were open at once."""
+        """Connections since the server began: admitted, refused, closed to make room, answered as health probes.
+
+        ``most`` is the maximum that were open at once.
+        """
 
     def __len__(self) -> int:
         return len(self._open)
 
     def listen(self, address: tuple[str, int], backlog: int = 2048) -> list[Listening]:
-        """Return bound sockets, one for each address of the name. ``OSError`` if one cannot be bound."""
-        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        """Return bound sockets, one for each address of the name. Raise ``OSError`` if one cannot be bound."""
+        addresses = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         made = []
-        for family, kind, proto, _, place in dict.fromkeys(found):
-            one = Listening(family, kind, proto)
-            one.gate = self
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for family, kind, proto, _, place in dict.fromkeys(addresses):
+            listening = Listening(family, kind, proto)
+            listening.gate = self
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            if (defer := getattr(socket, "TCP_DEFER_ACCEPT", None)) is not None:  # Linux alone has it
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if (defer := getattr(socket, "TCP_DEFER_ACCEPT", None)) is not None:  # on Linux only
                 with contextlib.suppress(OSError):
-                    one.setsockopt(socket.IPPROTO_TCP, defer, SILENT_S)
-            made.append(one)
+                    listening.setsockopt(socket.IPPROTO_TCP, defer, SILENT_S)
+            made.append(listening)
             try:
-                one.bind(place)
-                one.listen(backlog)
+                listening.bind(place)
+                listening.listen(backlog)
             except OSError:
                 for each in made:
                     each.close()
                 raise
-            one.setblocking(False)
+            listening.setblocking(False)
         return made
 
     def may_accept(self) -> bool:
-        """Return whether another connection may be accepted in this turn of the loop: in between, the loop reads what has come."""
+        """Return whether another connection may be accepted in this turn of the loop.
+
+        The limit lets the loop read requests between accepting.
+        """
         if len(self._closing) >= CLOSING_MAX or self._probes_in_turn >= PROBES_MAX:
             return False
         if self._batch == 0 and self._probes_in_turn == 0:
@@ -170,7 +182,7 @@ class Gate:
         """Count a new connection. If the gate is full, close the longest idle one for it; refuse it if none is idle."""
         asker = asker_of(peer)
         if not self._exempt(peer) and self._count[asker] >= self.bounds.of_one:
-            if not self._evict(one for one in self._idle.values() if one.asker == asker):
+            if not self._evict(candidate for candidate in self._idle.values() if candidate.asker == asker):
                 return False
         elif len(self._open) >= self.bounds.connections and not self._evict(iter(self._idle.values())):
             return False
@@ -184,17 +196,20 @@ class Gate:
         return True
 
     def _evict(self, oldest_first: Iterator[Connection]) -> bool:
-        """End the first whose client has sent nothing that is unread: another's request may only wait for the loop to read it."""
-        found = list(islice(oldest_first, LOOKED_AT_MAX))
-        if not found:
+        """End the first connection without unread bytes, or else the first one. Return False if there is none.
+
+        A client that has sent bytes is not idle: its request only waits for the loop to read it.
+        """
+        candidates = list(islice(oldest_first, LOOKED_AT_MAX))
+        if not candidates:
             self.refused += 1
             return False
         self.evicted += 1
-        self._shut(next((one for one in found if not one.has_unread()), found[0]))
+        self._shut(next((candidate for candidate in candidates if not candidate.has_unread()), candidates[0]))
         return True
 
     def _shut(self, one: Connection) -> None:
-        """End it. A transport that reads nothing for now would not notice its socket's end, so it is aborted."""
+        """End the connection. A transport that has paused reading would not notice a shut socket, so it is aborted."""
         self._forget(one)
         self._closing.add(one)
         if one.transport is not None:
@@ -212,7 +227,7 @@ class Gate:
                 del self._count[one.asker]
 
     def closed(self, one: Connection) -> None:
-        """Its descriptor is about to be freed."""
+        """Stop counting a connection: its descriptor is about to be freed."""
         self._closing.discard(one)
         self._forget(one)
 
@@ -221,10 +236,10 @@ class Gate:
         return self._open.get(number)
 
     def mark(self, one: Connection, idle: bool, again: bool = False) -> None:
-        """Note that the server waits for this client, or the client for the server. ``again``: its time begins from scratch."""
+        """Record whether the server waits for this client (``idle``). ``again``: restart the time of its wait."""
         number = one.fileno()
         if self._open.get(number) is not one:
-            return  # it was ended, and another connection may have its descriptor by now
+            return  # it was ended, and another connection may have its descriptor now
         if not idle:
             self._idle.pop(number, None)
         elif again or number not in self._idle:
@@ -233,12 +248,12 @@ class Gate:
             self._idle.move_to_end(number)
 
     def _sweep(self) -> None:
-        """End those that have been waited for too long; the oldest come first."""
+        """End the connections that have been idle for longer than the limit. The oldest come first."""
         ends = time.monotonic() - self._idle_s
-        for one in list(self._idle.values()):
-            if one.since > ends:
+        for connection in list(self._idle.values()):
+            if connection.since > ends:
                 break
-            self._shut(one)
+            self._shut(connection)
         self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep) if self._open else None
 
     def out_of_descriptors(self, listening: Listening) -> None:
@@ -265,16 +280,16 @@ class Gate:
 
 
 class Listening(socket.socket):
-    """The listening socket, whose ``accept`` asks the gate."""
+    """The listening socket. Its ``accept`` asks the gate."""
 
     gate: Gate
 
     def take(self) -> tuple[int, Any]:
-        """Accept one: its descriptor and peer."""
+        """Accept one connection and return its descriptor and peer."""
         return self._accept()  # type: ignore[attr-defined, no-any-return] # what ``accept`` of the library calls
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection that is admitted. ``BlockingIOError`` if there is none in this turn of the loop."""
+        """Return the next admitted connection. Raise ``BlockingIOError`` if there is none in this turn of the loop."""
         while self.gate.may_accept():
             try:
                 number, peer = self.take()
@@ -283,12 +298,12 @@ class Listening(socket.socket):
                     raise
                 self.gate.out_of_descriptors(self)
                 continue
-            one = Connection(self.family, self.type, self.proto, fileno=number)
-            if self.gate.answered_probe(one):
+            connection = Connection(self.family, self.type, self.proto, fileno=number)
+            if self.gate.answered_probe(connection):
                 continue
-            if self.gate.admit(one, str(peer[0])):
-                return one, peer
-            one.close()
+            if self.gate.admit(connection, str(peer[0])):
+                return connection, peer
+            connection.close()
         raise BlockingIOError(errno.EAGAIN, "no more connections in this turn")
 
 
@@ -314,18 +329,18 @@ class Reporting(H11Protocol):
         self._report()
 
     def on_response_complete(self) -> None:
-        """The next request is waited for."""
+        """Report that the server waits for the next request."""
         super().on_response_complete()
         self._report()
 
     def pause_writing(self) -> None:
-        """The client does not read its answer."""
+        """Report that the client does not read its answer."""
         super().pause_writing()
         if self._connection is not None:
             self.gate.mark(self._connection, idle=True)
 
     def resume_writing(self) -> None:
-        """It reads."""
+        """Report that the client reads again."""
         super().resume_writing()
         self._report()
 

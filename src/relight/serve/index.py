@@ -343,7 +343,7 @@ class Index:
         ]
 
     def _health(self, store: str, state: RunState, now: float) -> tuple[str, str]:
-        """Return a run's health and the reason. A run whose process reported its end is idle, not late."""
+        """Return a run's health and the reason. If the run's process reported its end, the run is idle, not late."""
         health, why = state.health(now)
         if health == "late" and self._around is not None and self._around.over(self._readers[store].store.url, state.name):
             return "idle", "the run has ended"

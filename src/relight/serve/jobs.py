@@ -122,7 +122,7 @@ class Jobs:
             raise StoreUnavailable("too many clients without a token wait", hint="log in, or try again in a minute", retryable=True)
 
     def _drop_abandoned(self) -> None:
-        """End pending jobs whose clients have left."""
+        """End pending jobs that no client waits for any more."""
         gone = [entry for entry in self._pending if entry[0].is_abandoned]
         self._pending = [entry for entry in self._pending if not entry[0].is_abandoned]
         for job, _, _ in gone:

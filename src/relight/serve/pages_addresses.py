@@ -29,7 +29,7 @@ def of_checkpoint(store: str, run: str, which: str, **asked: object) -> str:
 
 
 def part_of(page: str, part: str) -> str:
-    """Return the address of a section of a page, whose id is ``part``."""
+    """Return the address of the section with the id ``part`` on a page."""
     return f"/{page}#{quote(part, safe='')}"
 
 

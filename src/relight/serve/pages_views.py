@@ -160,7 +160,7 @@ def chart_data(curve: Curve, marks: Iterable[Mark], unit: str = "step") -> str:
 
 
 def last_save(saves: Sequence[SaveRow]) -> tuple[Markup | None, str, list[str]]:
-    """Return picture, caption and phases of the newest save whose events were seen, with one row for each rank."""
+    """Return picture, caption and phases of the newest save with known events, with one row for each rank."""
     saves_with_spans = [save for save in saves if save.spans]
     if not saves_with_spans:
         return None, "Phases of saves are unknown: this machine has no events of the nodes that save.", []

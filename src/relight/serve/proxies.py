@@ -41,7 +41,7 @@ def host_of(origin: str) -> str:
 
 
 class Proxies:
-    """The proxies whose headers are believed: addresses and networks in CIDR notation."""
+    """The trusted proxies, as addresses and networks in CIDR notation: their headers are used."""
 
     def __init__(self, trusted: Sequence[str]) -> None:
         self._exact = set(trusted)

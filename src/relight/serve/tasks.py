@@ -1,4 +1,7 @@
-"""What takes minutes and has a page of its own: asking a job for a save, drilling a copy. Begun by an action; none outlives the server."""
+"""Tasks: actions that take minutes and have their own page, such as a requested save or a drill of a copy.
+
+An action starts a task. A task ends with the server at the latest.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from relight.serve.pages_actions import ActionOutcome
 from relight.serve.scope import asker, masked, reaches
 
 KEPT_MAX, LINES_MAX, RUNNING_MAX, OF_ONE_MAX = 200, 100, 8, 3
-"""Tasks that are kept, lines of each, tasks that run at a time, and of them those of one asker."""
+"""Maximum numbers: of kept tasks, of lines of a task, of running tasks, and of running tasks of one caller."""
 RUNNING, OK, FAILED = "running", "ok", "failed"
 
 
 @dataclass(eq=False)
 class ServerTask:
-    """One. ``lines`` is what it has said so far; ``done`` how it ended, None until then. Times are seconds since the epoch."""
+    """One task. ``lines``: its last lines of output. ``done``: its outcome, None while it runs. Times are seconds since 1970."""
 
     id: str
     verb: str
@@ -33,18 +36,18 @@ class ServerTask:
     done: ActionOutcome | None = None
     ended: float | None = None
     ending: threading.Event = field(default_factory=threading.Event)
-    """Set when the server ends: what is waited for is given up."""
+    """Set when the server ends: the task must then stop waiting."""
     which: str = ""
-    """The checkpoint's id, if it is about one."""
+    """Id of the checkpoint that the task is about; empty for none."""
     asker: str = ""
-    """What quotas count it by."""
+    """Quota key of the caller that started it."""
     tells: Callable[[], None] = lambda: None
     _then: list[Callable[[ActionOutcome], None]] = field(default_factory=list)
-    """One of each asker: several may have asked for the same task, and each has an audit entry to end."""
+    """One callback for each caller: several may have asked for the same task, and each has an audit entry to end."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def when_over(self, then: Callable[[ActionOutcome], None]) -> None:
-        """Call ``then`` once, with how it ended; at once if it has."""
+        """Call ``then`` once with the outcome: when the task ends, or at once if it has ended."""
         with self._lock:
             if self.done is None:
                 self._then.append(then)
@@ -52,42 +55,42 @@ class ServerTask:
         then(self.done)
 
     def end(self, done: ActionOutcome, now: float) -> None:
-        """It has ended so."""
+        """Set the outcome and call all callbacks of ``when_over``. Raise the first error of a callback, after all were called."""
         with self._lock:
             self.ended, self.done = now, done
             then, self._then = self._then, []
         self.tells()
         failed: list[Exception] = []
-        for one in then:
+        for callback in then:
             try:
-                one(done)
-            except Exception as error:  # noqa: BLE001 (the other askers' entries must end all the same)
+                callback(done)
+            except Exception as error:  # noqa: BLE001 (the audit entries of the other callers must end, too)
                 failed.append(error)
         if failed:
             raise failed[0]
 
     @property
     def state(self) -> str:
-        """Of the three."""
+        """``running``, ``ok`` or ``failed``."""
         return RUNNING if self.done is None else OK if self.done.ok else FAILED
 
     def add_line(self, line: str) -> None:
-        """A line more, from its own thread; of very many the last ones are kept."""
+        """Add a line of output, from the task's own thread. The last ``LINES_MAX`` lines are kept."""
         self.lines = [*self.lines, line[:500]][-LINES_MAX:]
         self.tells()
 
     def shown(self, now: float) -> dict[str, object]:
-        """For programs, without names of runs that the asker does not reach."""
+        """Return the task as plain values, without names of runs outside the caller's scope."""
         return {
             "id": self.id, "verb": self.verb, "store": self.store, "run": self.run, "who": self.who, "state": self.state,
-            "began": self.began, "seconds": round((self.ended or now) - self.began, 1), "lines": [masked(one) for one in self.lines],
+            "began": self.began, "seconds": round((self.ended or now) - self.began, 1), "lines": [masked(line) for line in self.lines],
             "says": masked(self.done.says) if self.done is not None else "",
             "details": masked(self.done.details) if self.done is not None else "",
         }  # fmt: skip
 
 
 class Tasks:
-    """All of them, the latest few hundred. ``changed`` is called with a store and a run whenever a task of it says something new."""
+    """The latest tasks. ``changed`` is called with a store and a run when a task of that run has new output or has ended."""
 
     def __init__(self, changed: Callable[[str, set[str]], None] = lambda store, runs: None, clock: Callable[[], float] = time.time) -> None:
         self._changed, self._clock = changed, clock
@@ -97,52 +100,55 @@ class Tasks:
         self._ending = threading.Event()
 
     def begin(self, verb: str, store: str, run: str, who: str, work: Callable[[ServerTask], ActionOutcome], which: str = "") -> ServerTask:
-        """Begin it now. ``StoreUnavailable`` if as many run already as may. What ``work`` raises of ours is how it ended."""
+        """Start a task in its own thread. A ``RelightError`` of ``work`` becomes the task's outcome.
+
+        Raise ``StoreUnavailable`` if too many tasks run, of all callers or of this one.
+        """
         task = ServerTask(secrets.token_hex(8), verb, store, run, who, self._clock(), ending=self._ending, which=which, asker=asker())
         task.tells = lambda: self._changed(store, {run})
         with self._lock:
-            if sum(one.done is None for one in self._known.values()) >= RUNNING_MAX:
+            if sum(other.done is None for other in self._known.values()) >= RUNNING_MAX:
                 hint = "try again when one has ended"
                 raise StoreUnavailable(f"{RUNNING_MAX} such tasks are under way already", hint=hint, retryable=True)
-            if task.asker and sum(one.done is None and one.asker == task.asker for one in self._known.values()) >= OF_ONE_MAX:
+            if task.asker and sum(other.done is None and other.asker == task.asker for other in self._known.values()) >= OF_ONE_MAX:
                 hint = "try again when one has ended"
                 raise StoreUnavailable(f"{OF_ONE_MAX} tasks that you began are under way", hint=hint, retryable=True)
             self._known[task.id] = task
             while len(self._known) > KEPT_MAX:
-                del self._known[next(name for name, one in self._known.items() if one.done is not None)]
+                del self._known[next(name for name, other in self._known.items() if other.done is not None)]
         self._pool.submit(self._work, task, work)
         return task
 
     def under_way(self, verb: str, store: str, run: str, which: str = "") -> ServerTask | None:
-        """One of that kind that has not ended, if there is one."""
+        """Return the running task of that kind on that run and checkpoint; None if there is none."""
         with self._lock:
-            found = [one for one in self._known.values() if (one.verb, one.store, one.run, one.which) == (verb, store, run, which)]
-        return next((one for one in found if one.done is None), None)
+            matching = [task for task in self._known.values() if (task.verb, task.store, task.run, task.which) == (verb, store, run, which)]
+        return next((task for task in matching if task.done is None), None)
 
     def get(self, id_: str) -> ServerTask:
-        """The task of that name, if whoever is asking may know of its run."""
+        """Return the task with this id. Raise ``CheckpointNotFound`` if it is unknown, or the caller may not see its run."""
         with self._lock:
-            found = self._known.get(id_)
-        if found is None or not reaches(found.store, found.run):
-            raise CheckpointNotFound(f"no task {id_[:40]!r}", hint="the latest ones are kept, until the server is started anew")
-        return found
+            task = self._known.get(id_)
+        if task is None or not reaches(task.store, task.run):
+            raise CheckpointNotFound(f"no task {id_[:40]!r}", hint="only the latest tasks are kept, until the server restarts")
+        return task
 
     def all(self) -> Sequence[ServerTask]:
-        """Those that whoever is asking may know of, the newest first."""
+        """Return the tasks of runs that the caller may see, newest first."""
         with self._lock:
             known = list(self._known.values())
-        return [one for one in reversed(known) if reaches(one.store, one.run)]
+        return [task for task in reversed(known) if reaches(task.store, task.run)]
 
     def close(self) -> None:
-        """Have all that run give up; they are waited for a few seconds."""
+        """Ask all running tasks to stop, and wait up to 5 s for them."""
         self._ending.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         ends = time.monotonic() + 5.0
-        while time.monotonic() < ends and any(one.done is None for one in list(self._known.values())):
+        while time.monotonic() < ends and any(task.done is None for task in list(self._known.values())):
             time.sleep(0.05)
 
     def _work(self, task: ServerTask, work: Callable[[ServerTask], ActionOutcome]) -> None:
-        done = ActionOutcome(False, "it broke off: a fault of the server's own, which its output tells")
+        done = ActionOutcome(False, "it failed with an internal error, which the server's output shows")
         try:
             done = work(task)
         except RelightError as error:

@@ -27,27 +27,27 @@ from relight.store.wrapper import guard_of
 
 DRILL_S = 1800.0
 VERIFYING_MAX = 2
-"""Verifications that read at a time, each in a process of its own; further ones wait. More would take the processors from the pages."""
+"""Verifications that read at the same time, each in its own process. Others wait: more would take CPU time from the pages."""
 _verifying = threading.BoundedSemaphore(VERIFYING_MAX)
 _END_S = 5.0
 _SAID_MAX = 1 << 20
 
 
 def wait_for(task: ServerTask, run: Run, seq: int, timeout_s: float) -> ActionOutcome:
-    """Until the save is there, or will not be."""
+    """Wait for the answer to a requested save, at most ``timeout_s`` seconds, and return it as the task's outcome."""
     began = time.monotonic()
     task.add_line(f"asked, in record {seq} of the log")
 
     def tell(answer: Answer) -> None:
         if not answer.over:
-            task.add_line(f"heard on {answer.heard}; it saves at the end of its step")
+            task.add_line(f"received on {answer.heard}; it saves at the end of its step")
 
     answer = wait_for_answer(run, seq, timeout_s, tell, task.ending)
     return ActionOutcome(answer.saved is not None, describe_outcome(answer, time.monotonic() - began))
 
 
 def verify(task: ServerTask, run: Run, one: Checkpoint, verified: Callable[[bool], None]) -> ActionOutcome:
-    """Read every byte of a checkpoint and record the result in the run's log. ``verified`` is called with whether all are as committed.
+    """Read every byte of a checkpoint and record the result in the run's log. ``verified`` is called with whether all are correct.
 
     A child process of low priority reads and hashes, so that the server's event loop has the interpreter for itself.
     """
@@ -103,7 +103,7 @@ def _verify_in_child(task: ServerTask, run: Run, checkpoint_id: str) -> VerifyRe
 
 
 def _lines_until(fd: int, is_over: Callable[[], bool]) -> Iterator[bytes]:
-    """Yield the lines that arrive in a pipe, until its end or until ``is_over`` returns True, which is checked five times a second."""
+    """Yield lines from a pipe until its end, or until ``is_over`` returns True. It is called five times a second."""
     poll, buffer = select.poll(), b""
     poll.register(fd, select.POLLIN)
     while not is_over():
@@ -115,28 +115,28 @@ def _lines_until(fd: int, is_over: Callable[[], bool]) -> Iterator[bytes]:
 
 
 def drill(task: ServerTask, url: str, deadline_s: float = DRILL_S) -> ActionOutcome:
-    """The command's own, on copies of the run at ``url``: what it prints is what is said."""
+    """Run ``relight drill`` on copies of the run at ``url``. Its output becomes the task's output and outcome."""
     command = child_command("relight", "drill", "--copy", url, "--json", "--deadline", f"{deadline_s:g}")
     with subprocess.Popen(
         command, env=child_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        told: list[bytes] = []
+        outputs: list[bytes] = []
         readers = [
-            threading.Thread(target=lambda: told.append(process.stdout.read(_SAID_MAX) if process.stdout else b""), daemon=True),
+            threading.Thread(target=lambda: outputs.append(process.stdout.read(_SAID_MAX) if process.stdout else b""), daemon=True),
             threading.Thread(target=_stream_output, args=(task, process), daemon=True),
         ]
-        for one in readers:
-            one.start()
+        for reader in readers:
+            reader.start()
         ends = time.monotonic() + deadline_s + 60.0
         while process.poll() is None and time.monotonic() < ends and not task.ending.wait(0.2):
             pass
         broken_off = _ended(process)
-        for one in readers:
-            one.join(_END_S)
+        for reader in readers:
+            reader.join(_END_S)
     if broken_off:
-        return ActionOutcome(False, "broken off: the server has ended, or it took too long")
+        return ActionOutcome(False, "aborted: the server has ended, or the drill took too long")
     with suppress(RelightError, msgspec.MsgspecError):
-        report = from_json_bytes(b"".join(told), DrillReport)
+        report = from_json_bytes(b"".join(outputs), DrillReport)
         return ActionOutcome(report.ok, report.summary(), "\n".join(lines_of(report)))
     return ActionOutcome(False, f"relight drill ended with {process.returncode} and no report", "\n".join(task.lines[-5:]))
 
@@ -148,7 +148,10 @@ def _stream_output(task: ServerTask, process: subprocess.Popen[bytes]) -> None:
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it had to be: it removes its copies if it is asked to end, and is killed if it does not."""
+    """End a process, and return whether it was still running. It is killed if it ignores SIGTERM for ``_END_S``.
+
+    On SIGTERM ``relight drill`` removes its copies.
+    """
     if process.poll() is not None:
         return False
     process.terminate()
@@ -160,4 +163,4 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _text(line: bytes) -> str:
-    return "".join(one if one.isprintable() else " " for one in line.decode("utf-8", "replace").strip())[:500]
+    return "".join(letter if letter.isprintable() else " " for letter in line.decode("utf-8", "replace").strip())[:500]

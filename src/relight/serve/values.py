@@ -288,7 +288,7 @@ class AuditRow:
     token: str = ""
     """Id of the caller's token."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Run, checkpoint, values before and after, reason, arguments; none for a token that has a scope."""
+    """Run, checkpoint, values before and after, reason, arguments. Empty if the caller's token has a scope."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Detects that the process that writes a node's saves (the agent) has stopped, from how long earlier saves took.
-
-Pure.
-"""
+"""Detects that a node's agent (the process that writes saves) has stopped, from how long earlier saves took. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ class AgentWatch:
         waited, pid = late
         sample = look(pid)
         if not sample.state or sample.state in ("Z", "X"):
-            return None  # it has ended: the ranks that wait for it notice that themselves
+            return None  # the agent has ended: the ranks that wait for it notice that themselves
         late_text = f"a save has taken {waited:.1f} s, more than {limit:.1f} s"
         if sample.state in STOPPED:
             return Stuck(pid, f"{late_text}: the agent that writes it, process {pid}, is stopped")

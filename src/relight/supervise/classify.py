@@ -1,6 +1,6 @@
 """Classifies a failure from its evidence.
 
-Each clue names a kind of failure and a weight; the heaviest clue decides, all are kept. Pure.
+Each clue has a kind of failure and a weight. The heaviest clue decides; all clues are kept. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from relight.heartbeat.heartbeat_page import NOT_YET
 from relight.supervise.facts import Clue, Failure, FailureEvidence, Worker
 
 _WORDS: tuple[tuple[str, str, int], ...] = (
-    # pattern of a message, kind, weight. The first pattern that matches decides, so narrower patterns stand first.
+    # pattern of a message, kind, weight; the first pattern that matches decides, so narrower patterns come first
     (r"relight\.errors\.Fenced|\bFenced: ", "fenced", 95),
     (r"\bLeaseHeld: .*still trains this run", "fenced", 93),  # a restart would only try again
     (r"relight\.errors\.(ConfigError|IncompatibleState)|\b(ConfigError|IncompatibleState): ", "user", 90),
@@ -72,7 +72,7 @@ _KERNEL = (
     (re.compile(r"Link is Down|NIC Link|mlx5.*(error|fatal)"), "network", 65),
 )
 _FOLLOWS = 5
-"""Largest weight of a clue from a rank that ended after another one: it may only have noticed the first failure."""
+"""Largest weight of a clue from a rank that ended after another one. It may only have noticed the first failure."""
 _ASIDE = re.compile(r"\s*frame #\d+: |(\[rank\d+\]:)?\[?W\d{4} \d\d:")
 """Lines that do not explain an end: a library's warnings, and their stack frames."""
 _ONSET = re.compile(r"\[onset (\d{1,18})\]")
@@ -114,8 +114,7 @@ def kernel_kind(line: str) -> str | None:
 
 
 def alike(words: str) -> str:
-    """Return a message without numbers, addresses and long quotes, so that two failures with one cause compare
-    equal."""
+    """Return a message without numbers, addresses and long quotes: equal for two failures with one cause."""
     return _NUMBERS.sub("#", " ".join(words.split()))[:300]
 
 
@@ -123,7 +122,7 @@ def _clues(facts: FailureEvidence) -> Iterator[Clue]:
     if facts.asked_to_end:
         yield Clue("preemption", 100, facts.asked_to_end)
     elif facts.departure is not None:
-        yield Clue("preemption", 65, f"asked to go: {facts.departure.nodes}")
+        yield Clue("preemption", 65, f"asked to leave: {facts.departure.nodes}")
     elif any(worker.beat is not None and worker.beat.unsupervised for worker in facts.workers):
         yield Clue("killed", 64, "the relight run of another node was killed: the ranks saved and ended with its ranks")
     if facts.hung:
@@ -152,8 +151,8 @@ def _of(worker: Worker) -> Iterator[Clue]:
         if match is not None:
             kind, weight = match
             if kind == "user" and worker.beat is not None and worker.beat.steps:
-                weight -= 15  # it ran for some steps: not every such error would repeat
-            # the message names the rank that computed wrongly: another one than the rank that reports it
+                weight -= 15  # the rank ran for some steps, so the error may not repeat
+            # the message names the rank that computed wrongly, which is not the rank that reports it
             odd = _ODD.search(message)
             yield Clue(kind, weight, f"rank {worker.rank}: {' '.join(message.split())[:300]}", worker.rank if odd is None else int(odd[1]))
         elif worker.exit is not None and worker.exit > 0:
@@ -185,8 +184,10 @@ def _last_words(tail: tuple[str, ...]) -> str:
 
 
 def _first(facts: FailureEvidence) -> int | None:
-    """Return the rank that failed first: it ended by itself, or by a signal of another process, or had recorded its
-    exception."""
+    """Return the rank that failed first.
+
+    It ended by itself, or by a signal of another process, or it had recorded its exception.
+    """
     gone = [worker for worker in facts.workers if worker.error or (worker.exit not in (None, 0) and not worker.stopped)]
     # a rank that lost the connection to another rank has not failed first, even if its end was noticed first
     causes = [worker for worker in gone if not is_a_loss(worker.error or _last_words(worker.tail))] or gone

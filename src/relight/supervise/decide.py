@@ -1,4 +1,7 @@
-"""What to do about a failure: one pure function of it, what came before, the rules and the time. The table in docs/recovery.md is this."""
+"""Decides what to do about a failure. Pure. docs/recovery.md has the same rules as a table.
+
+The decision depends on the failure, the earlier failures, the rules and the time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from relight.policy.rollback_env import BEFORE, CUT, SKIP, SPLIT, once_back
 from relight.supervise.facts import Decision, Failure
 
 _WAITS = ("storage", "network", "hardware")
-"""Kinds of failure that may disappear by themselves: these are retried though they repeat."""
+"""Kinds of failure that may disappear by themselves. They are retried even if they repeat."""
 SPLIT_MAX = 16
 DAY_S = 86400.0
 ACTIONS = ("resume", "roll back", "smaller batch", "exclude_node", "end", "stop")
@@ -24,24 +27,23 @@ class SuperviseRules:
     """``[supervise]`` of relight.toml. Times in seconds."""
 
     failures: int = 10
-    """Failures in a row, without a step of progress between them, that are allowed."""
+    """Allowed failures in a row without a step of progress between them."""
     same: int = 3
     """The job stops at this many failures with the same cause at the same step."""
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
     roll_backs: int = 3
-    """Rollbacks to before one onset that are allowed."""
+    """Allowed rollbacks to before one onset."""
     node_failures: int = 3
     """Hardware failures within a day after which a machine leaves the job."""
     skip: int = 1
-    """Steps whose samples are skipped after a rollback. Doubled at each further rollback."""
+    """Number of steps after a rollback to skip the samples of. Doubled at each further rollback."""
     lr_cut: float = 1.0
     """Factor for the learning rates at each rollback; 1: unchanged."""
     split: bool = False
     """Whether micro-batches may be made smaller: the script must read ``ckpt.micro_batch_split``."""
     spikes: float = 10.0
-    """Standard deviations above its usual value from which a loss, several times in a row, counts as a spike; 0:
-    never."""
+    """Standard deviations above its usual value at which a loss counts as a spike, if repeated; 0: never."""
 
     def __post_init__(self) -> None:
         for name in ("failures", "same", "roll_backs", "node_failures", "skip"):
@@ -91,7 +93,7 @@ def decide(failure: Failure, history: Sequence[Past], rules: SuperviseRules, now
             return Decision("exclude_node", f"{failure.why}: the {_nth(broken)} time within a day that this machine's hardware fails")
     if failure.kind == "user":
         if not failure.steps and not any(past.failure.steps for past in history):
-            return Decision("stop", f"{failure.why}: it would only repeat")
+            return Decision("stop", f"{failure.why}: a restart would only repeat it")
         if alike:
             return Decision("stop", f"{failure.why}: the same as last time, at step {failure.step}")
     if failure.kind == "data" and alike:
@@ -108,13 +110,13 @@ def decide(failure: Failure, history: Sequence[Past], rules: SuperviseRules, now
 
 
 def _roll_back(failure: Failure, history: Sequence[Past], rules: SuperviseRules) -> Decision:
-    """Return to before the onset of the failure, and skip the samples of the steps from the onset on."""
+    """Decide to resume before the onset of the failure, and to skip the samples of the steps from the onset on."""
     onset = failure.onset if failure.onset is not None else failure.step + 1
     same = [
         past for past in history if past.decision.action == "roll back" and _onset(past.failure) <= onset <= _onset(past.failure) + _WINDOW
     ]
     if len(same) >= rules.roll_backs:
-        return Decision("stop", f"{failure.why}: went back {len(same)} times to before step {_onset(same[0].failure)}, and it came again")
+        return Decision("stop", f"{failure.why}: it came back after {len(same)} rollbacks to before step {_onset(same[0].failure)}")
     count = rules.skip * 2 ** len(same)
     first, last = onset, onset + count - 1
     # the checkpoint restored last time did not help: go further back
@@ -129,8 +131,8 @@ def _roll_back(failure: Failure, history: Sequence[Past], rules: SuperviseRules)
 def agreed(told: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return one set of settings for the ranks of all nodes, from the settings that each node's supervisor chose.
 
-    Only one node may have seen the cause. The rollback that goes back furthest counts, with its skipped samples and
-    learning rates; and the smallest micro-batches.
+    Only one node may know the cause. The furthest rollback counts, with its skipped samples and learning rates. The
+    smallest micro-batches count.
     """
     back = min((settings for settings in told if BEFORE in settings), key=lambda settings: int(settings[BEFORE]), default={})
     split = max((settings for settings in told if SPLIT in settings), key=lambda settings: int(settings[SPLIT]), default={})
@@ -179,7 +181,9 @@ def _alike(failure: Failure, history: Sequence[Past]) -> int:
 
 
 def _kept(failure: Failure, history: Sequence[Past]) -> dict[str, str]:
-    """Return the settings that the next incarnation keeps: small micro-batches, and a rollback until an incarnation has
-    done it."""
+    """Return the settings that the next incarnation keeps.
+
+    They are small micro-batches, and a rollback until an incarnation has done it.
+    """
     settings = dict(history[-1].decision.settings) if history else {}
     return settings if failure.restored == NOT_YET else once_back(settings)

@@ -1,5 +1,4 @@
-"""A node that is asked to leave while other nodes can continue: it announces its departure in the rendezvous, saves
-with them, leaves."""
+"""Departure of one node while others can continue: it announces this in the rendezvous, saves with them, and leaves."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from relight.supervise.facts import Departure
 
 _KEY = "relight/leaving"
 _ANSWER_S = 2.0
-"""Seconds to wait for the rendezvous' store: the node's grace period is for its ranks."""
+"""Seconds to wait for the rendezvous' store. The rest of the node's grace period is for its ranks."""
 SERVE_S = 10.0
-"""Seconds that the node which serves the rendezvous waits for the others to meet again, if no grace period is known."""
+"""Seconds that the rendezvous' server waits for the other nodes to meet again, if no grace period is known."""
 _WORDS_MAX = 300
 
 
 class Departing:
-    """Departures as one node sees them. ``least``: how many nodes the job needs."""
+    """Departures from one node's view. ``least``: how many nodes the job needs."""
 
     def __init__(self, least: int) -> None:
         self._least = least
@@ -33,10 +32,9 @@ class Departing:
         self._asked_at: float | None = None
 
     def announce(self, store: Any, rank: int, nodes: int, why: str) -> None:
-        """Announce to the other nodes that this node leaves, before a rank is signalled: their ranks end with its
-        ranks.
+        """Announce to the other nodes that this node leaves. Done once for each incarnation.
 
-        Done once for each incarnation.
+        Call it before a rank is signalled, because the other nodes' ranks end with this node's ranks.
         """
         if nodes < 2 or store is None or store is self._announced:
             return
@@ -45,20 +43,20 @@ class Departing:
         _within(_ANSWER_S, lambda: store.set(f"{_KEY}/{rank}", why[:_WORDS_MAX]))
 
     def others_continue(self) -> bool:
-        """Return whether enough nodes are left without those that have announced their departure.
+        """Return whether enough nodes remain without those that have announced their departure.
 
-        False if the store does not answer.
+        Return False if the store does not answer.
         """
         departure = self.others(self._announced, self._nodes)
         return departure is not None and departure.left >= self._least
 
     @property
     def since_s(self) -> float:
-        """Seconds since this node announced its departure."""
+        """Return the seconds since this node announced its departure."""
         return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     def others(self, store: Any, nodes: int) -> Departure | None:
-        """Return which nodes were asked to leave in the incarnation that has ended; None if no node was."""
+        """Return the nodes that were asked to leave in the ended incarnation; None if no node was."""
         if nodes < 2 or store is None:
             return None
         leaving: list[str] = []
@@ -69,8 +67,8 @@ class Departing:
 def leave(handler: RendezvousHandler, endpoint: str, others_continue: bool, grace_s: float) -> None:
     """Remove this node from a dynamic rendezvous, so that the others need not wait until it counts as dead.
 
-    If this machine serves the rendezvous, wait until the others have met again, for ``grace_s`` at most: the rendezvous
-    ends with this process. Other handlers have no such state.
+    The rendezvous ends with the process that serves it. If this process does, wait at most ``grace_s`` until the others
+    have met again. Other handlers have no such state.
     """
     executor, holder = getattr(handler, "_op_executor", None), getattr(handler, "_state_holder", None)
     stop = getattr(handler, "_stop_heartbeats", None)
@@ -99,7 +97,7 @@ def _leaving(store: Any, nodes: int) -> list[str]:
 def _within(seconds: float, act: Callable[[], object]) -> None:
     """Call ``act`` in a thread, and wait for it at most ``seconds``.
 
-    An error counts as no answer: the node ends all the same.
+    An error counts as no answer, because the node ends in any case.
     """
 
     def run() -> None:

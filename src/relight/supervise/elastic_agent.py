@@ -1,5 +1,7 @@
-"""torchrun's elastic agent, with Relight's supervisor in place of its restart counter: the supervisor classifies
-failures and decides."""
+"""torchrun's elastic agent, with Relight's supervisor instead of its restart counter.
+
+The supervisor classifies failures and decides what to do.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,9 @@ from relight.supervise.spare import Spares
 from relight.supervise.supervisor import Supervisor
 
 SETTLE_S = 1.0
-"""Seconds that ranks which lost another rank have to notice that and end by themselves; then they are killed.
+"""Seconds after the loss of a rank in which other ranks can notice it and end by themselves. Then they are killed.
 
-No save is lost by that: another process, the agent, finishes sealed snapshots.
+This loses no save, because another process, the agent, finishes sealed snapshots.
 """
 SHUTDOWN_S = 30
 """torchrun's own default: seconds that healthy ranks have to end when nodes join or leave."""
@@ -49,8 +51,7 @@ GOES_ON = ("resume", "roll back", "smaller batch")
 class SupervisedAgent(LocalElasticAgent):
     """torchrun's agent of one node. It calls ``supervisor`` at each poll and at each failure.
 
-    ``grace_s``: seconds that ranks have to end when the job is asked to end; 0: ``shutdown_timeout``, as in other
-    cases.
+    ``grace_s``: seconds that ranks have to end when the job is asked to end. With 0, ``shutdown_timeout`` counts.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class SupervisedAgent(LocalElasticAgent):
     def _agree(self, worker_group: WorkerGroup) -> None:
         """Agree with the other nodes on the settings of the next incarnation.
 
-        Each node decided by the end of its own ranks only.
+        Until then each node has decided only by the end of its own ranks.
         """
         self._meeting = ""
         count, store = worker_group.group_world_size or 1, worker_group.store
@@ -141,15 +142,14 @@ class SupervisedAgent(LocalElasticAgent):
         return RunResult(state=WorkerState.HEALTHY)
 
     def _fail(self, worker_group: WorkerGroup, context: SubprocessContext, hung: str) -> RunResult:
-        """Let ranks that lost another rank end by themselves, collect the evidence, kill the remaining ranks,
-        decide."""
+        """Wait for ranks that lost another rank, collect the evidence, kill the remaining ranks, and decide."""
         noticed = time.monotonic()
         self._supervisor.is_lost()
         by_local = {worker.local_rank: worker for worker in worker_group.workers}
         died = {rank: noticed for rank, code in _exits(context).items() if code is not None}
         states: dict[int, str] = {}
         causes = [rank for rank, worker in by_local.items() if hung and worker.global_rank in self._supervisor.hung]
-        _end(context, causes, states)  # only these: the others lose them, as if they had died by themselves
+        _end(context, causes, states)  # only these: for the other ranks they have died by themselves
         since = time.monotonic()
         while alive := [rank for rank, code in _exits(context).items() if code is None and rank not in causes]:
             handover_s = self._supervisor.handing_over_s({by_local[rank].global_rank for rank in alive})
@@ -185,8 +185,7 @@ class SupervisedAgent(LocalElasticAgent):
     def _end_if_announced(self) -> None:
         """Send this process SIGTERM if the end of the job was announced.
 
-        Sent again at each poll, because the code that a first signal interrupted may have handled it as an error of its
-        own.
+        It is sent again at each poll, because interrupted code may have handled the first signal as its own error.
         """
         if self._supervisor.announced:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -255,8 +254,7 @@ class _WorkerHandler(SubprocessHandler):
 
 
 def _end(context: SubprocessContext, ranks: list[int], states: dict[int, str]) -> None:
-    """Kill these ranks and their child processes with SIGKILL. Record each rank's process state before that in
-    ``states``."""
+    """Record each rank's process state in ``states``, then kill these ranks and their child processes with SIGKILL."""
     for rank in ranks:
         handler = context.subprocess_handlers[rank]
         states[rank] = sample_process(handler.proc.pid).state
@@ -270,8 +268,8 @@ def _end(context: SubprocessContext, ranks: list[int], states: dict[int, str]) -
 def failure_of(local_rank: int, pid: int, code: int, path: str) -> ProcessFailure:
     """Return torchrun's description of a failed rank.
 
-    It reads the rank's error file, and raises if the file is incomplete, for example if the rank was killed while it
-    wrote the file; then return a description without the file.
+    torchrun reads the rank's error file, and fails if the file is incomplete, for example because the rank was killed
+    while it wrote. In that case, return a description without the file.
     """
     if _error(path):
         with contextlib.suppress(Exception):

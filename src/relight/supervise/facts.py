@@ -31,7 +31,7 @@ class Clue(NamedTuple):
 
     kind: str
     weight: int
-    """From 0 to 100: how certain it is on its own."""
+    """How certain it is on its own, from 0 to 100."""
     what: str
     rank: int | None = None
 
@@ -75,7 +75,7 @@ class FailureEvidence:
     hung: str = ""
     """Why it counts as hung; empty if it does not."""
     asked_to_end: str = ""
-    """What has asked the supervisor to end the job, in words: a signal, a notice; empty if nothing has."""
+    """The signal or notice that asked the supervisor to end the job, in words; empty if there was none."""
     oom_kills: int = 0
     """How many processes of this job the kernel killed for lack of memory."""
     kernel: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is done about a failure."""
+    """The action after a failure."""
 
     action: str
     """One of ``decide.ACTIONS``."""

@@ -1,5 +1,7 @@
-"""Checks in a run's log whether another job's ranks have taken the run over: rank 0 of each attempt writes a FENCE
-record."""
+"""Checks in a run's log whether another job's ranks have taken the run over.
+
+Rank 0 of each attempt writes a FENCE record.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,16 @@ PATIENCE_S = 1.0
 
 
 def superseded(view: LogView, own: Collection[str]) -> bool:
-    """Return whether one of ``own`` (``HOST:PID``) wrote a FENCE, and a process that is not in ``own`` wrote the last
-    FENCE after it."""
+    """Return whether a process outside ``own`` (each ``HOST:PID``) wrote the last FENCE, after one of ``own``."""
     fences = [record.writer.rpartition(":")[0] for record in view.records if isinstance(record.body, FenceBody)]
     return bool(fences) and fences[-1] not in own and any(writer in own for writer in fences)
 
 
 def taken_over(store: ByteStore, run: str, own: Collection[str], patience_s: float = PATIENCE_S) -> bool:
-    """Read a run's log and return ``superseded``; False if it cannot be read within ``patience_s``: a restart does not
-    wait for a store."""
+    """Read a run's log and return ``superseded``.
+
+    Return False if the log cannot be read within ``patience_s``, because a restart does not wait for a store.
+    """
     results: list[bool] = []
 
     def read_log() -> None:

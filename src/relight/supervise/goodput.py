@@ -1,4 +1,4 @@
-"""Accounts for a job's time, by cause. Pure: observations and times in, seconds out.
+"""Accounts for a job's time, by cause. Pure: the input is observations and times, the output is seconds.
 
 Time counts as training only for steps that were done for the first time. The time from a failure's onset until a step
 beyond the furthest one is charged to that failure: stuck, down, starting, restoring, and steps done again.
@@ -16,7 +16,7 @@ from relight.log.identity import seconds_since_epoch
 
 TRAINING, AGAIN = "training", "again"
 FIRST = ""
-"""Stands in place of a failure's kind for time that no failure caused."""
+"""Value in place of a failure's kind, for time that no failure caused."""
 
 
 class Account(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,10 +81,9 @@ class Goodput:
         self._ended = max(ended, self._ended)
 
     def failed(self, now: float, kind: str = FIRST) -> int:
-        """End the incarnation. The training since the last completed step is lost. Return the end's number, for
-        ``set_kind``.
+        """End the incarnation, and return the end's number for ``set_kind``.
 
-        ``kind``: ``FIRST`` if the incarnation ended because nodes join or leave.
+        The training since the last completed step is lost. ``kind``: ``FIRST`` if nodes join or leave.
         """
         part = AGAIN if self._cause else TRAINING
         self._spent[self._cause, part] -= self._behind
@@ -95,7 +94,7 @@ class Goodput:
         return self._cause
 
     def set_kind(self, number: int, kind: str) -> None:
-        """Set the kind of failure that ended the incarnation of that number. Another node knew it."""
+        """Set the kind of failure that ended the incarnation of that number, as known from another node."""
         self._causes[number] = kind
 
     def account(self, job: str, began: str) -> Account:
@@ -112,7 +111,7 @@ class Goodput:
 def once_each(accounts: Sequence[Account]) -> list[Account]:
     """Return one account for each job.
 
-    Each node's supervisor writes one: of accounts of the same time, keep the one with most steps.
+    Each node's supervisor writes one. Of accounts of the same time, keep the one with most steps.
     """
     kept: list[int] = []
     spans = [_span(account) for account in accounts]

@@ -1,7 +1,7 @@
-"""Records of a job's failures and of the decisions about them: stored with the run if possible, in a local directory if
-not.
+"""Records a job's failures and the decisions about them, in the run's store if possible, else in a local directory.
 
-Two files for each incident: one when the decision is made, one when training continues. No checkpoint depends on them.
+An incident has two files: one from the time of the decision, one from the time that training continues. No checkpoint
+depends on them.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ class RecoveryRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The step that was restored; −1: none."""
     steps_lost: int
     seconds: dict[str, float]
-    """Seconds of each stage of the recovery: ``noticed``, ``decided``, ``waited``, processes ``started``, the script
-    ``began`` to restore, ``restored``, ``stepped``; and ``all``, from the failure to the first step."""
+    """Seconds of each stage of the recovery, and ``all``, from the failure to the first step.
+
+    The stages: ``noticed``, ``decided``, ``waited``, processes ``started``, the script ``began`` to restore,
+    ``restored``, ``stepped``.
+    """
 
 
 class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,11 +71,12 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     stacks: dict[str, str] = {}
     after: RecoveryRecord | None = None
     group: str = ""
-    """Address and id of the rendezvous: the same for all supervisors of one job, different if the job is started again
-    elsewhere."""
+    """Address and id of the rendezvous: equal for all supervisors of a job, different if it is started elsewhere."""
     meeting: str = ""
-    """Name of the incarnation, the same on all nodes. (Their clocks may differ.) Empty for one node, or if the nodes
-    agreed on none."""
+    """Name of the incarnation, the same on all nodes; their clocks may differ.
+
+    Empty for one node, or if the nodes agreed on none.
+    """
 
     @property
     def time_s(self) -> float:
@@ -123,7 +127,7 @@ def _worker(worker: Worker) -> dict[str, Any]:
 
 
 class IncidentLog:
-    """Where incidents are written: the run's store once it is known, a directory until then, and when the store is away."""
+    """Writes incidents to the run's store, or to a directory while the store is unknown or does not answer."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -147,10 +151,9 @@ class IncidentLog:
         return f"{self._store.url.rstrip('/')}/{self._run}" if self._store is not None else str(self._directory)
 
     def since(self, time_s: float) -> list[Incident] | None:
-        """Return the incidents since then (seconds since 1970), oldest first; those of all machines if the run's store
-        is known.
+        """Return the incidents since ``time_s`` (seconds since 1970), oldest first; None if the store does not answer.
 
-        Return None if the store does not answer.
+        If the run's store is known, they are those of all machines.
         """
         with contextlib.suppress(RelightError, OSError):
             if self._store is not None:
@@ -163,7 +166,7 @@ class IncidentLog:
         return bool(own) and self._store is not None and taken_over(self._store, self._run, own)
 
     def write(self, one: Incident | RecoveryRecord) -> None:
-        """Write a record. Errors of the store and of the directory are ignored: a job continues without its records."""
+        """Write a record. Errors of the store and the directory are ignored: a job continues without its records."""
         self._put(f"{one.id}.json" if isinstance(one, Incident) else f"{one.id}.after.json", one)
 
     def keep(self, account: Account) -> None:
@@ -197,10 +200,9 @@ class IncidentLog:
         return False
 
     def _carry(self) -> None:
-        """Copy to the store the files that could not be written there before. Files that still cannot be written stay
-        in the directory.
+        """Copy to the store the files that could not be written there before. Return at once if another thread does.
 
-        Return at once if another thread does this.
+        Files that still cannot be written stay in the directory.
         """
         if not self._carrying.acquire(blocking=False):
             return
@@ -226,9 +228,10 @@ def read_incidents(store: ByteStore, run: str, since_s: float = 0.0) -> list[Inc
 
 
 def recent_incidents(store: ByteStore, run: str, since_s: float, at_most: int) -> list[Incident]:
-    """Read a run's newest incident, and those since ``since_s`` (seconds since 1970), at most ``at_most``; oldest first.
+    """Return a run's newest incident, and those since ``since_s`` (seconds since 1970), oldest first.
 
-    Cost: one listing, and a read for each incident that is returned: names begin with their time, so older ones are not opened.
+    At most ``at_most`` are returned. Cost: one listing, and a read for each of them. Names begin with their time, so
+    older incidents are not opened.
     """
     least = f"{max(0, int(since_s * 1000)):013d}"
     listed = sorted(entry.name for entry in store.list(f"{run}/{DIRECTORY}") if not entry.is_dir and entry.name.endswith(".json"))
@@ -258,7 +261,7 @@ def _failure_of(one: Incident) -> tuple[str, ...]:
 
 
 def is_told(kind: str) -> bool:
-    """Return whether a kind names a cause; a node that only lost another node's ranks records ``network``."""
+    """Return whether a kind is a cause. A node that only lost another node's ranks records ``network``."""
     return kind != _LOST
 
 

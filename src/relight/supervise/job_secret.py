@@ -12,14 +12,14 @@ from relight.keys.chain import resolve
 
 VARIABLE = "RELIGHT_JOB_SECRET"
 NONE = "none"
-"""The value with which several nodes do without a secret, in a network of their own."""
+"""The value for several nodes without a secret, in a network of the job's own."""
 _SEAL_BYTES = hashlib.sha256().digest_size
 _KINDS = ("file", "env", "keyring")
 _HINT = f"relight keys new FILE, copy it to each node, set {VARIABLE}=file:FILE there; or {VARIABLE}=none in a network of the job's own"
 
 
 class Seal:
-    """HMAC-SHA256 over a value and the place that it is for, with a key of one job. Without a secret anyone can seal."""
+    """HMAC-SHA256 over a value and its place, with the key of one job. Without a secret anyone can make a seal."""
 
     def __init__(self, secret: bytes, run_id: str) -> None:
         self._key = hmac.digest(secret, b"relight rendezvous 1\0" + run_id.encode(), "sha256")
@@ -29,7 +29,7 @@ class Seal:
         return self._over(place, value) + value
 
     def open(self, place: str, sealed: bytes) -> bytes:
-        """Return the value. ``ValueError`` if it was not sealed with this job's secret, for this place."""
+        """Return the value. Raise ``ValueError`` if it was not sealed with this job's secret, for this place."""
         seal, value = sealed[:_SEAL_BYTES], sealed[_SEAL_BYTES:]
         if not hmac.compare_digest(seal, self._over(place, value)):
             raise ValueError("no seal of this job")
@@ -40,9 +40,10 @@ class Seal:
 
 
 def job_secret(nodes: int, environment: MutableMapping[str, str] = os.environ) -> bytes:
-    """Return the secret that ``RELIGHT_JOB_SECRET`` names; empty for one node, and for ``none``. ``ConfigError`` if several have none.
+    """Return the secret that ``RELIGHT_JOB_SECRET`` names; empty for one node, and for ``none``.
 
-    A variable that holds the secret itself is removed from ``environment``, so that no rank and no process of a script inherits it.
+    Raise ``ConfigError`` if several nodes have none. A variable with the secret itself is removed from ``environment``,
+    so that no rank and no process of a script inherits it.
     """
     spec = environment.get(VARIABLE, "")
     if nodes == 1:

@@ -1,4 +1,4 @@
-"""``relight run``: torchrun's flags, rendezvous and agent, with Relight's supervisor deciding about failures."""
+"""``relight run``: torchrun's flags, rendezvous and agent. Relight's supervisor decides about failures."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ from relight.supervise.spare import USUAL, WORKER, Spares
 from relight.supervise.supervisor import Supervisor
 
 SAVED, UNSAVED = 75, 76
-"""Exit codes of a job that was asked to end: the last step is stored; it is not stored, and the checkpoint before it
-remains."""
+"""Exit codes of a job that was asked to end: with its last step stored, and with only an earlier checkpoint stored."""
 LEFT = 77
 """Exit code of a machine that must not be used again: the other nodes continue without it."""
 JOIN_S = 600
-"""torchrun's own ``join_timeout``: seconds to wait for enough nodes, and for a rendezvous whose connection was lost."""
+"""torchrun's own ``join_timeout``: seconds to wait for enough nodes, and for a rendezvous after a lost connection."""
 
 
 class JobEnd(NamedTuple):
@@ -57,7 +56,7 @@ class JobEnd(NamedTuple):
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Return torchrun's options from a command line.
 
-    ``ConfigError`` for a flag that torchrun does not have, or without a script.
+    Raise ``ConfigError`` for a flag that torchrun does not have, or without a script.
     """
     parser = _parser()
     end = _script_at(parser, arguments) + 1
@@ -234,7 +233,7 @@ def _run(
         return JobEnd(1, f"stopped: {error}", supervisor.where)
     except LOST:
         closes = False  # the other nodes may still be waiting in it
-        supervisor.gave_up("exclude_node", why := f"the rendezvous at {config.rdzv_endpoint} could not be reached any more")
+        supervisor.gave_up("exclude_node", why := f"the rendezvous at {config.rdzv_endpoint} can no longer be reached")
         return JobEnd(1, f"stopped: {why}", supervisor.where)
     except SignalException as signalled:
         closes = False  # a closed rendezvous could not be joined again
@@ -259,12 +258,12 @@ def _run_requested(supervisor: Supervisor, why: str, others: str = "") -> JobEnd
     beats = supervisor.beats().values()
     if supervisor.saved():
         stored = "the last step is stored" if any(beat.steps for beat in beats) else "no step was completed here, so none is lost"
-        return JobEnd(SAVED, f"ended as it was asked to: {why}; {stored}{others}")
+        return JobEnd(SAVED, f"ended as requested: {why}; {stored}{others}")
     if beats and all(0 <= beat.step <= beat.sealed for beat in beats):
         stored = "the last step is not stored yet; the process that saves has it, and may still store it"
     else:
         stored = "the last step is not stored, the checkpoint before it stands"
-    return JobEnd(UNSAVED, f"ended as it was asked to: {why}; {stored}")
+    return JobEnd(UNSAVED, f"ended as requested: {why}; {stored}")
 
 
 def _static(parameters: RendezvousParameters) -> tuple[str | None, int | None]:

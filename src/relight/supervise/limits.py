@@ -1,6 +1,6 @@
 """Hang detection: learns from the run when a rank is late, and decides when a late rank hangs.
 
-Pure: observations in, verdicts out.
+Pure: the input is observations, the output is verdicts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STOPPED = ("T", "t", "Z", "X")
 
 @dataclass(frozen=True, slots=True)
 class HangTimeouts:
-    """``[supervise]`` of relight.toml: limits, in seconds, for steps and phases whose duration is not known yet."""
+    """``[supervise]`` of relight.toml: limits, in seconds, for steps and phases with an unknown duration."""
 
     start_s: float = 900.0
     """Limit until the first step of the job has ended."""
@@ -46,7 +46,7 @@ class HangTimeouts:
 
 
 class LearnedDurations:
-    """Durations of this job's steps and phases; kept from one incarnation to the next."""
+    """Durations of this job's steps and phases. They are kept from one incarnation to the next."""
 
     def __init__(self, patience: HangTimeouts) -> None:
         self._patience = patience
@@ -107,7 +107,7 @@ class RankObservation(NamedTuple):
 
 
 class HangVerdict(NamedTuple):
-    """What to do now, and why: ``""`` nothing, ``"look"`` take all ranks' stacks, ``"hang"`` end the incarnation."""
+    """What to do now, and why: ``""``: nothing; ``"look"``: take all ranks' stacks; ``"hang"``: end the incarnation."""
 
     what: str = ""
     why: str = ""
@@ -118,7 +118,7 @@ class HangVerdict(NamedTuple):
 class JobWatch:
     """Watches one incarnation of a job.
 
-    Call ``update`` at each poll; it asks for stacks, and ``looked`` returns whether the job hangs.
+    Call ``update`` at each poll. If it requests stacks, call ``looked`` with them: it returns whether the job hangs.
     """
 
     def __init__(self, usual: LearnedDurations, began: float) -> None:
@@ -145,11 +145,10 @@ class JobWatch:
     def looked(
         self, now: float, sights: Mapping[int, RankObservation], stacks: Mapping[int, str], behind: Mapping[int, RankObservation]
     ) -> HangVerdict:
-        """Take the stacks that ``update`` asked for, one text for each rank; empty for a rank that wrote none. Return
-        the verdict.
+        """Return the verdict from the stacks that ``update`` requested.
 
-        ``sights`` were taken before the stacks, ``behind`` after them, because writing stacks costs a process CPU time
-        and bytes.
+        ``stacks``: one text for each rank, empty for a rank that wrote none. ``sights`` were taken before the stacks,
+        ``behind`` after them: a process uses CPU time and bytes to write its stacks.
         """
         self._asked = False
         late = {rank for rank, sight in sights.items() if self._is_late(rank, sight, now)}
@@ -168,7 +167,7 @@ class JobWatch:
         if len(stuck) == len(late) or overdue:
             causes = _causes(stuck if len(stuck) == len(late) else overdue, sights, stacks)
             return HangVerdict("hang", self._reason(set(causes), sights, now), tuple(causes))
-        for rank in late:  # its process is active: slow, not stuck
+        for rank in late:  # the process is active: slow, not stuck
             self._factor[rank] = 2 * self._factor.get(rank, 1.0)
         return HangVerdict()
 
@@ -215,8 +214,10 @@ def _others(sights: Mapping[int, RankObservation], late: set[int]) -> list[RankO
 
 
 def _may_wait_for(late: RankObservation, other: RankObservation) -> bool:
-    """Return whether a late rank may only be waiting for ``other``, which is not late: ``other`` is not a step
-    ahead."""
+    """Return whether a late rank may only be waiting for ``other``.
+
+    That is possible if ``other`` is not late and not a step ahead.
+    """
     return (other.beat.step if other.beat is not None else -1) <= (late.beat.step if late.beat is not None else -1)
 
 
@@ -231,8 +232,10 @@ def _stands(sight: RankObservation, before: RankObservation | None, seconds: flo
 
 
 def _causes(ranks: list[int], sights: Mapping[int, RankObservation], stacks: Mapping[int, str]) -> list[int]:
-    """Return the ranks that hold the others up: stopped ones; else those with the fewest steps, of these the ones in no
-    collective."""
+    """Return the ranks that delay the others: stopped ranks, else the ranks with the fewest steps.
+
+    Of these, ranks that are not in a collective come first.
+    """
     stopped = [rank for rank in ranks if sights[rank].state in STOPPED]
     if stopped:
         return stopped

@@ -1,6 +1,6 @@
 """Reduces this node's load while it is too hot or under pressure.
 
-Restores the load when the reading falls, or if that did not help.
+Restores the load when the reading falls, or if the reduction does not help.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ HEAT, PRESSURE = "heat", "pressure"
 KINDS = (HEAT, PRESSURE)
 """Kinds of risk that less load can avert."""
 TRY_S = 600.0
-"""Seconds after which load is restored though the reading did not fall: less load does not help then."""
+"""Seconds after which the load is restored even if the reading did not fall, because less load does not help then."""
 QUIET_S = 3600.0
-"""Seconds without another try after load reduction did not help."""
+"""Seconds without another try after a load reduction that did not help."""
 HOLDS_S = 60.0
 """Seconds that the reading must be low before the load is restored."""
 RENEW_S = 30.0
-"""Seconds after the supervisor's last request at which ranks stop pausing: a dead supervisor must not slow them for
-ever."""
+"""Seconds after the supervisor's last request at which ranks stop pausing.
+
+So a dead supervisor does not slow them for ever.
+"""
 _COOLER_C = 5.0
 _LESS = 0.5
 _POWER = 0.8
@@ -33,7 +35,7 @@ _POWER = 0.8
 
 
 class Power(Protocol):
-    """Accelerators whose power can be limited."""
+    """Accelerators with adjustable power limits."""
 
     def lower_power(self, share: float) -> list[tuple[float, float]]:
         """Lower each device's limit to that share. Return the watts before and after of each device that allows it."""
@@ -64,10 +66,10 @@ class Load:
         self._now: _Reduced | None = None
         self._low_since: float | None = None
         self._useless: dict[str, float] = {}
-        """By kind, when a load reduction last did not help."""
+        """By kind, the time of the last load reduction that did not help."""
 
     def reduce(self, alarm: Alarm, sample: NodeSample) -> bool:
-        """Reduce the load. Return whether anything was done: only then may the alarm count as acted on."""
+        """Reduce the load. Return whether anything was done: only in that case may the alarm count as acted on."""
         now = self._clock()
         if self._now is not None:
             return alarm.kind == self._now.kind  # an alarm of another kind may need another action
@@ -87,7 +89,7 @@ class Load:
         return True
 
     def update(self, sample: NodeSample) -> None:
-        """Take each second's reading. Restore the load once the reading has stayed low, or has not fallen in time."""
+        """Process each second's reading. Restore the load once it has stayed low, or has not fallen in time."""
         if self._now is None:
             return
         now, value = self._clock(), reading_of(self._now.kind, sample)
@@ -99,14 +101,14 @@ class Load:
             self._restore(value, "")
         elif self._low_since is None and now - self._now.at >= TRY_S:
             self._useless[self._now.kind] = now
-            self._restore(value, ", as it did not help")
+            self._restore(value, ", because it did not help")
         elif self._pause:
             self._ease(self._pause, now + RENEW_S)
 
     def close(self) -> None:
         """Restore the load, whatever the reading is."""
         if self._now is not None:
-            self._restore(math.nan, ", as the job ends")
+            self._restore(math.nan, ", because the job ends")
 
     def _restore(self, value: float, why: str) -> None:
         assert self._now is not None
@@ -119,7 +121,10 @@ class Load:
 
 
 def reading_of(kind: str, sample: NodeSample) -> float:
-    """Return what load can lower: the hottest accelerator's temperature in °C, or the share of time in per cent that processes waited."""
+    """Return the reading that less load can lower.
+
+    It is the hottest accelerator's temperature in °C, or the share of time in per cent that processes waited.
+    """
     host = sample.host
     values = [accelerator.temperature_c for accelerator in sample.accelerators] if kind == HEAT else [host.psi_cpu_some, host.psi_io_full]
     return max((value for value in values if not math.isnan(value)), default=math.nan)

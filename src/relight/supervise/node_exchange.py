@@ -1,5 +1,4 @@
-"""Exchange of short messages between one process on each node, within a time limit, through torch.distributed's
-``TCPStore``."""
+"""Exchanges short messages between one process on each node, through torch's ``TCPStore``, within a time limit."""
 
 from __future__ import annotations
 
@@ -30,10 +29,9 @@ class NodeAddress(NamedTuple):
 
 
 def seat_of(meet: str, node: str) -> NodeAddress:
-    """Return this node's address from ``HOST:PORT`` and ``I/N``; if both are empty, from the variables of torchrun and
-    ``relight run``.
+    """Return this node's address from ``HOST:PORT`` and ``I/N``.
 
-    ``ConfigError`` if neither is given.
+    If both are empty, read the variables of torchrun and ``relight run``. Raise ``ConfigError`` without those too.
     """
     variables = os.environ
     if not meet and not node:
@@ -58,12 +56,12 @@ def _checked(seat: NodeAddress) -> NodeAddress:
 
 
 class Meeting:
-    """The exchange as one node sees it. No call takes much longer than ``within_s``."""
+    """The exchange on one node. No call takes much longer than ``within_s``."""
 
     def __init__(self, seat: NodeAddress, within_s: float) -> None:
         """Connect.
 
-        ``StoreUnavailable`` if the first node does not answer within ``within_s``, or if its port is taken.
+        Raise ``StoreUnavailable`` if the first node does not answer within ``within_s``, or if its port is taken.
         """
         from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -87,8 +85,7 @@ class Meeting:
             raise StoreUnavailable("the first node is gone", where=f"{self.seat.host}:{self.seat.port}") from error
 
     def receive(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
-        """Return the data that the ranks in ``of`` sent under the name ``what``, by rank, without ranks that sent none
-        in time."""
+        """Return, by rank, the data that the ranks in ``of`` sent under the name ``what`` in time."""
         ends, messages = time.monotonic() + within_s, dict[int, bytes]()
         try:
             while True:

@@ -1,7 +1,6 @@
-"""Preemption notices: addresses of the machine's cloud that announce that the machine will be taken away, polled every
-few seconds.
+"""Polls for preemption notices: addresses of the machine's cloud announce that the machine will be taken away.
 
-Always holds: a source that does not answer properly is reported once, with the reason, and once more when it answers
+Invariants: A source that does not answer properly is reported once, with the reason, and once more when it answers
 again. An answer that is not a notice (an error, a redirect, a page for people) never ends a job.
 """
 
@@ -23,10 +22,10 @@ EVERY_S = 5.0
 _TIMEOUT_S = 2.0
 _BYTES_MAX = 64 << 10
 _TRIES = 2
-"""Polls in a row that fail before a source is reported: a single one may be a restart of the metadata server."""
+"""Failed polls in a row before a source is reported. The metadata server may have restarted during a single one."""
 _TOKEN_S = 21600
 _ABSENT = (404, 410)
-"""Statuses that mean "no notice": the clouds' servers and most others have the address only once there is one."""
+"""Statuses that mean "no notice": most servers have the address only once there is a notice."""
 
 
 class NoticeEndpoint(NamedTuple):
@@ -61,7 +60,7 @@ class NoNotice(ValueError):
 
 
 def sources_of(told: Sequence[str]) -> list[NoticeEndpoint]:
-    """Return the endpoints for names of clouds and for addresses. ``ConfigError`` for anything else."""
+    """Return the endpoints for names of clouds and for addresses. Raise ``ConfigError`` for another text."""
     endpoints = []
     for name in told:
         if name not in CLOUDS and not name.startswith(("http://", "https://")):
@@ -71,11 +70,10 @@ def sources_of(told: Sequence[str]) -> list[NoticeEndpoint]:
 
 
 def says(body: str) -> str:
-    """Return what an answer announces; empty for no notice.
+    """Return the announcement in an answer; empty for no notice.
 
-    Azure lists events, and only some kinds of them take the machine. For other sources any text is a notice.
-    ``NoNotice`` for a page of HTML and for an error in JSON: a proxy or a login page has answered in place of the
-    source.
+    Azure lists events, and only some kinds of them take the machine. For other sources any text is a notice. Raise
+    ``NoNotice`` for a page of HTML and for an error in JSON: these come from a proxy or a login page, not the source.
     """
     text = body.strip()
     if text.lower() in _QUIET:
@@ -95,7 +93,7 @@ def says(body: str) -> str:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Raises an error for a redirect: its target is not the source."""
+    """Raises an error for a redirect, because its target is not the source."""
 
     def redirect_request(self, *args: Any, **more: Any) -> None:
         """Refuse."""
@@ -175,8 +173,7 @@ class Notices:
 
 
 def why_unheard(error: Exception) -> str:
-    """Return the reason in words, without numbers that differ from poll to poll, so that one reason is reported
-    once."""
+    """Return the reason in words, without numbers that differ between polls, so that one reason is reported once."""
     if isinstance(error, urllib.error.HTTPError):
         target = error.headers.get("Location", "") if 300 <= error.code < 400 else ""
         more = f"a redirect to {target[:100]}, which is not followed" if target else _HINTS.get(error.code, error.reason)

@@ -1,7 +1,6 @@
 """Readings of NVIDIA accelerators through NVML, where its library (nvidia-ml-py) and a driver are installed.
 
-Nothing here is called in the thread that watches the ranks: the driver of a dead device may take seconds to answer, or
-never answer.
+Do not call it in the thread that watches the ranks: the driver of a dead device may answer after seconds, or never.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ class Nvml:
         self._handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
         self._xids: deque[tuple[int, int]] = deque(maxlen=XIDS_KEPT)
         self._limits: list[tuple[Any, int]] = []
-        """Devices whose power limit was lowered, and the limit before in milliwatts."""
+        """Devices with a lowered power limit, and the limit before in milliwatts."""
         self._over = threading.Event()
         if self._handles:
             threading.Thread(target=self._listen, name="relight-nvml", daemon=True).start()
 
     def read(self) -> list[Accelerator]:
-        """Return a reading of each accelerator; NaN for those that do not answer. Cost: milliseconds for each."""
+        """Return a reading of each accelerator, NaN if it does not answer. Cost: milliseconds for each."""
         return [self._read_accelerator(handle) for handle in self._handles]
 
     def xids(self) -> list[str]:
@@ -49,9 +48,9 @@ class Nvml:
         self._over.set()
 
     def lower_power(self, share: float) -> list[tuple[float, float]]:
-        """Lower each device's power limit to that share of it, at least to the lowest that the device allows. Needs root.
+        """Lower each device's power limit to that share of it, or to the lowest limit that the device allows.
 
-        Return the watts before and after of each device that allows it.
+        Needs root. Return the watts before and after of each device that allows it.
         """
         done = []
         for handle in self._handles:
@@ -91,7 +90,7 @@ class Nvml:
     def _number(self, ask: Callable[[], Any]) -> float:
         try:
             return float(ask())
-        except (self._nvml.NVMLError, AttributeError):  # not supported by this device, or it is gone
+        except (self._nvml.NVMLError, AttributeError):  # this device does not support it, or is gone
             return float("nan")
 
     def _listen(self) -> None:

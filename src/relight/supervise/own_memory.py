@@ -1,7 +1,7 @@
-"""Supervisors' private directories in memory (tmpfs): make, find, and remove them after their supervisor was killed.
+"""Makes supervisors' private directories in memory (tmpfs), finds them, and removes those of killed supervisors.
 
 A directory is a supervisor's only if its name has the exact form, it belongs to this user alone, and it has the marker
-that supervisors write. Everything is checked on a descriptor that was opened without following links.
+that supervisors write. All checks use a descriptor that was opened without following links.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _FORM = re.compile(r"relight-run-([0-9]{1,9})-[a-z0-9_]{8}", re.ASCII)
 
 
 def memory() -> Path:
-    """Return where supervisors make their directories: a file system in memory, or the directory for temporary files."""
+    """Return where supervisors make directories: a file system in memory, or the directory for temporary files."""
     return Path(MEMORY if os.access(MEMORY, os.W_OK) else tempfile.gettempdir())
 
 
 def make_directory(top: Path) -> tuple[Path, int]:
-    """Make a directory of this process. Return it, and a descriptor whose lock keeps others from removing it."""
+    """Make a directory of this process. Return it and a descriptor: the descriptor's lock protects the directory."""
     directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=top))
     os.close(os.open(directory / MARKER, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -41,7 +41,7 @@ def make_directory(top: Path) -> tuple[Path, int]:
 
 
 def sweep_memory(top: Path) -> list[Path]:
-    """Remove what killed supervisors of this user left in ``top``. Return what was removed."""
+    """Remove the directories that killed supervisors of this user left in ``top``. Return the removed ones."""
     removed = []
     for directory in _dead_in(top):
         with contextlib.suppress(OSError), _held(directory):
@@ -52,7 +52,7 @@ def sweep_memory(top: Path) -> list[Path]:
 
 
 def left_in(top: Path) -> list[Path]:
-    """Return what ``sweep_memory`` would remove there."""
+    """Return the directories that ``sweep_memory`` would remove there."""
     removable = []
     for directory in _dead_in(top):
         with contextlib.suppress(OSError), _held(directory):
@@ -69,7 +69,7 @@ def directories() -> dict[int, Path]:
 
 
 def _dead_in(top: Path) -> Iterator[Path]:
-    """Yield the directories of supervisors without a process, as far as this container sees processes."""
+    """Yield the directories of supervisors that have no process in this container's view."""
     for pid, directory in _own_in(top):
         if not sample_process(pid).state:
             yield directory
@@ -90,7 +90,10 @@ def _own_in(top: Path) -> Iterator[tuple[int, Path]]:
 
 @contextlib.contextmanager
 def _held(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory that no living supervisor holds. ``OSError`` if one does, or it is not a supervisor's."""
+    """Hold the lock of a dead supervisor's directory.
+
+    Raise ``OSError`` if a living supervisor holds it, or if the directory is not a supervisor's.
+    """
     descriptor = _opened(directory)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,7 +103,10 @@ def _held(directory: Path) -> Iterator[None]:
 
 
 def _opened(directory: Path) -> int:
-    """Return a descriptor of a supervisor's directory. ``OSError`` if it is a link, another user's, open to others, or has no marker."""
+    """Return a descriptor of a supervisor's directory.
+
+    Raise ``OSError`` if it is a link, another user's, open to others, or has no marker.
+    """
     check_unexchangeable(directory)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

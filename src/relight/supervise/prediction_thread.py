@@ -1,6 +1,6 @@
-"""A thread that samples the node each second, records and judges the samples, and passes alarms on.
+"""A thread that samples the node each second, records and judges the samples, and reports alarms.
 
-It is a separate thread because a file system or a driver may not answer: the supervisor watches the ranks all the same.
+It is a separate thread because a file system or a driver may not answer. The supervisor must watch the ranks even then.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ OFTEN_FOR_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """``[supervise]`` of relight.toml: what is done about predicted failures."""
+    """``[supervise]`` of relight.toml: reactions to predicted failures."""
 
     predict: bool = True
     """Whether failures are predicted: the node is sampled each second."""
     model: str = ""
-    """A file of ``relight predict train``; without one only the rules count."""
+    """A file of ``relight predict train``. Without one only the rules count."""
     recordings: str = ""
     """A directory for the recorded samples of the newest fifty jobs, for ``relight predict train``."""
     drain: bool = False
     """Whether a machine with a device that is about to fail leaves the job, after a save."""
 
     pause: float = 0.2
-    """Share of the time that ranks pause between steps while this node is too hot or under pressure; 0: they do not."""
+    """Share of the time that ranks pause between steps while this node is too hot or under pressure; 0: no pause."""
     lower_power: bool = False
     """Whether accelerators' power limits are lowered under heat, and restored after it. Needs root."""
 
@@ -60,7 +60,7 @@ Seen = Mapping[int, tuple[int, Heartbeat]]
 
 
 class PredictionThread:
-    """The thread. It begins with the first completed step: samples of a job's start predict nothing."""
+    """The thread. It begins with the first completed step, because samples of a job's start predict nothing."""
 
     def __init__(
         self, settings: Foreseen, seen: Callable[[], Seen], act: Callable[[Alarm], bool], gauges: Gauges | None, host: str,
@@ -142,6 +142,6 @@ class PredictionThread:
 
 
 def _place(url: str) -> str:
-    """Return the path whose file system is sampled: the store's, if it is a directory; else the working directory."""
+    """Return the path of the file system to sample: the store's if it is a directory, else the working directory."""
     path = url.removeprefix("file://")
     return path if path.startswith("/") else "."

@@ -78,7 +78,7 @@ def where_in_kernel(pid: int) -> str:
 
 
 def oom_kills() -> int:
-    """Return how many processes of this process's control group the kernel has killed for lack of memory."""
+    """Return how many processes of this control group the kernel has killed for lack of memory."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             number, controllers, path = line.split(":", 2)

@@ -1,6 +1,6 @@
 """Learns from other nodes' incidents what ended each incarnation.
 
-Only the node that failed knows the cause; the others lost its ranks.
+Only the node that failed knows the cause. The other nodes only lost its ranks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from relight.supervise.incidents import Incident, IncidentLog, cause_of, is_told
 CLOCKS_S = 3600.0
 """Seconds by which nodes' clocks may differ."""
 UNSURE_S = 600.0
-"""Seconds after an incarnation in which another node may still record what ended it: its store may not answer for a
-while."""
+"""Seconds after an incarnation in which another node may still record the cause of its end.
+
+That node's store may not answer for a while.
+"""
 
 
 class _Incarnation(NamedTuple):

@@ -1,7 +1,7 @@
-"""The rendezvous of ``relight run``: no pickle, no listening socket for one node, and for several nodes a seal on each value.
+"""The rendezvous of ``relight run``, without pickle. One node listens on no socket; several nodes seal each value.
 
-torch keeps the state of its dynamic rendezvous as a pickle in a store that any process which reaches its port may write to, and loads that
-pickle at each poll. Here the state is JSON, and the values that nodes exchange next to it have a seal, too.
+torch keeps the state of its dynamic rendezvous as a pickle in a store, and loads that pickle at each poll. Any process
+that reaches the store's port may write to it. Here the state is JSON, and all values that nodes exchange have a seal.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class Forged(RendezvousStateError):
 
 
 class Meetings:
-    """Makes the rendezvous of a node, and again after its connection was lost."""
+    """Makes the rendezvous of a node, and a new one after a lost connection."""
 
     def __init__(self, parameters: RendezvousParameters, secret: bytes) -> None:
-        """``secret``: the job's; empty: none."""
+        """``secret``: the job's, or empty."""
         self._parameters = parameters
         self._seal = Seal(secret, parameters.run_id)
         self._state: StateHolder | None = None
         self._static: StaticNodes | None = None
 
     def handler(self) -> RendezvousHandler:
-        """Return a new one. ``Forged`` if the rendezvous already holds a state of another secret."""
+        """Return a new handler. Raise ``Forged`` if the rendezvous already has a state of another secret."""
         parameters = self._parameters
         if parameters.max_nodes == 1 and parameters.backend in _REPLACED:
             return OneNode(parameters.run_id, _port_in(parameters))
@@ -86,7 +86,7 @@ class Meetings:
         return handler
 
     def seen(self, info: RendezvousInfo) -> RendezvousInfo:
-        """Return ``info`` with a store of sealed values, and with the address of rank 0's node as that node itself states it."""
+        """Return ``info`` with a store of sealed values, and with the address that rank 0's node itself states."""
         if self._parameters.max_nodes == 1 and self._parameters.backend in _REPLACED:
             return info
         address = info.bootstrap_store_info
@@ -99,7 +99,10 @@ class Meetings:
 
 
 def _static_nodes(parameters: RendezvousParameters) -> StaticNodes:
-    """Return the handler of a node at a fixed address. ``ConfigError`` if the address or the node's number is missing."""
+    """Return the handler of a node at a fixed address.
+
+    Raise ``ConfigError`` if the address or the node's number is missing.
+    """
     host, _, port = parameters.endpoint.strip().rpartition(":")
     rank = parameters.get_as_int("rank")
     if not host or not port.isdecimal() or rank is None:
@@ -137,7 +140,10 @@ class OneNode(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return at once, with a new store for the ranks. Cost: one listening socket at 127.0.0.1, and a thread of torch's."""
+        """Return at once, with a new store for the ranks.
+
+        Cost: one listening socket at 127.0.0.1, and one of torch's threads.
+        """
         if self._closed:
             raise RendezvousClosedError
         self._ranks = None  # its port is free again
@@ -195,7 +201,7 @@ class _State(msgspec.Struct, forbid_unknown_fields=True):
 class StateHolder(_BackendRendezvousStateHolder):
     """torch's state holder, with the state as JSON with a seal and a version.
 
-    ``Forged`` if a state is older than one read before.
+    Raise ``Forged`` if a state is older than one read before.
     """
 
     def __init__(self, seal: Seal, *told: Any, **named: Any) -> None:
@@ -208,9 +214,9 @@ class StateHolder(_BackendRendezvousStateHolder):
         return self._state.round
 
     def sync(self) -> bool | None:
-        """Write the state if it has changed, else read it. Return whether a change was written; None if there was none.
+        """Write the state if it has changed, else read it. Return whether a change was written; None without a change.
 
-        As torch's method, except for the encoding of the state.
+        Differs from torch's method only in the encoding of the state.
         """
         seen = self._version
         written: bool | None = None
@@ -262,9 +268,9 @@ def _of(node: _NodeDesc) -> tuple[str, int, int]:
 class SealedStore:
     """The operations of a store that torch's agent and Relight use. Each value has a seal for its key.
 
-    Counters have no seal: a wrong counter can only delay a job.
+    Counters have no seal, because a wrong counter can only delay a job.
 
-    ``Forged`` if a value has another seal, or none.
+    Raise ``Forged`` if a value has another seal, or none.
     """
 
     def __init__(self, store: Store, seal: Seal, place: str) -> None:

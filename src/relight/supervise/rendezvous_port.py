@@ -1,5 +1,4 @@
-"""Chooses the port of an incarnation's store: one that the kernel gives to no connection before rank 0 listens
-there."""
+"""Chooses the port of an incarnation's store. The kernel gives it to no connection before rank 0 listens there."""
 
 from __future__ import annotations
 
@@ -19,13 +18,12 @@ _KEY = "relight/port"
 
 
 def with_own_port(info: RendezvousInfo, address: str = "") -> RendezvousInfo:
-    """Return ``info`` with a port that the node of rank 0 has chosen, if each incarnation's ranks have a store of their
-    own.
+    """Return ``info`` with a port that rank 0's node has chosen, if each incarnation's ranks have their own store.
 
     ``address``: this node's, used if it has rank 0; empty: the address that torch has written to the rendezvous' store.
 
     torch gets a port from the kernel and releases it, seconds before rank 0 listens there (rank 0 imports torch first).
-    The kernel may give that port to any connection meanwhile, and the incarnation would fail at its start. Cost: one
+    Meanwhile the kernel may give that port to any connection, and the incarnation would fail at its start. Cost: one
     key in the rendezvous' store.
     """
     bootstrap = info.bootstrap_store_info

@@ -1,5 +1,4 @@
-"""The rendezvous as torch's agent uses it: requests run in a thread with a time limit, and a node whose connection was
-lost rejoins."""
+"""The rendezvous for torch's agent. Requests run in a thread with a limit. A node rejoins after a lost connection."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from relight.supervise.departing import leave
 LOST = (RendezvousConnectionError, RendezvousStateError, DistError)
 """Errors that mean that the rendezvous cannot be reached.
 
-A lost connection stays lost: torch's store opens no second one.
+A lost connection stays lost, because torch's store opens no second one.
 """
 
 
@@ -40,8 +39,8 @@ _NOBODY = "this node waits until the rendezvous can be reached again"
 class Joining(RendezvousHandler):
     """torchrun's rendezvous handler, with reconnection.
 
-    ``make`` returns a handler with a new connection. ``patience_s``: seconds to try for. ``seen`` converts the result
-    of the rendezvous to what the ranks get.
+    ``make`` returns a handler with a new connection. ``patience_s``: seconds to try for. ``seen`` converts the
+    rendezvous' result for the ranks.
     """
 
     def __init__(
@@ -55,11 +54,11 @@ class Joining(RendezvousHandler):
         self._lost_at: float | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Join, with a new connection if the old one is lost or does not answer: a cut connection may take minutes to
-        answer again.
+        """Join, with a new connection if the old one is lost or does not answer.
 
-        ``EndedElsewhere`` if the job is over: the other nodes will not come. A node on the rendezvous' own machine
-        would otherwise serve a new rendezvous after the old one has ended, and wait there.
+        A cut connection may not answer for minutes. Raise ``EndedElsewhere`` if the job is over, because the other
+        nodes will not come. Otherwise a node on the rendezvous' own machine would serve a new rendezvous, and wait
+        there.
         """
         asked, self._asked = self._asked, None
         if asked is not None:
@@ -86,7 +85,7 @@ class Joining(RendezvousHandler):
     def lost(self, error: Exception) -> None:
         """Record that the rendezvous could not be reached, and wait a second.
 
-        Raise ``error`` if that has lasted longer than ``patience_s``; ``EndedElsewhere`` if the job is over.
+        Raise ``error`` if that has lasted longer than ``patience_s``, and ``EndedElsewhere`` if the job is over.
         """
         self._is_lost(_NOBODY, error)
         assert self._lost_at is not None
@@ -99,8 +98,8 @@ class Joining(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait to join; 0 if the rendezvous cannot be reached.
 
-        Ranks that train do not need the rendezvous. Its loss must not end them, and must not block the supervisor that
-        watches them.
+        Ranks that train do not need the rendezvous. Its loss must not end them, nor block the supervisor that watches
+        them.
         """
         if self._lost_at is not None:
             return 0
@@ -130,7 +129,7 @@ class Joining(RendezvousHandler):
         if self._lost_at is None:
             leave(self._inner, endpoint, others_continue, grace_s)
 
-    # -- passed on unchanged
+    # -- calls of torch's handler, unchanged
 
     def get_backend(self) -> str:
         """See torch's."""
@@ -156,7 +155,7 @@ class Joining(RendezvousHandler):
     def shutdown(self) -> bool:
         """See torch's.
 
-        Does nothing if the connection is lost: no other node would receive it, or only a later rendezvous would.
+        Does nothing if the connection is lost: only a later rendezvous could receive the call.
         """
         return self._lost_at is None and self._inner.shutdown()
 
@@ -164,7 +163,7 @@ class Joining(RendezvousHandler):
 class _Ask(threading.Thread, Generic[T]):
     """A request in a thread of its own, because it may block until its connection times out.
 
-    The process can end without it.
+    The process does not wait for it at its end.
     """
 
     found: T

@@ -1,4 +1,4 @@
-"""Save requests in the run's log: a thread that polls for them. An unavailable store is not a failure of the job."""
+"""A thread that polls the run's log for save requests. An unavailable store is not a failure of the job."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ NEW_MAX = 1024
 
 
 class Requests:
-    """Polls the log every few seconds: one listing, and a read for each new record. Requests from before the first poll
-    are ignored.
+    """Polls the log every few seconds: one listing, and a read for each new record. Ignores earlier requests.
 
-    ``mine`` returns whether this supervisor is the job's one that polls. ``cannot`` returns why the job cannot save
-    now; empty if it can. ``obey`` requests the save. All of them are called by the polling thread.
+    ``mine`` returns whether this supervisor is the one of the job that polls. ``cannot`` returns why the job cannot
+    save now; empty if it can. ``obey`` requests the save. The polling thread calls all of them.
     """
 
     def __init__(
@@ -71,10 +70,7 @@ class Requests:
         self._head, self._looked_at = head, began
 
     def _is_young(self, asked: SaveAsked, began: float) -> bool:
-        """Return whether a request is recent: it came since the last poll.
-
-        If that poll is long ago, compare the machines' clocks.
-        """
+        """Return whether a request is newer than the last poll. After a long time, compare the machines' clocks."""
         if began - self._looked_at <= OLD_S:
             return True
         asked_s = seconds_since_epoch(asked.time)

@@ -19,7 +19,7 @@ class Start:
     """How an incarnation starts and ends."""
 
     spares: bool = True
-    """Whether spares wait, with their imports done, to replace the ranks.
+    """Whether spares, with their imports done, wait to replace the ranks.
 
     Cost: a process and its memory for each rank.
     """
@@ -73,7 +73,7 @@ class RunSettings(NamedTuple):
 def read_settings(path: Path | None) -> RunSettings:
     """Return the settings from environment variables and the file, else the defaults.
 
-    ``ConfigError`` for an invalid or unknown setting, with its line or variable.
+    Raise ``ConfigError`` for an invalid or unknown setting, with its line or variable.
     """
     return checked("supervise", settings_of, path)[0]
 

@@ -1,9 +1,9 @@
 """Spares: processes that have already done the slow part of a rank's start, and wait to become a rank (warm standby).
 
-``relight.supervise.spare DESCRIPTOR MODULES DIRECTORY [ARGS…]`` imports MODULES, those outside torch and Relight with
-the script's DIRECTORY on the path. With ARGS, those of ``relight.supervise.worker``, it also runs the script up to
-``relight.standby()``. Then it waits for one message on the socket DESCRIPTOR: arguments, environment, and descriptors
-for its output. With these it continues as the rank. If the supervisor is gone, it ends.
+``relight.supervise.spare DESCRIPTOR MODULES DIRECTORY [ARGS…]`` imports MODULES. The script's DIRECTORY is on the path
+for those outside torch and Relight. ARGS are those of ``relight.supervise.worker``; with them it also runs the script
+up to ``relight.standby()``. Then it waits for one message on the socket DESCRIPTOR: arguments, environment, and
+descriptors for its output. With these it continues as the rank. If the supervisor is gone, it ends.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class _Spare(NamedTuple):
     process: subprocess.Popen[bytes]
     channel: socket.socket
     said: int
-    """Descriptor of the output that it writes while it runs the script ahead; −1: it does not run the script."""
+    """Descriptor of its output while it runs the script ahead; −1: it does not run the script."""
 
 
 class Spares:
     """The spares of one node."""
 
     def __init__(self, count: int, modules: Sequence[str], directory: str = "") -> None:
-        """``directory``: the first one on the script's ``sys.path``; modules that the settings name may be in it."""
+        """``directory``: the first one on the script's ``sys.path``. Modules that the settings name may be in it."""
         self._count, self._modules, self._directory = count, tuple(modules), directory
         self._worker = child_command(WORKER, unbuffered=True)
         self._waiting: list[_Spare] = []
@@ -139,7 +139,7 @@ class Spares:
 
 
 def _is_ready(channel: socket.socket) -> bool:
-    """Return whether a spare has reported that it has done all that it can do ahead."""
+    """Return whether a spare has reported that it is ready to become a rank."""
     try:
         return bool(channel.recv(16, socket.MSG_DONTWAIT | socket.MSG_PEEK))
     except OSError:
@@ -177,7 +177,7 @@ def main() -> None:
 
 
 def _preload(name: str, directory: str) -> None:
-    """Import a module. One that the settings name is looked up where the script's own imports are; the path is then as before."""
+    """Import a module. For one that the settings name, search ``directory`` first, and restore the path afterwards."""
     if name.partition(".")[0] in _INSTALLED or not directory:
         import_module(name)
         return
@@ -226,7 +226,7 @@ def _become(channel: socket.socket) -> list[str]:
             channel.send(b"ready")
         data, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_MAX + 1, 2)
     if not data or len(descriptors) != 2:
-        os._exit(0)  # it became no rank, so the script's exit handlers must not run
+        os._exit(0)  # this spare becomes no rank, so the script's exit handlers must not run
     message = json.loads(data)
     for target, descriptor in zip((1, 2), descriptors, strict=True):
         os.dup2(descriptor, target)

@@ -1,8 +1,7 @@
-"""Python stacks of processes that may be stuck. Each rank registers a signal and a file at its start; on the signal it
-writes its stacks.
+"""Python stacks of processes that may be stuck: each rank writes them to a file when it receives a signal.
 
-``faulthandler`` writes the stacks of all threads in the signal's handler, without the GIL. A process without that
-handler gets no signal.
+Each rank registers the signal and the file at its start. ``faulthandler`` writes the stacks of all threads in the
+signal's handler, without the GIL. A process without that handler gets no signal.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ def offer() -> None:
 
 
 def take(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
-    """Return the present stacks of all ranks, by rank.
+    """Return the present stacks of all ranks, by rank. Takes at most a second.
 
-    Takes at most a second. For a rank that does not answer: the kernel's state of it.
+    For a rank that does not answer, return its process state instead.
     """
     begins = {rank: _size(path) for rank, path in files.items()}
     asked = []
@@ -46,23 +45,25 @@ def take(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
                 os.kill(pid, SIGNAL)
                 asked.append(rank)
     ends = time.monotonic() + _WAIT_S
-    found: dict[int, str] = {}
-    while time.monotonic() < ends and len(found) < len(asked):
+    answers: dict[int, str] = {}
+    while time.monotonic() < ends and len(answers) < len(asked):
         time.sleep(0.02)
         for rank in asked:
             text = _from(files[rank], begins[rank])
-            if rank not in found and text.endswith("\n") and _is_whole(files[rank], begins[rank] + len(text.encode())):
-                found[rank] = text
+            if rank not in answers and text.endswith("\n") and _is_whole(files[rank], begins[rank] + len(text.encode())):
+                answers[rank] = text
     for rank, pid in pids.items():
-        if rank not in found:
+        if rank not in answers:
             seen = sample_process(pid)
-            found[rank] = f"no answer: state {seen.state or 'gone'}, waits in {where_in_kernel(pid) or 'user space'}\n"
-    return found
+            answers[rank] = f"no answer: state {seen.state or 'gone'}, waits in {where_in_kernel(pid) or 'user space'}\n"
+    return answers
 
 
 def of_main_thread(text: str) -> str:
-    """Return the stack of the script's main thread from the stacks of all threads: other threads may poll, so their
-    stacks differ."""
+    """Return the stack of the script's main thread from the stacks of all threads.
+
+    The other threads may poll, so their stacks change without progress.
+    """
     blocks = [block for block in text.split("\n\n") if "in _run_module_as_main" in block]
     return blocks[-1].replace("Current thread", "Thread").strip() if blocks else text
 

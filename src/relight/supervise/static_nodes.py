@@ -1,8 +1,7 @@
-"""The rendezvous of several nodes at a fixed address, ``--master-addr`` and ``--master-port``: a new store for each
-incarnation.
+"""The rendezvous of several nodes at a fixed address, ``--master-addr`` and ``--master-port``.
 
-torch's own handler keeps one store for all incarnations, and ranks read it without a prefix. Ranks of a new incarnation
-then find the addresses of dead ranks, try to connect to them, and fail.
+It has a new store for each incarnation. torch's own handler keeps one store for all incarnations, and ranks read it
+without a prefix. Ranks of a new incarnation then read the addresses of dead ranks, try to connect to them, and fail.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _CONNECT_S = 2.0
 
 
 class StaticNodes(RendezvousHandler):
-    """The handler of one node. Node 0 serves the store; all nodes begin an incarnation together.
+    """The handler of one node. Node 0 serves the store. All nodes begin an incarnation together.
 
     The end of an incarnation closes its store, so none of its processes can read or write the next store. The node
     where ranks ended first requests a new incarnation from node 0. Node 0 then ends its own ranks, as a dynamic
@@ -63,7 +62,7 @@ class StaticNodes(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return when all nodes have arrived. ``RendezvousTimeoutError`` if they do not within ``timeout_s``."""
+        """Return when all nodes have arrived. Raise ``RendezvousTimeoutError`` if they do not within ``timeout_s``."""
         until = time.monotonic() + self._timeout_s
         client = self._serve(until) if self._rank == 0 else self._join(until)
         store = PrefixStore(self._run_id, client)
@@ -95,7 +94,7 @@ class StaticNodes(RendezvousHandler):
             return False
 
     def set_closed(self) -> None:
-        """Let the other nodes know that the job is over."""
+        """Report to the other nodes that the job is over."""
         with contextlib.suppress(DistError):
             if self._store is not None:
                 self._store.set(_CLOSED, "1")
@@ -178,7 +177,10 @@ def _arrived(rank: int) -> str:
 
 
 def served_store(address: str, port: int) -> TCPStore:
-    """Return a store that this process serves at that address; empty: at all of the machine's. ``OSError`` if the port is taken."""
+    """Return a store that this process serves at ``address``; if it is empty, at all addresses of the machine.
+
+    Raise ``OSError`` if the port is taken.
+    """
     both = not address and socket.has_dualstack_ipv6()
     with socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -41,7 +41,7 @@ class Stragglers:
         """The present straggler, or None."""
 
     def update(self, now: float, busy_s: Mapping[int, float]) -> Straggler | None:
-        """Return a straggler that was just detected; None if there is none, or if it was returned before.
+        """Return a newly detected straggler, else None.
 
         ``busy_s``: by rank, seconds of work since its process began.
         """

@@ -1,7 +1,4 @@
-"""Supervises one job across its incarnations: observes the ranks, decides about failures, records both.
-
-Knows only process ids.
-"""
+"""Supervises one job across its incarnations: observes its processes, decides about failures, records both."""
 
 from __future__ import annotations
 
@@ -63,11 +60,11 @@ _AGENT = "relight.agent.server"
 """Module of the agent, the process that writes saves, in its command line."""
 STRAGGLERS_EVERY_S = 1.0
 ELSEWHERE_EVERY_S = 5.0
-"""Seconds between two checks whether another node has stopped the job, on a node that cannot reach the rendezvous."""
+"""Seconds between two checks, on a node without the rendezvous, whether another node has stopped the job."""
 ACCOUNT_S = 60.0
 """Seconds between two writes of the job's account."""
 CLOSING_S = 20.0
-"""Seconds that writing the last account may take: a machine that is wanted back must not wait for a store."""
+"""Seconds that writing the last account may take. A machine that is wanted back must not wait for a store."""
 HEIR_S = 3.0
 """Seconds after a rank's failure is known in which another rank must begin the handover or decline it."""
 MIDST_S = 20.0
@@ -83,8 +80,7 @@ class Supervisor:
         self, rules: SuperviseRules, patience: HangTimeouts, job: str, fallback: Path, clock: Callable[[], float] = time.monotonic,
         notices: Notices | None = None, group: str = "",
     ) -> None:  # fmt: skip
-        """``fallback``: directory of incidents while the run's store is not known. ``group``: the rendezvous' address
-        and id."""
+        """``fallback``: directory of incidents without the run's store. ``group``: the rendezvous' address and id."""
         self._group, self._looked_elsewhere = group, -math.inf
         self._charges: set[str] = set()
         """Processes here that were rank 0, as ``HOST:PID`` like a log's writers. Only rank 0 writes a FENCE."""
@@ -93,7 +89,7 @@ class Supervisor:
         self._reason: SaveReason | None = None
         self._requests: Requests | None = None
         self._often = (-math.inf, -math.inf)
-        """While saves are made more often: when the last interval began, and until when they are."""
+        """While saves are made more often: the beginning of the last interval, and the end of this state."""
         self._rules, self._usual, self._job, self._clock = rules, LearnedDurations(patience), job, clock
         sweep_memory(top := own_memory.memory())
         self._directory, self._held = make_directory(top)
@@ -113,13 +109,13 @@ class Supervisor:
         self._endings = Endings(group)
         self._agents, self._stragglers, self._measured = AgentWatch(), Stragglers(), clock()
         self.hung: tuple[int, ...] = ()
-        """Ranks of this incarnation that hold the others up."""
+        """Ranks of this incarnation that delay the others."""
         self.devices: Callable[[], Sequence[str]] = tuple
         """Returns the lines that accelerators' drivers have logged since the last call."""
         self.tells: Callable[[str, str], None] = lambda kind, why: None
         """Called for each failure with its kind and its reason."""
         self.decision: Decision | None = None
-        """The last decision. Its settings are those that no incarnation has applied yet."""
+        """The last decision. No incarnation has applied its settings yet."""
         self.heard = ""
         """The signal that asked the job to end; empty if none has."""
         self._over, self._meeting = True, ""
@@ -146,7 +142,9 @@ class Supervisor:
 
     def begin(self, ranks: list[int], settings: Mapping[str, str], meeting: str = "") -> dict[int, dict[str, str]]:
         """Begin an incarnation of the job with these ranks on this node. Return the environment variables of each rank.
-        ``settings``: variables for all ranks. ``meeting``: the name that all nodes give this incarnation, or empty."""
+
+        ``settings``: variables for all ranks. ``meeting``: the name that all nodes give this incarnation, or empty.
+        """
         self._life += 1
         self._over, self._meeting = False, meeting
         self._endings.begun(meeting)
@@ -156,7 +154,7 @@ class Supervisor:
         for claim in self._directory.glob("heir-*"):
             claim.unlink(missing_ok=True)
         lost_of(self._page(0)).unlink(missing_ok=True)
-        # the predicted failure has come, or was of the last incarnation
+        # the predicted failure has happened, or the prediction was for the last incarnation
         risk_path(self._page(0)).unlink(missing_ok=True)
         for rank in ranks:
             make_page(self._page(rank))
@@ -181,8 +179,10 @@ class Supervisor:
             self._open[1]["started"] = self._clock()
 
     def poll(self) -> str:
-        """Check all ranks. Return why the job hangs; empty if it does not. Call it some times a second. Takes up to a
-        second longer if a rank is late, because stacks are taken."""
+        """Check all ranks. Return why the job hangs; empty if it does not. Call it some times a second.
+
+        It takes up to a second longer if a rank is late, because it takes stacks.
+        """
         if self._watch is None or not self._pids:
             return ""
         sights = self._observe_ranks()
@@ -205,8 +205,10 @@ class Supervisor:
         self, workers: list[Worker], *, hung: str = "", asked_to_end: str = "", noticed: float | None = None,
         departure: Departure | None = None,
     ) -> Decision:  # fmt: skip
-        """Record that the incarnation has failed. Return what to do. ``workers``: exits and errors; heartbeats are
-        added here."""
+        """Record that the incarnation has failed, and return the decision.
+
+        ``workers``: exits and errors; heartbeats are added here.
+        """
         now = self._clock()
         beats = self.beats()
         seen = tuple(
@@ -226,7 +228,7 @@ class Supervisor:
         failure = classify(facts)
         failure = replace(failure, here=failure.rank is None or failure.rank in self._pids)
         self._learn_place()
-        if not self._over:  # else the job was asked to end between two incarnations
+        if not self._over:  # otherwise the job was asked to end between two incarnations
             self._reckon(self._observe_ranks())
             self._follow_up()  # the incarnation may have completed a step and failed between two polls
             self._is_over(failure.kind, now)
@@ -255,10 +257,10 @@ class Supervisor:
         return self.decision
 
     def gave_up(self, action: str, why: str) -> None:
-        """Record that this node ends without a failure of its ranks: ``stop`` if the job ends, ``exclude_node`` if
-        others may continue.
+        """Record that this node ends without a failure of its ranks.
 
-        Without this record the last decision would be one to resume. Nothing is written before the first incarnation.
+        ``action``: ``stop`` if the job ends, ``exclude_node`` if others may continue. Without this record the last
+        decision would be to resume. Nothing is written before the first incarnation.
         """
         if not self._life:
             return
@@ -272,7 +274,7 @@ class Supervisor:
         emit("run.decision", f"→ {action}: {why}", action=action)
 
     def end_for_membership_change(self) -> None:
-        """End the incarnation because nodes join or leave. If a node failed, that node records it."""
+        """End the incarnation because nodes join or leave. A node that failed records its failure itself."""
         self._reckon(self._observe_ranks())
         self._is_over(FIRST, self._clock())
 
@@ -291,17 +293,17 @@ class Supervisor:
         return self.failed([Worker(rank) for rank in sorted(self._pids)], asked_to_end=self.announced or f"{signal_name} came")
 
     def save_now(self, why: str = "", reason: SaveReason | None = None) -> None:
-        """Have the ranks save at the end of their step, and continue. Done at the next poll. Call from any thread or a
-        signal handler.
+        """Have the ranks save at the end of their step, and continue. Takes effect at the next poll.
 
-        ``reason``: that of the checkpoint; None: the signal, and ``why`` is only reported. A person's request has precedence over an alarm.
+        Call it from any thread or a signal handler. ``reason``: that of the checkpoint. With None it is the signal, and
+        ``why`` is only reported. A person's request has precedence over an alarm.
         """
         if reason is not None and (self._reason is None or reason.kind == "requested" or self._reason.kind != "requested"):
             self._reason = reason
         self._wanted = why if reason is None else reason.text
 
     def request_save(self, who: str) -> None:
-        """Have the ranks save, with ``who`` asked for it in the checkpoint's reason. Any thread."""
+        """Have the ranks save. The checkpoint's reason is the request of ``who``. Any thread."""
         self.save_now(reason=requested_by(who))
 
     def why_unreachable(self) -> str:
@@ -316,12 +318,13 @@ class Supervisor:
         if self._open is not None:
             self._open[1]["waited"] = self._clock()
 
-    # -- state and
-    # requests------------------------------------------------------------------------------------------------------
+    # -- state and requests ----------------------------------------------------------------------------------------
 
     def ease(self, share: float, until: float) -> bool:
-        """Have this node's ranks pause for a share of the time; 0: stop that. Return whether it could be published. Any
-        thread."""
+        """Have this node's ranks pause for a share of the time until ``until``; 0: no pause. Any thread.
+
+        Return whether that could be published.
+        """
         try:
             write_ease(self._page(0), Eased(share, until) if share else None)
         except OSError:
@@ -329,10 +332,9 @@ class Supervisor:
         return True
 
     def foreseen(self, alarm: Alarm, drain: bool) -> bool:
-        """Act on the prediction of a failure. Any thread. ``drain``: whether this machine may leave the job because of
-        it.
+        """Act on the prediction of a failure. Any thread. ``drain``: whether this machine may leave the job for it.
 
-        Return whether the machine leaves the job: no other action here averts the failure.
+        Return whether the machine leaves the job. No other action here averts the failure.
         """
         self.save_now(reason=preventive(alarm.why))
         with contextlib.suppress(OSError):
@@ -351,13 +353,12 @@ class Supervisor:
 
     @property
     def drains(self) -> str:
-        """Return why this machine leaves the job though it works; empty if it does not leave."""
+        """Return why this machine leaves the job although it works; empty if it does not leave."""
         return self._drains
 
     @property
     def announced(self) -> str:
-        """Return what has asked this node's part of the job to end (a signal, a notice, an alarm); empty if nothing
-        has."""
+        """Return the signal, notice or alarm that asked this node's part of the job to end; empty if there was none."""
         return self.heard or self._notices.heard or self._drains
 
     @property
@@ -377,14 +378,12 @@ class Supervisor:
 
     @property
     def ahead_bytes(self) -> int:
-        """Return the most memory, in bytes, that a rank used at its ``relight.standby()``; 0 if not all ranks have
-        called it."""
+        """Return the most memory, in bytes, of a rank at its ``relight.standby()``; 0 until all have called it."""
         sizes = [sight.beat.ahead if sight.beat is not None else 0 for sight in self._sights.values()]
         return max(sizes) if sizes and all(sizes) else 0
 
     def is_lost(self) -> None:
-        """Publish that a rank has failed. The other ranks read it at the end of their step, unless a collective fails
-        before."""
+        """Publish that a rank has failed. The others read it when their step ends, if no collective fails before."""
         self._reckon(self._observe_ranks())  # the time from now on does not count as training
         with contextlib.suppress(OSError):
             lost_of(self._page(0)).touch()
@@ -392,8 +391,8 @@ class Supervisor:
     def ended_elsewhere(self) -> str:
         """Return why another node has stopped this job since the last incarnation began here; empty if none has.
 
-        For a node that cannot reach the rendezvous, which may have ended with the job. Reads the incidents every
-        ``ELSEWHERE_EVERY_S``; calls in between return an empty string.
+        For a node that cannot reach the rendezvous: the rendezvous may have ended with the job. Reads the incidents
+        every ``ELSEWHERE_EVERY_S``; calls in between return an empty string.
         """
         now = self._clock()
         if now - self._looked_elsewhere < ELSEWHERE_EVERY_S or not self._group:
@@ -401,12 +400,15 @@ class Supervisor:
         self._looked_elsewhere = now
         since = time.time() - (now - self._began) - (CLOCKS_S if self._known else 0.0)
         incidents = self._book.since(since) or ()
-        stops = [one for one in incidents if (one.group, one.action) == (self._group, "stop") and one.id not in self._stopped_before]
+        stops = [
+            incident
+            for incident in incidents
+            if (incident.group, incident.action) == (self._group, "stop") and incident.id not in self._stopped_before
+        ]
         return stops[-1].reason if stops else ""
 
     def handing_over_s(self, alive: Collection[int]) -> float:
-        """Return the seconds that these ranks have to begin a handover; infinite while a rank does one, 0 if no rank
-        can."""
+        """Return the seconds to begin a handover that these ranks have: infinite during a handover, 0 if none can."""
         beats = self.beats()
         known = [beats[rank] for rank in alive if rank in beats]
         if any(beat.phase == HANDING_OVER and self._clock() - beat.since < LATE_AFTER * beat.expected_s for beat in known):
@@ -418,8 +420,7 @@ class Supervisor:
     def saved(self) -> bool:
         """Return whether the last completed step is stored.
 
-        A rank that was ended while it waited for its save may not know of the commit, so the run's log is read in that
-        case.
+        A rank that was ended while it waited for its save may not know of the commit. In that case, read the run's log.
         """
         beats = self.beats().values()
         if self._goodput.reached > max((max(beat.step, beat.restored) for beat in beats), default=-1):
@@ -464,8 +465,10 @@ class Supervisor:
                 return
 
     def _poll_agent(self, sights: Mapping[int, RankObservation]) -> None:
-        """Kill an agent that is stuck. Ranks that wait for it then write their saves themselves, and the next save
-        starts a new agent."""
+        """Kill an agent that is stuck.
+
+        Ranks that wait for it then write their saves themselves. The next save starts a new agent.
+        """
         stuck = self._agents.update(self._clock(), [sight.beat for sight in sights.values() if sight.beat is not None], _agent_at)
         if stuck is not None:
             emit("agent.hung", f"{stuck.why}; it is killed, and the next save starts another agent", pid=stuck.pid)
@@ -473,7 +476,7 @@ class Supervisor:
                 os.kill(stuck.pid, signal.SIGKILL)
 
     def _reckon(self, sights: Mapping[int, RankObservation]) -> None:
-        """Charge the time since the last poll in the account, and write the account every ``ACCOUNT_S``."""
+        """Add the time since the last poll to the account, and write the account every ``ACCOUNT_S``."""
         beats = [sight.beat or Heartbeat(phase="starting") for sight in sights.values()]
         if not beats:
             return
@@ -493,7 +496,7 @@ class Supervisor:
         self._book.keep(self._goodput.account(self._job, self._at))
 
     def _keep(self, account: Account) -> None:
-        """Write an account, in a thread: the supervisor watches the ranks meanwhile, however long the store takes."""
+        """Write an account. Runs in a thread, so that the supervisor does not wait for the store."""
         self._book.keep(account)
         self._endings.learn(self._goodput, self._book)
 
@@ -520,8 +523,7 @@ class Supervisor:
         return self._watch.looked(now, before, texts, self._observe_ranks())
 
     def _learn_place(self) -> None:
-        """Read the run's earlier incidents, and write further ones there, as soon as a rank has published the run's
-        store."""
+        """Once a rank has published the run's store, read the earlier incidents there, and write new ones to it."""
         if self._known:
             return
         beat = next((beat for beat in self.beats().values() if beat.url), None)
@@ -541,7 +543,7 @@ class Supervisor:
             last = max((index for index, incident in enumerate(earlier) if incident.action == "stop"), default=-1)
             epoch = self._clock() - time.time()
             here = socket.gethostname()
-            # only incidents after the last stop count: a person has started the job again since
+            # only incidents after the last stop count: a person has started the job again after it
             self._past[:0] = [Past(*incident.past(here=here), epoch + incident.time_s) for incident in earlier[last + 1 :][-50:]]
 
     def _follow_up(self) -> None:
@@ -592,5 +594,5 @@ class Supervisor:
 
 
 def _agent_at(pid: int) -> ProcessSample:
-    """Sample the agent with that process id; return an empty sample if another process has the id by now."""
+    """Sample the agent with that process id. Return an empty sample if another process has the id now."""
     return sample_process(pid) if _AGENT in command_of(pid) else ProcessSample()

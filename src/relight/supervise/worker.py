@@ -1,7 +1,6 @@
-"""The process that ``relight run`` starts in place of the script: ``relight.supervise.worker [-m] SCRIPT [ARGS…]``.
+"""The process that ``relight run`` starts instead of the script: ``relight.supervise.worker [-m] SCRIPT [ARGS…]``.
 
-It writes its stacks on a signal, and records an exception's message. Apart from that the script runs as if it had been
-started directly.
+It writes its stacks on a signal, and records an exception's message. Otherwise the script runs as if started directly.
 """
 
 from __future__ import annotations
@@ -53,8 +52,10 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel send SIGTERM if the supervisor ends: an unsupervised job must not continue, as it may be started
-    again elsewhere."""
+    """Record the supervisor, and have the kernel send SIGTERM to this process when the supervisor ends.
+
+    An unsupervised job must not continue, because it may be started again elsewhere.
+    """
     record_supervisor(parent)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:

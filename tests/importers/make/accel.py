@@ -1,4 +1,4 @@
-"""Writes a folder with Accelerate's own ``save_state``, into a folder that is named."""
+"""Writes a folder with Accelerate's own ``save_state``, into the folder that is its argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def main(out: Path) -> None:
-    """Three steps of two layers with AdamW, whose parameters have names."""
+    """Train three steps of two layers with AdamW and named parameters, and save."""
     accelerate.utils.set_seed(3)
     accelerator = accelerate.Accelerator(cpu=True)
     model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))

@@ -1,4 +1,4 @@
-"""Writes DeepSpeed's checkpoints of ZeRO stages 1, 2 and 3 and a universal one, with DeepSpeed itself on two CPU ranks."""
+"""Writes checkpoints of ZeRO stages 1, 2 and 3, and universal ones, with DeepSpeed itself on two CPU ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORLD = 2
 
 
 class Net(torch.nn.Module):
-    """Sizes that no number of ranks divides, a buffer, and a parameter that is not trained."""
+    """A module with sizes that no number of ranks divides, a buffer, and a parameter that is not trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,21 +27,21 @@ class Net(torch.nn.Module):
         self.frozen.requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A number to be made small."""
+        """Return the loss."""
         return self.last(self.frozen((self.norm(self.first(x)) * self.scale).to(x.dtype))).float().square().mean()
 
 
 def groups(model: torch.nn.Module) -> list[dict[str, object]]:
-    """Two groups with settings of their own, not in the model's order."""
-    named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    """Return two groups with different settings, not in the model's order."""
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     return [
-        {"params": [one for name, one in named if one.ndim < 2], "weight_decay": 0.0},
-        {"params": [one for name, one in named if one.ndim > 1], "weight_decay": 0.1},
+        {"params": [parameter for name, parameter in named if parameter.ndim < 2], "weight_decay": 0.0},
+        {"params": [parameter for name, parameter in named if parameter.ndim > 1], "weight_decay": 0.1},
     ]
 
 
 def rank_main(rank: int, out: str, stage: int, port: int) -> None:
-    """Three steps, then a checkpoint."""
+    """Train three steps, then save a checkpoint."""
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -51,9 +51,8 @@ def rank_main(rank: int, out: str, stage: int, port: int) -> None:
     }
     import deepspeed
 
-    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: (
-        None
-    )  # a faster way to sum on one machine, which would be compiled for minutes
+    # DeepSpeed would compile this faster sum of one machine for minutes
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
     torch.manual_seed(stage)
     deepspeed.init_distributed("gloo")
     model = Net()
@@ -77,18 +76,18 @@ def rank_main(rank: int, out: str, stage: int, port: int) -> None:
 
 
 def universal(folder: Path, out: Path) -> None:
-    """DeepSpeed's own putting together of what its ranks wrote."""
+    """Convert its ranks' files to a universal checkpoint with DeepSpeed's own tool."""
     from deepspeed.checkpoint import ds_to_universal
 
-    told = argparse.Namespace(
+    arguments = argparse.Namespace(
         input_folder=str(folder / "global_step3"), output_folder=str(out), num_extract_workers=1, num_merge_workers=1, keep_temp_folder=False,
         strict=True, inject_missing_state=True,
     )  # fmt: skip
-    ds_to_universal.main(told)
+    ds_to_universal.main(arguments)
 
 
 def main(out: Path) -> None:
-    """Each stage in a folder of its own; of what was partitioned, the universal checkpoint too, which says what is right."""
+    """Write each stage into its own folder, and for stages with partitions the universal checkpoint as reference."""
     import deepspeed
 
     for stage in (1, 2, 3, 0):

@@ -1,4 +1,4 @@
-"""Writes every golden checkpoint anew, each by its own framework, into a folder that is named."""
+"""Writes every golden checkpoint again, each with its own framework, into the folder that is its argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAKERS = {
 
 
 def main(out: Path) -> None:
-    """One process each: they do not get on with each other."""
+    """Run one process for each framework, because they conflict with each other."""
     for folder, maker in MAKERS.items():
         target = out.resolve() / folder
         target.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Writes a Hugging Face model folder and a Trainer's checkpoint, both with transformers itself, into a folder that is named."""
+"""Writes a Hugging Face model folder and a Trainer's checkpoint with transformers itself, into a given folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 
 class Rows(torch.utils.data.Dataset):
-    """Some rows of tokens."""
+    """A data set of a few rows of tokens."""
 
     def __len__(self) -> int:
         return 16
@@ -23,7 +23,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 def main(out: Path) -> None:
-    """Three steps of a tiny model; its state as torch has it lies beside, as ``expected.pt``."""
+    """Train a tiny model three steps, and save it. torch's own state of it is in ``expected.pt`` in the same folder."""
     torch.manual_seed(7)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     args = TrainingArguments(

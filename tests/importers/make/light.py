@@ -20,19 +20,19 @@ class Lit(lightning.LightningModule):
         self.net = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.ReLU(), torch.nn.Linear(width, 2))
 
     def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
-        """A number to be made small."""
+        """Return the loss."""
         loss = self.net(batch).square().mean()
         self.log("train_loss", loss)
         return loss
 
     def configure_optimizers(self) -> dict[str, object]:
-        """Adam, and a rate that falls."""
+        """Return Adam, and a scheduler that lowers the learning rate."""
         optimizer = torch.optim.Adam(self.parameters(), lr=1e-2)
         return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
 
 
 def main(out: Path) -> None:
-    """Two epochs of three steps."""
+    """Train two epochs of three steps, and save."""
     lightning.seed_everything(5)
     model = Lit()
     trainer = lightning.Trainer(
@@ -40,8 +40,8 @@ def main(out: Path) -> None:
         callbacks=[ModelCheckpoint(dirpath=out, filename="last", monitor="train_loss")], enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(model, torch.utils.data.DataLoader(torch.randn(6, 4), batch_size=2))
-    for one in out.glob("*.ckpt"):
-        one.unlink()
+    for path in out.glob("*.ckpt"):
+        path.unlink()
     trainer.save_checkpoint(out / "last.ckpt")
     torch.save({"model": model.state_dict(), "optimizer": trainer.optimizers[0].state_dict()}, out / "expected.pt")
     versions = {"lightning": lightning.__version__, "torch": torch.__version__, "seed": 5}

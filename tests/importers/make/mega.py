@@ -1,4 +1,4 @@
-"""Writes a checkpoint with Megatron's own ``dist_checkpointing`` (torch_dist) from two ranks, and legacy files of tensor-parallel ranks."""
+"""Writes a checkpoint of two ranks with Megatron's ``dist_checkpointing`` (torch_dist), and their legacy files."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ WORLD = 2
 
 
 def whole() -> dict[str, torch.Tensor]:
-    """What all ranks have together."""
+    """Return the whole tensors of all ranks."""
     generator = torch.Generator().manual_seed(11)
     shapes = {
         "embedding.word_embeddings.weight": (8, 6),
         "decoder.layers.mlp.linear_fc2.weight": (2, 6, 4),
         "decoder.final_layernorm.weight": (6,),
     }
-    found = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    state = {f"optimizer.state.{key}.{name}": torch.rand(one.shape, generator=generator) for name, one in found.items() for key in KEYS}
-    return {**{name: one.bfloat16() for name, one in found.items()}, **state}
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    state = {
+        f"optimizer.state.{key}.{name}": torch.rand(tensor.shape, generator=generator) for name, tensor in tensors.items() for key in KEYS
+    }
+    return {**{name: tensor.bfloat16() for name, tensor in tensors.items()}, **state}
 
 
 KEYS = ("fp32_param", "exp_avg", "exp_avg_sq")
 
 
 def rank_main(rank: int, out: str, port: int) -> None:
-    """One rank's share: the embedding cut in its rows, the layers in their columns, the rest the same on both."""
+    """Write one rank's part: some rows of the embedding, some columns of the layers, and all of the rest."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(WORLD)}
     torch.distributed.init_process_group("gloo", rank=rank, world_size=WORLD)
-    torch.cuda.synchronize = lambda *args: None  # it is asked for where there is nothing to wait for
+    torch.cuda.synchronize = lambda *args: None  # Megatron calls it although there is nothing to wait for
     torch.cuda.current_device = lambda: "cpu"
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
@@ -63,16 +65,16 @@ def rank_main(rank: int, out: str, port: int) -> None:
 
 
 def legacy(out: Path, rank: int) -> None:
-    """The layout of ``--ckpt-format torch``: each tensor-parallel rank's model in a file of its own. Nothing says how they go together."""
+    """Write the layout of ``--ckpt-format torch``: a file for each rank, without a rule to join them."""
     folder = out / "legacy" / "iter_0000100" / f"mp_rank_{rank:02d}"
     folder.mkdir(parents=True)
-    model = {name: one for name, one in whole().items() if not name.startswith("optimizer")}
+    model = {name: tensor for name, tensor in whole().items() if not name.startswith("optimizer")}
     torch.save({"iteration": 100, "checkpoint_version": 3.0, "model": model}, folder / "model_optim_rng.pt")
     (out / "legacy" / "latest_checkpointed_iteration.txt").write_text("100")
 
 
 def main(out: Path) -> None:
-    """Two processes write it."""
+    """Run two processes that write it."""
     import megatron.core
 
     torch.multiprocessing.spawn(rank_main, (str(out), 29541), nprocs=WORLD)

@@ -1,7 +1,8 @@
-"""Writes legacy checkpoints of Megatron-Core's own GPT, a file a rank, for several ways to spread it; and the whole of each tensor.
+"""Writes legacy checkpoints of Megatron-Core's own GPT, one file for each rank, for several ways of parallelism.
 
-Each rank's model is built by Megatron in one process after the other, on torch's fake process group. Which part of the whole each of its
-tensors is, its own ``sharded_state_dict`` says; the whole is random numbers that its name tells, and ``whole.json`` has its shape.
+Megatron builds one rank's model after the other in this process, on torch's fake process group. Its own
+``sharded_state_dict`` states which part of the whole each tensor is. A whole tensor is random numbers that depend only
+on its name, and ``whole.json`` has its shape.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def whole_of(key: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Random numbers that the name alone tells."""
+    """Return random numbers that depend only on the name."""
     seed = int.from_bytes(key.encode(), "little") % (2**63)
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def model_of(rank: int, world: int, way: dict[str, Any]) -> list[Any]:
-    """One rank's stretches of layers."""
+    """Return one rank's models, one for each virtual stage."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -48,22 +49,22 @@ def model_of(rank: int, world: int, way: dict[str, Any]) -> list[Any]:
         pipeline_model_parallel_size=pipeline, virtual_pipeline_model_parallel_size=virtual, params_dtype=torch.bfloat16,
         pipeline_dtype=torch.bfloat16,
     )  # fmt: skip
-    found = []
+    models = []
     for number in range(virtual or 1):
-        at = {"ignore_virtual": False, "vp_stage": number} if virtual else {}
-        first = parallel_state.is_pipeline_first_stage(**at)
-        last = parallel_state.is_pipeline_last_stage(**at)
-        found.append(
+        stage = {"ignore_virtual": False, "vp_stage": number} if virtual else {}
+        first = parallel_state.is_pipeline_first_stage(**stage)
+        last = parallel_state.is_pipeline_last_stage(**stage)
+        models.append(
             GPTModel(
                 config, get_gpt_layer_local_spec(), VOCABULARY, 32, pre_process=first, post_process=last,
                 share_embeddings_and_output_weights=way.get("tied", True), **({"vp_stage": number} if virtual else {}),
             )
         )  # fmt: skip
-    return found
+    return models
 
 
 def fill(model: Any, wholes: dict[str, torch.Tensor]) -> None:
-    """Put in its share of the whole, as Megatron says what that is."""
+    """Set each tensor of a model to its part of the whole, which Megatron defines."""
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
     def put(one: Any) -> None:
@@ -84,7 +85,7 @@ def fill(model: Any, wholes: dict[str, torch.Tensor]) -> None:
 
 
 def write(out: Path, way: dict[str, Any], wholes: dict[str, torch.Tensor]) -> None:
-    """All ranks' files of one way."""
+    """Write all ranks' files for one way of parallelism."""
     from megatron.core import parallel_state
 
     tensor, pipeline, virtual = way.get("tensor", 1), way.get("pipeline", 1), way.get("virtual")
@@ -98,30 +99,31 @@ def write(out: Path, way: dict[str, Any], wholes: dict[str, torch.Tensor]) -> No
     for rank in range(tensor * pipeline):
         models = model_of(rank, tensor * pipeline, way)
         tp, pp = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
-        for one in models:
-            fill(one, wholes)
+        for model in models:
+            fill(model, wholes)
         name = f"mp_rank_{tp:02d}" if pipeline == 1 else f"mp_rank_{tp:02d}_{pp:03d}"
         folder = out / "iter_0000100" / name
         folder.mkdir(parents=True)
-        told = {"args": arguments, "checkpoint_version": 3.0, "iteration": 100, "opt_param_scheduler": {"max_lr": 0.01, "num_steps": 800}}
-        for number, one in enumerate(models):
-            told[f"model{number}" if virtual else "model"] = one.state_dict_for_save_checkpoint()
-        torch.save(told, folder / "model_optim_rng.pt")
+        saved = {"args": arguments, "checkpoint_version": 3.0, "iteration": 100, "opt_param_scheduler": {"max_lr": 0.01, "num_steps": 800}}
+        for number, model in enumerate(models):
+            saved[f"model{number}" if virtual else "model"] = model.state_dict_for_save_checkpoint()
+        torch.save(saved, folder / "model_optim_rng.pt")
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
     (out / "latest_checkpointed_iteration.txt").write_text("100")
 
 
 def main(out: Path) -> None:
-    """Every way, and the whole of each."""
+    """Write the files of every way, and the shapes of the whole tensors."""
     import megatron.core
 
-    torch.cuda.current_device, torch.Tensor.cuda = (lambda: "cpu"), (lambda self, *args: self)  # asked for where there is none
+    # Megatron calls these even without an accelerator
+    torch.cuda.current_device, torch.Tensor.cuda = (lambda: "cpu"), (lambda self, *args: self)
     for name, way in WAYS.items():
         folder, wholes = out / name, dict[str, torch.Tensor]()
         shutil.rmtree(folder, ignore_errors=True)
         write(folder, way, wholes)
-        shapes = {key: list(one.shape) for key, one in sorted(wholes.items())}
+        shapes = {key: list(tensor.shape) for key, tensor in sorted(wholes.items())}
         (folder / "whole.json").write_text(json.dumps(shapes, indent=1) + "\n")
     versions = {"megatron-core": megatron.core.__version__, "torch": torch.__version__}
     (out / "versions.json").write_text(json.dumps(versions, indent=1) + "\n")

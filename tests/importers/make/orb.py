@@ -1,4 +1,4 @@
-"""Writes a checkpoint with Orbax itself, into a folder that is named."""
+"""Writes a checkpoint with Orbax itself, into the folder that is its argument."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ARRAYS: dict[str, list[dict[str, Any]]] = {
 
 
 def array(folder: Path, codecs: list[dict[str, Any]]) -> None:
-    """One of them."""
+    """Write one of ``ARRAYS``."""
     import tensorstore
 
     metadata = {
@@ -44,7 +44,7 @@ def array(folder: Path, codecs: list[dict[str, Any]]) -> None:
 
 
 def main(out: Path) -> None:
-    """A nested tree of arrays and numbers, with OCDBT and without."""
+    """Write a nested tree of arrays and numbers, with OCDBT and without."""
     generator = np.random.default_rng(17)
     tree = {
         "params": {"dense": {"kernel": generator.standard_normal((4, 6)).astype("float32"), "bias": np.arange(6, dtype="float32")}},

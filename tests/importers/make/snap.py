@@ -1,4 +1,4 @@
-"""Writes a snapshot with torchsnapshot itself, into a folder that is named."""
+"""Writes a snapshot with torchsnapshot itself, into the folder that is its argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ warnings.simplefilter("ignore")
 
 
 def main(out: Path) -> None:
-    """A module, its optimizer after three steps, and values of every kind that it has entries for."""
+    """Save a module, its optimizer after three steps, and a value of every kind that the format has entries for."""
     import torchsnapshot
 
     torch.manual_seed(13)
