@@ -42,7 +42,7 @@ from relight.ranks.postponed import postpone
 from relight.ranks.replicas import ReplicaDifference
 from relight.ranks.several import SeveralRanks
 from relight.restore.elastic_state import remap_rank_state
-from relight.restore.resume import Resumed, report_restored
+from relight.restore.result import Resumed, report_restored
 from relight.save_reason import SaveReason
 from relight.store import open_bytes
 from relight.store.base import Uncertain

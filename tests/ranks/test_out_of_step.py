@@ -14,7 +14,8 @@ from relight.comm import ThreadGroup
 from relight.errors import CheckpointNotFound, RelightError, SaveFailed, StoreUnavailable
 from relight.ranks.collective_errors import raise_on_all_ranks
 from relight.ranks.several import SeveralRanks
-from relight.restore.resume import resume
+from relight.restore.every_rank import restore_from_store
+from relight.restore.request import RestoreRequest
 from relight.store import LocalStore
 
 
@@ -67,7 +68,7 @@ def test_a_rank_that_sees_no_run_does_not_make_all_begin_anew(tmp_path: Path, bl
 
     def action(ranks: SeveralRanks) -> Any:
         store = LocalStore(tmp_path / ("empty" if ranks.world.rank == blind else "store"))
-        return resume(store, "run", {"model": torch.nn.Linear(2, 2)}, "latest", only=None, strict=True, rename=None, ranks=ranks)
+        return restore_from_store(RestoreRequest(store, "run", {"model": torch.nn.Linear(2, 2)}, ranks=ranks))
 
     result = outcomes(2, action)
     assert [type(one) for one in result] == [StoreUnavailable] * 2, result
@@ -77,6 +78,6 @@ def test_all_ranks_begin_anew_where_there_is_no_run(tmp_path: Path) -> None:
     """All ranks behave as a single process."""
 
     def action(ranks: SeveralRanks) -> Any:
-        return resume(LocalStore(tmp_path), "run", {"a": 1}, "latest", only=None, strict=True, rename=None, ranks=ranks)
+        return restore_from_store(RestoreRequest(LocalStore(tmp_path), "run", {"a": 1}, ranks=ranks))
 
     assert [outcome.checkpoint for outcome in outcomes(2, action)] == [None, None]

@@ -14,7 +14,8 @@ import relight
 from relight.comm import ThreadGroup
 from relight.log import Log, truncated
 from relight.ranks.several import SeveralRanks
-from relight.restore import resume
+from relight.restore.every_rank import restore_from_store
+from relight.restore.request import RestoreRequest
 from relight.store import LocalStore
 
 
@@ -46,7 +47,7 @@ def test_a_commit_between_two_ranks_looks_is_no_error(tmp_path: Path, monkeypatc
     def restore(rank: int) -> int:
         ranks = SeveralRanks(both[rank], (), 30.0)
         ranks.split(held[rank])
-        result = resume.resume(stores[rank], "run", held[rank], "latest", only=None, strict=True, rename=None, ranks=ranks)
+        result = restore_from_store(RestoreRequest(stores[rank], "run", held[rank], ranks=ranks))
         assert result.checkpoint is not None
         return result.checkpoint.step
 

@@ -21,7 +21,7 @@ from relight.format.records import CommitBody, FenceBody, NoteBody
 from relight.log import Log, fold
 from relight.policy import keep
 from relight.reclaim import execute, execute_rebuild, execute_sweep, plan_prune, plan_rebuild, plan_sweep, recall, sweep_recallable
-from relight.restore.resume import begun_history
+from relight.restore.result import begun_history
 from relight.store import ByteStore, open_bytes
 from relight.testing.scenario import state_of
 from relight.transfer.copying import plan_copy

@@ -60,8 +60,8 @@ from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger, Trigger
 from relight.policy.triggers import check_trigger
 from relight.ranks.collective_errors import raise_on_all_ranks
 from relight.ranks.postponed import postpone
-from relight.restore.resume import Resumed, begun_history, report_restored
-from relight.restore.resume_from_rank_0 import resume_any
+from relight.restore import RestoreRequest, restore_state
+from relight.restore.result import Resumed, begun_history, report_restored
 from relight.restore.rollback import scale_learning_rates
 from relight.save_reason import END, SaveReason
 
@@ -188,10 +188,11 @@ class Checkpointer(Holds):
         if which == "latest" and self._fresh.applies(self._store, self._run, self._further, self._ranks):
             resumed = Resumed()
         else:
-            resumed = resume_any(
-                self._store, self._run, self._components, which, only=only, strict=strict, rename=map, ranks=self._ranks,
-                further=self._further, remote=self._neighbours.remote,
-            )  # fmt: skip
+            resumed = restore_state(
+                RestoreRequest(
+                    self._store, self._run, self._components, which, only, strict, map, self._ranks, self._further, self._neighbours.remote
+                )
+            )
         self._neighbours.forget()
         self._resumed = resumed
         self._verified.update(dict.fromkeys(resumed.damaged, False))

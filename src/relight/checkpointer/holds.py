@@ -18,7 +18,7 @@ from relight.errors import ConfigError
 from relight.format.step_number import step_of
 from relight.policy.rollback_env import SPLIT
 from relight.ranks.group import RankGroup
-from relight.restore.resume import Resumed
+from relight.restore.result import Resumed
 from relight.save_reason import SaveReason
 from relight.store import ByteStore
 from relight.store.wrapper import guard_of

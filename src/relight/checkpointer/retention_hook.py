@@ -11,7 +11,7 @@ from relight.errors import Fenced, RelightError
 from relight.observe import emit
 from relight.policy import Keep
 from relight.reclaim import execute_sweep, plan_sweep, prune_a_share
-from relight.restore.resume import Resumed
+from relight.restore.result import Resumed
 from relight.store import ByteStore
 
 

@@ -5,7 +5,8 @@ used: memory of this node, memory of its peers, then the store and further tiers
 newest one is wanted, and each skipped one is reported.
 """
 
-from relight.restore.resume import Resumed
-from relight.restore.resume_from_rank_0 import resume_any
+from relight.restore.execute import restore_state
+from relight.restore.request import RestoreRequest
+from relight.restore.result import Resumed
 
-__all__ = ["Resumed", "resume_any"]
+__all__ = ["RestoreRequest", "Resumed", "restore_state"]

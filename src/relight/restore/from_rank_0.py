@@ -8,17 +8,14 @@ at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
 
-from relight.audit import record_if_possible
-from relight.audit.facts import ActionFacts
 from relight.capture import RestorePlan, plan_restore
 from relight.capture.regions import regions_of, sink_of_piece
 from relight.capture.sharded import part
@@ -27,36 +24,31 @@ from relight.catalog import open_checkpoint
 from relight.catalog.merged_parts import MergedCheckpoint, whole_of
 from relight.catalog.one_writer import saved_by, with_own
 from relight.catalog.opened import Opened
-from relight.catalog.tiers import Further, Merged, Reach, TierCopy, merge, read_further
+from relight.catalog.tiers import TierCopy
 from relight.comm import RankTimeout
 from relight.decode import from_msgpack
-from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
+from relight.errors import RelightError, StoreUnavailable
 from relight.format import Tensor, decode_tree, encode_tree
 from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
 from relight.format.records import CommitBody
-from relight.heartbeat import heartbeat
 from relight.layout import Box, Sink
 from relight.layout.shards import boxes_of_run, intersection, placed, relative
 from relight.layout.sources import copy_bytes
-from relight.log import Checkpoint, History, LogView, fold
-from relight.log.truncated import whole_log
-from relight.observe import emit
-from relight.peers import Remote
+from relight.log import Checkpoint
 from relight.ranks.collective_errors import raise_on_all_ranks
 from relight.ranks.gather import PIECE_BYTES, WEIGHTS, Rank0Exchange
-from relight.ranks.group import SINGLE_RANK, RankGroup
+from relight.ranks.group import SINGLE_RANK
 from relight.ranks.one_writer import OneWriter
 from relight.ranks.remote_errors import decode_error, encode_error
 from relight.ranks.rng_groups import gather_rng_positions
 from relight.restore.elastic_state import RemappedState, remap_rank_state
+from relight.restore.find import Places, Source, first_good, read_places, reported
 from relight.restore.memory_sources import MemorySources
 from relight.restore.reader import RestoreReader
-from relight.restore.resume import Resumed, first_good, refuse_nothing, report_suspect, reported, resume
-from relight.restore.rollback import apply_requested_rollback
-from relight.store import ByteStore
+from relight.restore.request import RestoreRequest
+from relight.restore.result import Resumed
 
-Rename = Mapping[str, str] | Callable[[str], str] | None
 _DATA, _END, _FAILED = b":", b".", b"-"
 
 
@@ -82,110 +74,35 @@ class _Manifest(msgspec.Struct, frozen=True, array_like=True):
         return tree, [decode_tree(encoded, count, self.prefix) if encoded else tree for encoded in self.own]
 
 
-class _Asked(NamedTuple):
-    """The components to restore, and the caller's options."""
-
-    components: Mapping[str, object]
-    only: Sequence[str] | None
-    strict: bool
-    rename: Rename
-
-
-def resume_any(
-    store: ByteStore,
-    run: str,
-    components: Mapping[str, object],
-    which: str | int,
-    *,
-    only: Sequence[str] | None,
-    strict: bool,
-    rename: Rename,
-    ranks: RankGroup = SINGLE_RANK,
-    further: Sequence[Further] = (),
-    remote: Callable[[], Remote | None] = lambda: None,
-) -> Resumed:
-    """Restore ``which`` into ``components``; each rank reads the store itself, or all receive the state from rank 0.
-
-    ``latest`` tries checkpoints from newest to oldest until one verifies; any other value names one checkpoint, which
-    is restored or an error is raised.
-    """
-    heartbeat().phase("restoring")
-    apply_requested_rollback(store, run, ranks)
-    asked = _Asked(components, only, strict, rename)
-    if ranks.world.rank:
-        return _resumed(store, run, asked, which, ranks, further, remote)
-    with record_if_possible("restore", f"{store.url}/{run}@{which}", ActionFacts(run, given={"which": which, "only": only})) as notes:
-        resumed = _resumed(store, run, asked, which, ranks, further, remote)
-        notes.append(f"step {resumed.checkpoint.step}, {resumed.checkpoint.id}" if resumed.checkpoint is not None else "there was none yet")
-        return resumed
-
-
-def _resumed(
-    store: ByteStore,
-    run: str,
-    asked: _Asked,
-    which: str | int,
-    ranks: RankGroup,
-    further: Sequence[Further],
-    remote: Callable[[], Remote | None],
-) -> Resumed:
-    if not isinstance(ranks, OneWriter):
-        return resume(
-            store, run, asked.components, which, only=asked.only, strict=asked.strict, rename=asked.rename, ranks=ranks, further=further,
-            remote=remote,
-        )  # fmt: skip
-    near = MemorySources(store, run) if ranks.leads else None
+def restore_from_rank_0(request: RestoreRequest, ranks: OneWriter) -> Resumed:
+    """Restore on every rank from what rank 0 reads and sends. ``ranks`` is the request's group."""
+    near = MemorySources(request.store, request.run) if ranks.leads else None
     try:
-        return ranks.run_exchange(lambda: _walk(store, run, asked, which, near, further, ranks))
+        return ranks.run_exchange(lambda: _restore_first(request, near, ranks))
     finally:
         if near is not None:
             near.close()
 
 
-def _walk(
-    store: ByteStore, run: str, asked: _Asked, which: str | int, near: MemorySources | None, further: Sequence[Further], ranks: OneWriter
-) -> Resumed:
+def _restore_first(request: RestoreRequest, near: MemorySources | None, ranks: OneWriter) -> Resumed:
     started = perf_counter()
     result = Resumed(searched=ranks.leads)
-    shelves, names, copies = _listed(store, run, which, further, result, ranks)
+    places, names, copies = _listed(request, result, ranks)
 
     def attempt(copy: TierCopy) -> None:
-        shelf = shelves.take(copy) if shelves is not None else None
+        source = places.source_of(copy) if places is not None else None
         try:
-            _restore(shelf, copy.checkpoint, asked, result, near, ranks)
+            _restore(request, source, copy.checkpoint, result, near, ranks)
         except StoreUnavailable:
-            if shelves is not None:
-                shelves.silent.add(copy.place)
+            if places is not None:
+                places.silent.add(copy.place)
             raise
         if copy.place and result.source == "store":
             result.source = names[copy.place]
 
-    if first_good(copies, attempt, which, result, run=run, where=store.url):
+    if first_good(request, copies, attempt, result):
         result.seconds = perf_counter() - started
     return result
-
-
-class _Shelf(NamedTuple):
-    """The tier from which rank 0 reads a checkpoint, and other places (``spares``) that have its bytes."""
-
-    store: ByteStore
-    view: LogView
-    spares: tuple[tuple[ByteStore, str], ...]
-
-
-class _Shelves(NamedTuple):
-    """All tiers, as rank 0 sees them; ``silent`` has the positions of tiers that did not answer."""
-
-    places: Sequence[Reach]
-    copies: Mapping[str, Sequence[TierCopy]]
-    silent: set[int]
-
-    def take(self, copy: TierCopy) -> _Shelf:
-        place = self.places[copy.place]
-        assert place.view is not None  # the tier's log has the checkpoint
-        others = [other for other in self.copies.get(copy.checkpoint.original_id, ()) if other != copy and other.place not in self.silent]
-        spares = tuple((self.places[other.place].store, other.checkpoint.lies_in(self.places[other.place].run)) for other in others)
-        return _Shelf(place.store, place.view, spares)
 
 
 class _Listing(msgspec.Struct, frozen=True, array_like=True):
@@ -201,71 +118,52 @@ class _Listing(msgspec.Struct, frozen=True, array_like=True):
     cuts: dict[str, float] = {}
 
 
-def _listed(
-    store: ByteStore, run: str, which: str | int, further: Sequence[Further], result: Resumed, ranks: OneWriter
-) -> tuple[_Shelves | None, list[str], list[TierCopy]]:
-    """Return the copies to try, in rank 0's order: none for the latest of a fresh run."""
-    shelves: _Shelves | None = None
+def _listed(request: RestoreRequest, result: Resumed, ranks: OneWriter) -> tuple[Places | None, list[str], list[TierCopy]]:
+    """Return the copies to try, in rank 0's order: none for the latest of a fresh run. Only rank 0 has the places."""
+    places: Places | None = None
     listing = _Listing([], [])
     with raise_on_all_ranks(ranks, "reading the log"):
         if ranks.leads:
-            view: LogView | None = None
-            with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
-                view = whole_log(store, run)
-            near = _history_of(view, result) if view is not None else History()
-            reaches = read_further(further, near)
-            refuse_nothing(view, reaches, which, f"{store.url.rstrip('/')}/{run}")
-            places = [Reach("store", store, run, view), *reaches]
-            merged = (
-                merge([place.history for place in places])
-                if further
-                else Merged(near, {checkpoint.id: [TierCopy(0, checkpoint)] for checkpoint in near.live})
-            )
-            report_suspect(merged.history, which)
-            shelves = _Shelves(places, merged.copies, set())
-            chosen = [copy for checkpoint in reported(merged.history, which) for copy in merged.copies[checkpoint.id]]
+            places = read_places(request, result)
+            chosen = places.copies_of(reported(places.merged.history, request.which))
             listed = [(copy.place, copy.has_next, copy.checkpoint) for copy in chosen]
             rows = [(place, has_next, record.seq, record.time, record.epoch, record.body) for place, has_next, record in listed]
-            listing = _Listing([place.name for place in places], rows, result.skips, result.cuts)
+            listing = _Listing([tier.name for tier in places.tiers], rows, result.skips, result.cuts)
     message = ranks.world.broadcast(msgspec.msgpack.encode(listing) if ranks.leads else None, 0, "choosing a checkpoint")
     listing = from_msgpack(message, _Listing)
     result.skips, result.cuts = listing.skips, listing.cuts
     copies = [TierCopy(tier, Checkpoint(seq, time, epoch, body), has_next) for tier, has_next, seq, time, epoch, body in listing.copies]
-    return shelves, listing.tiers, copies
-
-
-def _history_of(view: LogView, result: Resumed) -> History:
-    for fault in view.faults:
-        emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
-    history = fold(view)
-    result.newest_seen, result.skips = history.live[-1].id if history.live else None, history.skips
-    result.cuts = history.lr_factors
-    return history
+    return places, listing.tiers, copies
 
 
 def _restore(
-    shelf: _Shelf | None, checkpoint: Checkpoint, asked: _Asked, result: Resumed, near: MemorySources | None, ranks: OneWriter
+    request: RestoreRequest,
+    source: Source | None,
+    checkpoint: Checkpoint,
+    result: Resumed,
+    near: MemorySources | None,
+    ranks: OneWriter,
 ) -> None:
     opened: Opened | None = None
     joined: MergedCheckpoint | None = None
     message = b""
     doing = f"restoring checkpoint {checkpoint.id}"
     with raise_on_all_ranks(ranks, doing), collector_paused():
-        if shelf is not None and near is not None:
-            view = shelf.view
-            opened = open_checkpoint(shelf.store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
-            opened = replace(opened, spares=shelf.spares)
+        if source is not None and near is not None:
+            view = source.view
+            opened = open_checkpoint(source.store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
+            opened = replace(opened, spares=source.spares)
             joined = whole_of(opened)
             message = _manifest(opened, joined)
-            if asked.only is None:  # before memory is allocated for the tensors
+            if request.only is None:  # before memory is allocated for the tensors
                 check = near.check(opened)
                 for number, stored in enumerate(opened.parts):
                     for index in range(len(stored.packs)):
                         check(number, index)
     manifest = from_msgpack(ranks.world.broadcast(message if ranks.leads else None, 0, doing), _Manifest)
-    alike = gather_rng_positions(ranks.world, asked.components) if ranks.world.size != manifest.saved else ()
+    alike = gather_rng_positions(ranks.world, request.components) if ranks.world.size != manifest.saved else ()
     with raise_on_all_ranks(ranks, doing), collector_paused():
-        plan, carried = _planned(asked, manifest, checkpoint, ranks, alike)
+        plan, carried = _planned(request, manifest, checkpoint, ranks, alike)
     plan.refuse(ranks.unused_on_all(plan.unused))
     needs = {index: _boxes(sink, manifest.tensors[index]) for index, sink in plan.sinks.items() if manifest.tensors[index].length}
     result.bytes_read, result.source = 0, "memory"
@@ -280,14 +178,14 @@ def _restore(
             raise error
     with raise_on_all_ranks(ranks, doing):
         plan.finish()
-    if asked.only is None:
-        now = gather_rng_positions(ranks.world, asked.components) if carried.alike else ()
+    if request.only is None:
+        now = gather_rng_positions(ranks.world, request.components) if carried.alike else ()
         with raise_on_all_ranks(ranks, doing):
             carried.finish(ranks.world.rank, now)
     result.checkpoint = checkpoint
     result.values = plan.values
     result.environment = manifest.environment
-    result.notes = [*manifest.exact, *carried.notes, *plan.notes] if asked.only is None else plan.notes
+    result.notes = [*manifest.exact, *carried.notes, *plan.notes] if request.only is None else plan.notes
     micro = manifest.user.get("relight.micro_step")
     result.micro_step = micro if isinstance(micro, int) else None
 
@@ -301,15 +199,15 @@ def _manifest(opened: Opened, joined: MergedCheckpoint) -> bytes:
 
 
 def _planned(
-    asked: _Asked, manifest: _Manifest, checkpoint: Checkpoint, ranks: OneWriter, alike: Sequence[Mapping[str, str]]
+    request: RestoreRequest, manifest: _Manifest, checkpoint: Checkpoint, ranks: OneWriter, alike: Sequence[Mapping[str, str]]
 ) -> tuple[RestorePlan, RemappedState]:
     rank, world = ranks.world.rank, ranks.world.size
     tree, own = manifest.trees()
     root = with_own(tree, own, rank)
     key = f"step {checkpoint.step}"
-    carried = remap_rank_state(root, asked.components, rank=rank, world=world, saved=manifest.saved, key=key, own=own, alike=alike)
+    carried = remap_rank_state(root, request.components, rank=rank, world=world, saved=manifest.saved, key=key, own=own, alike=alike)
     plan = plan_restore(
-        carried.components, manifest.tensors, carried.root, only=asked.only, strict=asked.strict, rename=asked.rename,
+        carried.components, manifest.tensors, carried.root, only=request.only, strict=request.strict, rename=request.rename,
         where=manifest.prefix, elsewhere=True, classes=recorded_classes(manifest.user),
     )  # fmt: skip
     return plan, carried

@@ -1,0 +1,164 @@
+"""Find the copies of checkpoints that a restore tries, and try them in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from relight.catalog import candidates
+from relight.catalog.find import choose_all, nothing_counts, report
+from relight.catalog.tiers import Merged, Reach, TierCopy, merge, read_further
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
+from relight.log import Checkpoint, History, LogView, fold
+from relight.log.truncated import whole_log
+from relight.observe import emit
+from relight.ranks.collective_errors import raise_on_all_ranks
+from relight.restore.request import RestoreRequest
+from relight.restore.result import Resumed
+from relight.store import ByteStore
+from relight.store.retry import first_contact
+
+
+class Source(NamedTuple):
+    """Where one copy of a checkpoint is read, and other places (``spares``) that have its bytes."""
+
+    store: ByteStore
+    view: LogView
+    spares: tuple[tuple[ByteStore, str], ...]
+
+
+class Places(NamedTuple):
+    """All tiers as this rank reads them. ``silent``: positions of tiers that did not answer."""
+
+    tiers: Sequence[Reach]
+    merged: Merged
+    silent: set[int]
+
+    def source_of(self, copy: TierCopy) -> Source:
+        """Return where to read a copy."""
+        place = self.tiers[copy.place]
+        assert place.view is not None  # the tier's log has the checkpoint
+        copies = self.merged.copies.get(copy.checkpoint.original_id, ())
+        others = [other for other in copies if other != copy and other.place not in self.silent]
+        spares = tuple((self.tiers[other.place].store, other.checkpoint.lies_in(self.tiers[other.place].run)) for other in others)
+        return Source(place.store, place.view, spares)
+
+    def copies_of(self, checkpoints: Iterable[Checkpoint]) -> Iterator[TierCopy]:
+        """Yield the copies of each checkpoint, the nearest first."""
+        return (copy for checkpoint in checkpoints for copy in self.merged.copies[checkpoint.id])
+
+
+def read_places(request: RestoreRequest, result: Resumed) -> Places:
+    """Read the logs of all tiers, and report what is damaged. A run without a log has no checkpoint.
+
+    Raise ``CheckpointNotFound`` if there is no log and a certain checkpoint is wanted, and ``CorruptCheckpoint`` if only
+    damaged records are left.
+    """
+    view: LogView | None = None
+    with suppress(*([CheckpointNotFound] if request.which == "latest" or request.further else [])):
+        view = first_contact(lambda: whole_log(request.store, request.run))
+    for fault in view.faults if view is not None else ():
+        emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
+    near = fold(view) if view is not None else History()
+    result.newest_seen = near.live[-1].id if near.live else None
+    result.skips, result.cuts = near.skips, near.lr_factors
+    reaches = read_further(request.further, near)
+    refuse_nothing(view, reaches, request.which, request.where)
+    tiers = [Reach("store", request.store, request.run, view), *reaches]
+    if request.further:
+        merged = merge([tier.history for tier in tiers])
+    else:
+        merged = Merged(near, {checkpoint.id: [TierCopy(0, checkpoint)] for checkpoint in near.live})
+    report_suspect(merged.history, request.which)
+    return Places(tiers, merged, set())
+
+
+def refuse_nothing(view: LogView | None, further: Sequence[Reach], which: str | int, where: str) -> None:
+    """Raise ``CorruptCheckpoint`` if ``latest`` is wanted and the run has only records that do not count: damaged ones,
+    or records whose signer is not trusted here. Such a run must not be taken for a fresh one and started from
+    scratch."""
+    if which != "latest" or view is None or not view.faults or fold(view).live or any(reach.history.live for reach in further):
+        return
+    raise nothing_counts(view, where)
+
+
+def first_good(request: RestoreRequest, found: Iterable[TierCopy], attempt: Callable[[TierCopy], None], result: Resumed) -> bool:
+    """Call ``attempt`` with one copy after another until one is restored. Report each copy that cannot be restored, and
+    skip it if the latest checkpoint is wanted, or if another copy of the same checkpoint follows.
+
+    Return False if there is no copy to try. Raise ``CorruptCheckpoint`` if no copy can be restored.
+    """
+    failed: list[RelightError] = []
+    result.run, result.where = request.run, request.store.url
+    for copy in found:
+        checkpoint = copy.checkpoint
+        try:
+            attempt(copy)
+        except (CorruptCheckpoint, UnsafeContent, StoreUnavailable) as error:
+            if request.which != "latest" and not copy.has_next:
+                raise
+            failed.append(error)
+            result.skipped.append((checkpoint.step, "unreadable" if isinstance(error, StoreUnavailable) else "damaged"))
+            if not isinstance(error, StoreUnavailable):
+                damaged = result.damaged_copies.setdefault(copy.place, {}) if copy.place else result.damaged
+                damaged[checkpoint.id] = f"{error.where}: {error.what}" if error.where else error.what
+            emit(
+                "restore.skipped",
+                f"checkpoint {checkpoint.id} (step {checkpoint.step}) is passed over: {error}",
+                id=checkpoint.id,
+                step=checkpoint.step,
+                kind=error.kind,
+            )
+        else:
+            return True
+    if not failed:
+        return False
+    raise CorruptCheckpoint(
+        f"none of the {len(failed)} checkpoints of run {request.run!r} can be restored",
+        where=request.store.url,
+        details=[str(error).splitlines()[0] for error in failed],
+        hint="the live state may hold a mixture: do not train on it; relight verify shows all damage",
+    )
+
+
+def reported(history: History, which: str | int) -> list[Checkpoint]:
+    """Return the checkpoints to try, in order. Emit the metric by which a checkpoint was chosen."""
+    return [report(checkpoint) for checkpoint in choose_all(history, which)]
+
+
+def report_suspect(history: History, which: str | int) -> None:
+    """Report suspect checkpoints that are newer than the first one to try, and are skipped."""
+    first = next(iter(candidates(history, which)), None) if which == "latest" else None
+    for checkpoint in history.live:
+        if first is not None and checkpoint.body.suspect and checkpoint.seq > first.seq:
+            emit(
+                "restore.skipped",
+                f"checkpoint {checkpoint.id} (step {checkpoint.step}) is passed over: "
+                f"ranks differed in what they should have had in common when it was saved; restore({checkpoint.id!r}) takes it",
+                id=checkpoint.id,
+                step=checkpoint.step,
+                kind="suspect",
+            )
+
+
+def agreed(request: RestoreRequest, history: History) -> Iterator[Checkpoint]:
+    """Yield the checkpoints that rank 0 would try, in its order."""
+    ranks, which = request.ranks, request.which
+    wanted = ranks.run_on_rank0(
+        lambda: msgspec.json.encode([checkpoint.id for checkpoint in reported(history, which)]), "choosing a checkpoint"
+    )
+    ids = msgspec.json.decode(wanted)
+    if not ids:
+        with raise_on_all_ranks(ranks, "choosing a checkpoint"):
+            if candidates(history, which):
+                raise StoreUnavailable("this rank sees checkpoints, and rank 0 sees none", hint="check that all ranks use the same store")
+    for checkpoint_id in ids:
+        checkpoint = history.find(checkpoint_id)
+        with raise_on_all_ranks(ranks, "choosing a checkpoint"):
+            if checkpoint is None:
+                raise StoreUnavailable(f"checkpoint {checkpoint_id} is not in the log yet that this rank reads")
+        assert checkpoint is not None
+        yield checkpoint
