@@ -1,4 +1,4 @@
-"""Lets these tests share the planted faults, and the states that the command line's tests look at; a machine that others leave alone."""
+"""Shared setup: the planted faults, the command line tests' stores, and a machine without traces of other tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["memory", "quiet", "s3", "s3_server"]
 
 
 def supervised(memory: Path, pid: int) -> Path:
-    """The directory that a supervisor with that process id has, or left."""
+    """Create the directory of shared memory that a supervisor with this process id has, or has left."""
     folder = memory / f"relight-run-{pid}-abcdefgh"
     folder.mkdir(0o700)
     (folder / ".relight-supervisor").touch()
@@ -25,7 +25,7 @@ def supervised(memory: Path, pid: int) -> Path:
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where ``relight run`` makes its pages, as far as this test sees."""
+    """Directory in which ``relight run`` creates its pages, for this test only."""
     folder = tmp_path / "memory"
     folder.mkdir()
     monkeypatch.setattr("relight.doctor.facts_machine.memory_places", lambda: [folder])
@@ -37,9 +37,9 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def quiet(memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without what other tests do to this machine at the same time: broken loop devices in the kernel's log, jobs that run."""
+    """Hide what other tests do to this machine meanwhile: failed loop devices in the kernel's log, running jobs."""
     monkeypatch.setattr("relight.doctor.facts_machine.kernel_lines", lambda since: [])
-    for name in [one for one in os.environ if one.startswith("RELIGHT_")]:
+    for name in [variable for variable in os.environ if variable.startswith("RELIGHT_")]:
         monkeypatch.delenv(name)
     for name in ("LD_PRELOAD", "MASTER_ADDR", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""A healthy set-up as a value, and what is planted into it: each fault with the checks that must find it, and no others."""
+"""A healthy set-up as a value, and faults to plant into it, each with the only checks that must find it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NFS = Mount("nfs4", "server:/data", "/data", frozenset({"rw", "hard", "vers=4.2"
 
 
 def stored(number: int, **more: Any) -> CheckpointFacts:
-    """The ``number``-th checkpoint, one every ten minutes, the newest a minute old."""
+    """Return checkpoint ``number``: one was saved every ten minutes, and the newest is a minute old."""
     made = CheckpointFacts(
         f"id{number:08d}", 100 * number + 99, NOW - 60 - 600 * (5 - number), 2 * GB, 2 * GB, damage=(), metrics={"loss": 1.0}
     )
@@ -85,47 +85,47 @@ HEALTHY = DoctorFacts(
 
 
 def machine(**more: Any) -> DoctorFacts:
-    """Healthy but for the machine."""
+    """Return the healthy facts with changes to the machine."""
     return replace(HEALTHY, machine=replace(HEALTHY.machine, **more))
 
 
 def store(**more: Any) -> DoctorFacts:
-    """Healthy but for the store."""
+    """Return the healthy facts with changes to the store."""
     return replace(HEALTHY, store=replace(HEALTHY.store, **more))
 
 
 def run(**more: Any) -> DoctorFacts:
-    """Healthy but for the run."""
+    """Return the healthy facts with changes to the run."""
     return replace(HEALTHY, runs=(replace(RUN, **more),))
 
 
 def config(**more: Any) -> DoctorFacts:
-    """Healthy but for what is set."""
+    """Return the healthy facts with changes to the settings."""
     return replace(HEALTHY, config=replace(HEALTHY.config, **more))
 
 
 def limit(name: str, value: int, **more: Any) -> DoctorFacts:
-    """Healthy but for a limit."""
+    """Return the healthy facts with another limit."""
     return machine(limits={**HEALTHY.machine.limits, name: value}, **more)
 
 
 def probe(kind: str, what: str = "EIO, Input/output error") -> DoctorFacts:
-    """A store in which a small file cannot be written."""
+    """Return facts of a store in which a small file cannot be written."""
     return store(probe=Trouble(kind, what, "/data/runs/demo/.probe-1"))
 
 
 def newest(**more: Any) -> DoctorFacts:
-    """A run whose newest checkpoint is another."""
+    """Return the healthy facts with changes to the newest checkpoint."""
     return run(checkpoints=(*RUN.checkpoints[:-1], stored(5, **more)))
 
 
 def under_way(facts: DoctorFacts) -> DoctorFacts:
-    """The run is trained on this machine."""
+    """Return facts of a run that trains on this machine."""
     return replace(facts, machine=replace(facts.machine, live=(LiveProcess(4711, "/data/runs", "demo"),)))
 
 
 def on_object_store(**more: Any) -> DoctorFacts:
-    """A bucket instead of a disk."""
+    """Return facts of a bucket instead of a disk."""
     return store(
         url="s3://bucket/runs",
         kind="object",
@@ -146,7 +146,7 @@ _NOTHING_RETIRED = {"retired": 0, "checkpoints": tuple(stored(number, new_bytes=
 
 
 def nodes(**second: Any) -> DoctorFacts:
-    """Two nodes that are alike, but for what the second has."""
+    """Return facts of two equal nodes, with changes to the second."""
     first = NodeFacts(0, True, "a", {"torch": "2.5"}, {"RELIGHT_KEY": "1f"}, DISK, True, 0.0, 64 * GB, 8, {"open files": 4096})
     return replace(HEALTHY, nodes=(first, first._replace(rank=1, host="b", **second)))
 
@@ -257,4 +257,4 @@ FAULTS: dict[str, tuple[Callable[[], DoctorFacts], set[str]]] = {
     "a cache that cannot be": (lambda: config(cache=Trouble("store", "it may not be written to", "/cache")), {"cache"}),
     "a cache on NFS": (lambda: config(cache_mount=NFS), {"cache-far"}),
 }  # fmt: skip
-"""What is planted, and what must be found."""
+"""For each fault, the facts with it, and the names of the checks that must find it."""

@@ -1,4 +1,4 @@
-"""Judging: every planted fault is found by its check and by no other, nothing is found where nothing is wrong."""
+"""Checks: exactly the expected checks find each planted fault, and healthy facts give no finding."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from relight.doctor.finding import SEVERITIES, all_checks
 from relight.doctor.page import put_in
 
 WITHOUT_A_COMMAND = {"shm", "conditional-writes"}
-"""What no command puts right: a container's start, a file, a server."""
+"""Checks without a command: a container must be started differently, or a server replaced."""
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_and_nothing_else(name: str) -> None:
-    """What is planted is found, by its check and no other; what is said of it is whole."""
+    """Exactly the expected checks find the fault, and each finding has all of its fields."""
     plant, wanted = FAULTS[name]
-    found = judge(plant())
-    assert {one.name for one in found} == wanted
-    for one in found:
-        assert one.what and one.where and one.evidence and one.hurts and one.do, one
-        assert one.severity == "note" or one.command or one.fix or one.name in WITHOUT_A_COMMAND, one
-        assert "None" not in f"{one.what} {one.evidence} {one.command}", one
+    findings = judge(plant())
+    assert {finding.name for finding in findings} == wanted
+    for finding in findings:
+        assert finding.what and finding.where and finding.evidence and finding.hurts and finding.do, finding
+        assert finding.severity == "note" or finding.command or finding.fix or finding.name in WITHOUT_A_COMMAND, finding
+        assert "None" not in f"{finding.what} {finding.evidence} {finding.command}", finding
 
 
 def options_of(command: click.Command, words: list[str]) -> None:
-    """Raise if ``command`` does not take them."""
+    """Raise if ``command`` does not accept ``words``."""
     if isinstance(command, click.Group):
         options_of(command.commands[words[0]], words[1:])
         return
@@ -48,18 +48,18 @@ def options_of(command: click.Command, words: list[str]) -> None:
     )  # as the command line has it: a command remembers its own option for help
     with click.Context(command, parent=parent, ignore_unknown_options=unknown) as context:
         _, left, order = command.make_parser(context).parse_args(list(words))
-        assert not left or any(isinstance(one, click.Argument) and one.nargs == -1 for one in command.params), words
-        missing = [one.name for one in command.params if one.required and one not in order]
+        assert not left or any(isinstance(parameter, click.Argument) and parameter.nargs == -1 for parameter in command.params), words
+        missing = [parameter.name for parameter in command.params if parameter.required and parameter not in order]
         assert not missing, (words, missing)
 
 
 def test_commands_can_be_typed() -> None:
-    """What a finding, a line or an explanation says to run is a command that there is, with options that it has; paths are quoted."""
-    told = [one.command for plant, _ in FAULTS.values() for one in judge(plant())]
-    told += [one.command for plant, _ in FAULTS.values() for one in grade(plant(), []).lines]
-    told += [one.command for one in (*PROGRAMS_SAY, *PEOPLE_SAY)]
-    told += [one.command for one in SYMPTOMS] + [command for _, command in _BY_KIND.values()]
-    typed = {tuple(shlex.split(one)) for one in told if one.startswith("relight ")}
+    """Each command of a finding, a line or an explanation exists, with these options."""
+    commands = [finding.command for plant, _ in FAULTS.values() for finding in judge(plant())]
+    commands += [line.command for plant, _ in FAULTS.values() for line in grade(plant(), []).lines]
+    commands += [complaint.command for complaint in (*PROGRAMS_SAY, *PEOPLE_SAY)]
+    commands += [symptom.command for symptom in SYMPTOMS] + [command for _, command in _BY_KIND.values()]
+    typed = {tuple(shlex.split(text)) for text in commands if text.startswith("relight ")}
     assert len(typed) > 20
     for words in typed:
         command = cli.get_command(click.Context(cli), words[1])
@@ -68,42 +68,42 @@ def test_commands_can_be_typed() -> None:
 
 
 def test_paths_in_commands_are_quoted() -> None:
-    """A store whose name is a shell's command is a store's name."""
+    """A store's name with shell syntax is quoted in commands."""
     odd = "/data/$(reboot); rm -rf runs"
     for facts in (replace(HEALTHY.store, url=odd, mode=0o777), replace(HEALTHY.store, url=odd, leftovers=(".relight-bench-1",))):
-        (found,) = judge(replace(HEALTHY, store=facts))
-        assert odd in shlex.split(found.command)[-1]
+        (finding,) = judge(replace(HEALTHY, store=facts))
+        assert odd in shlex.split(finding.command)[-1]
 
 
 def test_a_healthy_set_up_has_nothing() -> None:
-    """No finding at all, not even a note."""
+    """Healthy facts give no finding, not even a note."""
     assert judge(HEALTHY) == []
 
 
 def test_what_could_not_be_seen_is_not_wrong() -> None:
-    """Facts of which nothing could be seen lead to no finding: unseen is told as unseen."""
+    """Unknown facts lead to no finding: they are reported as unseen."""
     assert judge(DoctorFacts(machine=Machine(unseen={"memory": "no answer"}), store=StoreFacts(url="/data/runs", there=False))) == []
 
 
 def test_every_check_is_planted_for() -> None:
-    """No check without a fault that it must find; there are more than forty."""
+    """Each check has a fault that it must find, and there are at least forty checks."""
     planted = set().union(*(wanted for _, wanted in FAULTS.values()))
     assert all_checks().keys() == planted
     assert len(planted) >= 40
 
 
 def test_the_worst_comes_first() -> None:
-    """Errors, warnings, notes."""
+    """The order is errors, warnings, notes."""
     facts = DoctorFacts(
         machine=machine(preload="libeatmydata.so", memory_bytes=1, dead_supervisors=("x",)).machine, store=HEALTHY.store, runs=HEALTHY.runs
     )
-    found = [one.severity for one in judge(facts)]
-    assert found == ["error", "warning", "note"]
-    assert all(one.severity in SEVERITIES for one in CHECKS.values())
+    severities = [finding.severity for finding in judge(facts)]
+    assert severities == ["error", "warning", "note"]
+    assert all(check.severity in SEVERITIES for check in CHECKS.values())
 
 
 def test_the_page_has_the_table_of_the_register() -> None:
-    """docs/doctor.md is current: ``python -m relight.doctor.page docs/doctor.md`` makes it so."""
+    """docs/doctor.md has the current table; ``python -m relight.doctor.page docs/doctor.md`` updates it."""
     text = PAGE.read_text(encoding="utf-8")
     assert put_in(text) == text
     assert len(re.findall(r"^\| `[a-z-]+` \| (?:error|warning|note) \| ", text, re.MULTILINE)) == len(all_checks())
@@ -113,7 +113,7 @@ def test_the_page_has_the_table_of_the_register() -> None:
     ("older", "newer"), [("1.9", "1.10"), ("2.6.0", "2.13.0+cpu"), ("0.18.6", "0.19"), ("1", "1.0.1"), ("2.0rc1", "2.1"), ("", "0.1")]
 )
 def test_versions_are_compared_by_their_numbers(older: str, newer: str) -> None:
-    """1.10 is newer than 1.9; what stands behind a plus does not count."""
+    """1.10 is newer than 1.9, and the part after a plus does not count."""
     assert numbers(older) < numbers(newer)
 
 

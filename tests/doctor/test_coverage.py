@@ -1,4 +1,4 @@
-"""Counting: a check that was not made is never counted, and its name and reason are shown."""
+"""Coverage: a check that was not made is not counted, and is shown with its reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEEK_S = 7 * 86400.0
 
 
 def incident(number: int, action: str = "restart", age_s: float = 60.0) -> Incident:
-    """A failure that ``relight run`` recorded ``age_s`` seconds ago."""
+    """Return an incident that ``relight run`` recorded ``age_s`` seconds ago."""
     at_s = time.time() - age_s
     return Incident(
         id=f"{int(at_s * 1000):013d}-{number:06x}", at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s)), host="node-1", job="job",
@@ -35,14 +35,14 @@ def incident(number: int, action: str = "restart", age_s: float = 60.0) -> Incid
 
 
 def put(runs: Path, one: Incident | RecoveryRecord) -> None:
-    """Store it as the supervisor does."""
+    """Store an incident's record as the supervisor does."""
     name = f"{one.id}.json" if isinstance(one, Incident) else f"{one.id}.after.json"
     open_bytes(str(runs)).put_once(f"demo/incidents/{name}", msgspec.json.encode(one))
 
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):  # noqa: ANN201
-    """``relight doctor``, in this process."""
+    """Return a function that calls ``relight doctor`` in this process."""
     return lambda *arguments: at_hand.in_process(monkeypatch, capfd, ["doctor", *map(str, arguments)])
 
 
@@ -55,7 +55,7 @@ def test_quick_reports_a_run_that_was_given_up(ask: Any, tmp_path: Path) -> None
 
 
 def test_quick_counts_only_what_it_checked(ask: Any, tmp_path: Path) -> None:
-    """Checks that ``--quick`` leaves out are named and not counted."""
+    """Checks that ``--quick`` skips are named and not counted."""
     at_hand.fill(tmp_path / "runs")
     quick, full = ask(tmp_path / "runs", "--quick", "--json").json, ask(tmp_path / "runs", "--json").json
     assert set(quick["checks_left_out"]) == {"kernel-log", "names", "slow-writes"} and full["checks_left_out"] == {}
@@ -66,7 +66,7 @@ def test_quick_counts_only_what_it_checked(ask: Any, tmp_path: Path) -> None:
 
 
 def test_nothing_is_counted_of_what_is_not_there() -> None:
-    """Without runs no check of a run counts; on one node no comparison of nodes; without a checkpoint none of its size."""
+    """Checks without anything to examine do not count: no run, one node, no checkpoint."""
     none = coverage(replace(HEALTHY, runs=()))
     whole = coverage(HEALTHY)
     assert {"stopped", "tier-away", "again", "chain", "memory"} <= set(whole.made) & set(none.idle)
@@ -76,7 +76,7 @@ def test_nothing_is_counted_of_what_is_not_there() -> None:
 
 @pytest.mark.parametrize("label", sorted(FIELDS))
 def test_a_failed_look_is_never_a_made_check(label: str) -> None:
-    """If a look failed, every check that depends on its fields alone is named as not made."""
+    """If a probe failed, each check that depends only on its fields is reported as not made."""
     run, part = HEALTHY.runs[0], "machine" if hasattr(HEALTHY.machine, FIELDS[label][0]) else ""
     if label == "settings":
         facts = replace(HEALTHY, config=replace(HEALTHY.config, unseen={label: "no answer within 10 s"}))
@@ -95,7 +95,7 @@ def test_a_failed_look_is_never_a_made_check(label: str) -> None:
 
 
 def test_a_run_that_cannot_be_read_is_checked_for_that_alone() -> None:
-    """Of a run whose log cannot be read only that is checked; the other run's checks count in part."""
+    """If a run's log is unreadable, only that is checked; checks of the other run count in part."""
     bad = replace(HEALTHY.runs[0], name="bad", path="/data/runs/bad", error=Trouble("corrupt", "its log is damaged"), checkpoints=())
     alone = coverage(replace(HEALTHY, runs=(bad,)))
     assert "run-unreadable" in alone.made and alone.left_out["stopped"] == "its log is damaged"
@@ -104,33 +104,33 @@ def test_a_run_that_cannot_be_read_is_checked_for_that_alone() -> None:
 
 
 def test_every_look_is_known_to_the_count() -> None:
-    """Each label of a look in ``facts_…`` has its fields: a new look cannot fail unnoticed by the count."""
+    """Each probe's label in ``facts_…`` has its fields in ``FIELDS``, so that a failure of a new probe is counted."""
     text = "".join(path.read_text(encoding="utf-8") for path in DOCTOR.glob("facts_*.py")) + (DOCTOR / "collect.py").read_text(
         encoding="utf-8"
     )
-    labels = set(re.findall(r'(?:seen|looking\.at)\(\s*"([^"{]+)"', text)) | set(re.findall(r'unseen\["([^"{]+)"\] =', text))
+    labels = set(re.findall(r'(?:seen|probes\.at)\(\s*"([^"{]+)"', text)) | set(re.findall(r'unseen\["([^"{]+)"\] =', text))
     assert labels - {"log", "nodes"} <= FIELDS.keys()
 
 
 def test_incidents_are_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only incidents of the last week and the newest one are opened, each with what came after it."""
+    """Only incidents of the last week, and the newest incident, are read, each with its recovery record."""
     at_hand.fill(tmp_path / "runs")
     for number in range(50):
         put(tmp_path / "runs", incident(number, age_s=90 * 86400.0 - number))
     store, opened = open_bytes(str(tmp_path / "runs")), []
     get = type(store).get
     monkeypatch.setattr(type(store), "get", lambda self, name, most: (opened.append(name), get(self, name, most))[1])
-    assert [one.life for one in recent_incidents(store, "demo", time.time() - WEEK_S, 200)] == [49] and len(opened) == 1
+    assert [recent.life for recent in recent_incidents(store, "demo", time.time() - WEEK_S, 200)] == [49] and len(opened) == 1
     for number in range(50, 60):
         put(tmp_path / "runs", incident(number, age_s=600 - number))
     put(tmp_path / "runs", RecoveryRecord(id=incident(59, age_s=541.0).id, restored=9, steps_lost=1, seconds={}))
-    found = recent_incidents(store, "demo", time.time() - WEEK_S, 5)
-    assert [one.life for one in once_each(found)] == [55, 56, 57, 58, 59]
+    incidents = recent_incidents(store, "demo", time.time() - WEEK_S, 5)
+    assert [recent.life for recent in once_each(incidents)] == [55, 56, 57, 58, 59]
     assert recent_incidents(store, "other", 0.0, 5) == []
 
 
 def test_what_is_counted_looks_at_the_place_itself(tmp_path: Path) -> None:
-    """The count of a place that is yet to be made is smaller than that of a run with checkpoints."""
+    """A path without a store has fewer checks than a run with checkpoints."""
     at_hand.fill(tmp_path / "runs")
     assert len(coverage(collect(str(tmp_path / "to-come"))).made) < len(coverage(collect(str(tmp_path / "runs"))).made)
     assert judge(collect(str(tmp_path / "runs"), quick=True)) == []

@@ -1,4 +1,4 @@
-"""The command: what it shows, its exit codes, what ``--fix`` does and what it leaves alone."""
+"""The command: its output, its exit codes, and what ``--fix`` removes and keeps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):  # noqa: ANN201
-    """``relight doctor``, in this process."""
+    """Return a function that calls ``relight doctor`` in this process."""
     return lambda *arguments: at_hand.in_process(monkeypatch, capfd, ["doctor", *map(str, arguments)])
 
 
 def leave(runs: Path, memory: Path) -> list[Path]:
-    """What is nobody's any more: of a superseded attempt, of a writer that was killed, of a dead supervisor."""
+    """Create leftovers: of a superseded attempt, of a killed writer, of a dead supervisor."""
     record = sorted((runs / "demo" / LOG_DIR).iterdir())[1]
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
@@ -40,7 +40,7 @@ def leave(runs: Path, memory: Path) -> list[Path]:
 
 
 def test_healthy(ask, tmp_path: Path) -> None:  # noqa: ANN001
-    """One line, exit code 0; a store that is yet to be is fine."""
+    """A healthy store gives one line and exit code 0, and so does a store that does not exist yet."""
     at_hand.fill(tmp_path / "runs")
     answer = ask(tmp_path / "runs")
     assert answer.code == 0 and answer.err == "" and "nothing wrong" in answer.out and len(answer.out.splitlines()) == 1
@@ -49,7 +49,7 @@ def test_healthy(ask, tmp_path: Path) -> None:  # noqa: ANN001
 
 
 def test_a_finding_is_whole_and_fits_a_screen(ask, tmp_path: Path) -> None:  # noqa: ANN001
-    """Worst first; what, where, what was seen, why it hurts, what to do, one command; exit code 1."""
+    """Findings are ordered by severity, have all their fields and one command, and give exit code 1."""
     at_hand.fill(tmp_path / "runs")
     (pack,) = at_hand.directory(tmp_path / "runs", 3).glob("pack-*")
     os.truncate(pack, 100)
@@ -61,12 +61,14 @@ def test_a_finding_is_whole_and_fits_a_screen(ask, tmp_path: Path) -> None:  # n
         assert any(line.startswith(f"         {head:5}  ") for line in lines[:10]), head
     assert any(line.startswith("warning  every user may write to the store") for line in lines)
     assert len(lines) <= 24 and "1 error, 1 warning" in lines[-1]
-    told = ask(tmp_path / "runs" / "demo", "--json")
-    assert told.code == 1 and not told.json["ok"] and [one["severity"] for one in told.json["findings"]] == ["error", "warning"]
+    result = ask(tmp_path / "runs" / "demo", "--json")
+    assert (
+        result.code == 1 and not result.json["ok"] and [finding["severity"] for finding in result.json["findings"]] == ["error", "warning"]
+    )
 
 
 def test_notes_alone_are_no_failure(ask, tmp_path: Path, memory: Path) -> None:  # noqa: ANN001
-    """Leftovers are worth knowing; exit code 0."""
+    """Leftovers are notes, and notes give exit code 0."""
     at_hand.fill(tmp_path / "runs")
     leave(tmp_path / "runs", memory)
     answer = ask(tmp_path / "runs")
@@ -74,7 +76,7 @@ def test_notes_alone_are_no_failure(ask, tmp_path: Path, memory: Path) -> None: 
 
 
 def test_fix_does_nothing_unasked(ask, tmp_path: Path, memory: Path) -> None:  # noqa: ANN001
-    """Without --yes and a terminal it is refused; what it would do is in the JSON of nobody's asking."""
+    """``--fix`` without ``--yes`` and without a terminal is refused, and removes nothing."""
     at_hand.fill(tmp_path / "runs")
     left = leave(tmp_path / "runs", memory)
     answer = ask(tmp_path / "runs", "--fix")
@@ -83,7 +85,7 @@ def test_fix_does_nothing_unasked(ask, tmp_path: Path, memory: Path) -> None:  #
 
 
 def test_fix_removes_what_it_shows_and_no_checkpoint(ask, tmp_path: Path, memory: Path) -> None:  # noqa: ANN001
-    """All leftovers are gone, everything else is as it was, and it looks again."""
+    """``--fix`` removes all leftovers, changes nothing else, and checks again."""
     at_hand.fill(tmp_path / "runs")
     before = {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
     left = leave(tmp_path / "runs", memory)
@@ -96,7 +98,7 @@ def test_fix_removes_what_it_shows_and_no_checkpoint(ask, tmp_path: Path, memory
 
 
 def test_fix_keeps_what_a_damaged_log_might_need(ask, tmp_path: Path, memory: Path) -> None:  # noqa: ANN001
-    """A record is damaged: what lies there may be what it committed."""
+    """If a record is damaged, ``--fix`` keeps leftovers, because they may belong to its checkpoint."""
     at_hand.fill(tmp_path / "runs")
     left = leave(tmp_path / "runs", memory)
     at_hand.flip(sorted(path for path in (tmp_path / "runs" / "demo" / LOG_DIR).iterdir() if not path.name.startswith("."))[3], 40)
@@ -105,7 +107,7 @@ def test_fix_keeps_what_a_damaged_log_might_need(ask, tmp_path: Path, memory: Pa
 
 
 def test_a_person_is_asked(tmp_path: Path) -> None:
-    """On a terminal: the plan, a question; no is no."""
+    """On a terminal, ``--fix`` shows the plan and asks; after "no" it removes nothing."""
     at_hand.fill(tmp_path / "runs")
     (tmp_path / "runs" / "demo" / "0000000111-aaaaaaaaaa-e1").mkdir()
     answer = at_hand.on_terminal("doctor", tmp_path / "runs", "--fix", "--quick", typed="n\n", prompt="Remove them?")
@@ -113,7 +115,7 @@ def test_a_person_is_asked(tmp_path: Path) -> None:
 
 
 def test_hostile_text_is_shown_and_not_obeyed(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
-    """Names of variables and tables, and the words of a log, are somebody else's."""
+    """Control characters in names of variables and tables, and in a log, are escaped."""
     monkeypatch.setenv("RELIGHT_\x1b[31mX", "1")
     Path("relight.toml").write_text('[supervise]\n"\\u001b]0;x\\u0007" = 1\n')
     answer = ask(tmp_path / "to-come")
@@ -126,6 +128,6 @@ def test_settings_are_those_of_the_reference() -> None:
     """A new setting is not called unknown."""
     import re
 
-    assert {one for one in SETTINGS if "__" not in one} == set(
+    assert {name for name in SETTINGS if "__" not in name} == set(
         re.findall(r"^\| `(RELIGHT_[A-Z_]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     )

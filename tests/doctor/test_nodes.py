@@ -1,4 +1,4 @@
-"""``relight doctor --nodes``: several processes compare what they see, within a time, whoever is missing, dies or talks nonsense."""
+"""``relight doctor --nodes``: nodes compare their facts within a time limit, even if one is missing, dies or sends garbage."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from relight.supervise.node_exchange import Meeting, NodeAddress, seat_of
 
 
 class Board:
-    """An exchange between threads; what ``spoil`` names is told as it says instead."""
+    """An exchange between threads. ``spoil`` replaces messages by other bytes."""
 
     def __init__(self, spoil: dict[str, bytes] | None = None) -> None:
         self._said: dict[str, bytes] = {}
         self._spoil = spoil or {}
 
     def of(self, rank: int) -> Any:
-        """One's end of it."""
+        """Return the exchange's end for one rank."""
         return End(self, rank)
 
     def put(self, key: str, data: bytes) -> None:
-        """For all to see."""
+        """Store a message."""
         self._said[key] = self._spoil.get(key, data)
 
     def find(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
-        """What is there in time."""
+        """Return the messages that arrive in time."""
         ends = time.monotonic() + within_s
         while True:
-            found = {rank: self._said[f"{what}/{rank}"] for rank in of if f"{what}/{rank}" in self._said}
-            if len(found) == len(of) or time.monotonic() > ends:
-                return found
+            messages = {rank: self._said[f"{what}/{rank}"] for rank in of if f"{what}/{rank}" in self._said}
+            if len(messages) == len(of) or time.monotonic() > ends:
+                return messages
             time.sleep(0.002)
 
 
 class End:
-    """One's end of a board."""
+    """One rank's end of a board."""
 
     def __init__(self, board: Board, rank: int) -> None:
         self._board, self._rank = board, rank
@@ -65,44 +65,44 @@ class End:
 
 
 def compared(paths: list[Path], count: int, spoil: dict[str, bytes] | None = None) -> list[set[str]]:
-    """What each of these finds between nodes, of ``count`` that were to come."""
-    board, found = Board(spoil), dict[int, set[str]]()
+    """Return the findings between nodes of each rank in ``paths``; ``count`` nodes are expected."""
+    board, findings = Board(spoil), dict[int, set[str]]()
 
-    def one(rank: int, facts: DoctorFacts) -> None:
+    def check_node(rank: int, facts: DoctorFacts) -> None:
         seen = collect_nodes(facts, rank, count, board.of(rank), 0.3)
-        found[rank] = {it.name for it in judge(DoctorFacts(nodes=seen)) if it.part == "nodes"}
+        findings[rank] = {finding.name for finding in judge(DoctorFacts(nodes=seen)) if finding.part == "nodes"}
 
-    threads = [threading.Thread(target=one, args=(rank, collect(str(path), quick=True))) for rank, path in enumerate(paths)]
+    threads = [threading.Thread(target=check_node, args=(rank, collect(str(path), quick=True))) for rank, path in enumerate(paths)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    return [found[rank] for rank in range(len(paths))]
+    return [findings[rank] for rank in range(len(paths))]
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A store that is there."""
+    """Create a store with runs."""
     at_hand.fill(tmp_path / "runs")
     return tmp_path / "runs"
 
 
 def test_nodes_that_are_alike_find_nothing_and_leave_nothing(place: Path) -> None:
-    """Each sees what node 0 puts into the store; it is gone behind it."""
+    """All nodes see node 0's file in the store, and the file is removed afterwards."""
     before = sorted(place.rglob("*"))
     assert compared([place] * 3, 3) == [set()] * 3
     assert sorted(place.rglob("*")) == before
 
 
 def test_a_store_of_its_own_is_found_by_all(place: Path, tmp_path: Path) -> None:
-    """The same path on another disk, or nothing at all there."""
+    """A node has another store at the path, or none."""
     at_hand.fill(tmp_path / "other" / "runs")
     assert compared([place, tmp_path / "other" / "runs"], 2) == [{"node-store"}] * 2
     assert compared([place, tmp_path / "none"], 2) == [{"node-store"}] * 2
 
 
 def test_one_that_does_not_come_or_talks_nonsense_is_missing_and_the_rest_is_compared(place: Path) -> None:
-    """Within the time there was."""
+    """A missing node, or one that sends garbage, is reported within the time limit."""
     began = time.monotonic()
     assert compared([place] * 2, 3) == [{"node-missing"}] * 2
     assert time.monotonic() - began < 20
@@ -113,14 +113,14 @@ def test_one_that_does_not_come_or_talks_nonsense_is_missing_and_the_rest_is_com
 
 
 def test_no_value_of_a_setting_is_shown() -> None:
-    """Digests are compared, and not told either."""
-    (found,) = [one for one in judge(nodes(settings={"RELIGHT_KEY": "2f"})) if one.name == "node-settings"]
-    assert "2f" not in f"{found.evidence}{found.what}"
-    assert "node 1 (b)" in found.where
+    """Nodes compare digests, and the finding shows neither digests nor values."""
+    (finding,) = [finding for finding in judge(nodes(settings={"RELIGHT_KEY": "2f"})) if finding.name == "node-settings"]
+    assert "2f" not in f"{finding.evidence}{finding.what}"
+    assert "node 1 (b)" in finding.where
 
 
 def test_where_nodes_meet_is_said_or_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torchrun sets it; or by hand; anything else is an error with what it should be."""
+    """The address comes from torchrun's variables or from options; an invalid one is an error."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)
     assert seat_of("[::1]:29400", "1/2") == NodeAddress("::1", 29400, 1, 2, False)
@@ -150,7 +150,7 @@ def test_where_nodes_meet_is_said_or_set(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_first_node_that_is_not_there_is_an_error_in_time() -> None:
-    """And so is a port that somebody has."""
+    """If node 0 does not answer in time, that is an error; so is a port in use."""
     began = time.monotonic()
     with pytest.raises(StoreUnavailable, match="does not answer"):
         Meeting(NodeAddress("127.0.0.1", free_port(), 1, 2, False), 1.0)
@@ -163,7 +163,7 @@ def test_a_first_node_that_is_not_there_is_an_error_in_time() -> None:
 
 
 def start(place: Path, rank: int, count: int, port: int, **settings: str) -> subprocess.Popen[str]:
-    """The command, as on a node."""
+    """Start the command as on a node."""
     command = [sys.executable, "-m", "relight", "doctor", str(place), "--quick", "--nodes", "--json", "--within", "8"]
     return subprocess.Popen(
         [*command, "--meet", f"127.0.0.1:{port}", "--node", f"{rank}/{count}"],
@@ -173,18 +173,18 @@ def start(place: Path, rank: int, count: int, port: int, **settings: str) -> sub
 
 @pytest.mark.slow
 def test_real_processes_meet_and_none_hangs_if_one_is_missing(place: Path) -> None:
-    """Two of two, with a setting that differs; two of three; and one alone, whose first node never comes: an error."""
+    """Two of two nodes with a different setting; two of three nodes; one node without node 0, which is an error."""
     for count, wanted in ((2, {"node-settings"}), (3, {"node-settings", "node-missing"})):
         port, began = free_port(), time.monotonic()
         running = [start(place, rank, count, port, RELIGHT_GRACE_S=str(30 + rank)) for rank in range(2)]
-        for one in running:
-            out, error = one.communicate(timeout=80)
-            assert one.returncode == 1, error
-            found = {it["name"] for it in json.loads(out)["findings"] if it["part"] == "nodes"}
-            assert found == wanted, error
-            told = json.loads(out)["nodes"]
-            assert [it["there"] for it in told] == [True, True, False][:count]
-            assert all(it["sees_store"] and abs(it["ahead_s"]) < 5 for it in told[:2])
+        for process in running:
+            out, error = process.communicate(timeout=80)
+            assert process.returncode == 1, error
+            findings = {finding["name"] for finding in json.loads(out)["findings"] if finding["part"] == "nodes"}
+            assert findings == wanted, error
+            reported = json.loads(out)["nodes"]
+            assert [node["there"] for node in reported] == [True, True, False][:count]
+            assert all(node["sees_store"] and abs(node["ahead_s"]) < 5 for node in reported[:2])
         assert time.monotonic() - began < 70
     alone = start(place, 1, 2, free_port())
     out, error = alone.communicate(timeout=60)

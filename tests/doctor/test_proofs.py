@@ -1,4 +1,4 @@
-"""What ``relight verify`` and ``relight prove`` leave with a run, and ``relight ready`` finds there."""
+"""Proofs: ``relight verify`` and ``relight prove`` record them with a run, and ``relight ready`` uses them."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from relight.store import LocalStore, open_bytes
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A store with a run of a few checkpoints."""
+    """Create a store with runs that have some checkpoints."""
     at_hand.fill(tmp_path / "runs")
     return tmp_path / "runs"
 
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
-    """The command line."""
-    return lambda *arguments: at_hand.in_process(monkeypatch, capfd, [str(one) for one in arguments])
+    """Return a function that calls the command line in this process."""
+    return lambda *arguments: at_hand.in_process(monkeypatch, capfd, [str(argument) for argument in arguments])
 
 
 def line(call: Any, path: Path, name: str) -> Any:
-    """One of ``relight ready``."""
-    return next(one for one in call("ready", path, "--json").json["list"] if one["name"] == name)
+    """Return the line ``name`` of ``relight ready``."""
+    return next(row for row in call("ready", path, "--json").json["list"] if row["name"] == name)
 
 
 def test_a_verification_is_remembered_and_counts_for_the_newest(place: Path, call: Any) -> None:
-    """Each run of a store has its own; ``--quick`` leaves none, as it reads no bytes; damage that was found counts, too."""
+    """Each run gets its own proof. ``--quick`` reads no bytes and records none. Damage is recorded, too."""
     name = "the newest checkpoint can be restored"
     call("verify", place, "--quick")
     assert proofs_of(open_bytes(place), "demo") == []
     assert line(call, place / "demo", name)["score"] == 0.75
     call("verify", place)
-    (one,) = proofs_of(open_bytes(place), "demo")
-    assert one.ok
-    assert [it.id for it in one.checkpoints] == at_hand.ids(place)
+    (proof,) = proofs_of(open_bytes(place), "demo")
+    assert proof.ok
+    assert [checkpoint.id for checkpoint in proof.checkpoints] == at_hand.ids(place)
     assert len(proofs_of(open_bytes(place), "baseline")) == 1
-    found = line(call, place / "demo", name)
-    assert found["score"] == 1.0
-    assert "ago" in found["evidence"]
+    row = line(call, place / "demo", name)
+    assert row["score"] == 1.0
+    assert "ago" in row["evidence"]
     (pack,) = at_hand.directory(place, -1).glob("pack-*")
     at_hand.flip(pack)
     assert call("verify", place / "demo", "latest").code == 1
@@ -58,7 +58,7 @@ def test_a_verification_is_remembered_and_counts_for_the_newest(place: Path, cal
 
 
 def test_a_proof_is_remembered_where_it_is_said(place: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal, or what differs; without ``--remember`` nothing is written; a run that is not there is an error before anything is run."""
+    """The proof records equality or the first difference. Without ``--remember`` nothing is written. A missing run is an error at once."""
     name = "a resume was proven exact"
     for difference, score in ((None, 1.0), (FirstDifference(7, "after step 7", "model/x", "why", []), 0.0)):
         report = ProveReport(difference is None, 5, 3, 3, 42, difference, 1.0)
@@ -67,19 +67,19 @@ def test_a_proof_is_remembered_where_it_is_said(place: Path, call: Any, monkeypa
         before = len(proofs_of(open_bytes(place), "demo"))
         call("prove", "--remember", place / "demo", "train.py")
         assert len(proofs_of(open_bytes(place), "demo")) == before + 1
-        found = line(call, place / "demo", name)
-        assert found["score"] == score
-        assert "train.py" in found["evidence"]
+        row = line(call, place / "demo", name)
+        assert row["score"] == score
+        assert "train.py" in row["evidence"]
     monkeypatch.setattr("relight.cli.prove.run", lambda options: pytest.fail("it was run"))
     assert call("prove", "--remember", place / "none", "train.py").code == 1
 
 
 def test_the_newest_stay_and_nonsense_is_passed_over(tmp_path: Path) -> None:
-    """Of many the last thirty-two; a file that is damaged, huge or of another kind is none."""
+    """Only the newest 32 proofs are kept. Damaged, huge and foreign files are ignored."""
     store = LocalStore(tmp_path / "runs")
     for number in range(KEPT + 8):
         remember_proof(store, "demo", Proof("prove", True, str(number), at=f"2026-01-01T00:{number:02d}:00Z"))
-    assert [one.summary for one in proofs_of(store, "demo")] == [str(number) for number in range(8, KEPT + 8)]
+    assert [proof.summary for proof in proofs_of(store, "demo")] == [str(number) for number in range(8, KEPT + 8)]
     for number, data in enumerate((b"", b"{", b"[]", b'{"kind": 3}', b"\xff" * 100, b" " * (2 << 20))):
         store.put_once(f"demo/{DIRECTORY}/9999999999999-{number}.json", data)
     assert len(proofs_of(store, "demo")) == KEPT
@@ -87,12 +87,12 @@ def test_the_newest_stay_and_nonsense_is_passed_over(tmp_path: Path) -> None:
     for number in range(20):
         remember_proof(store, "quick", Proof("prove", True, str(number)))
         time.sleep(0.002)
-    assert [one.summary for one in proofs_of(store, "quick")] == [str(number) for number in range(20)]
+    assert [proof.summary for proof in proofs_of(store, "quick")] == [str(number) for number in range(20)]
     assert Proof("prove", True, "", at="yesterday").time_s is None
 
 
 def test_a_store_that_cannot_be_written_is_verified_all_the_same(place: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was found is shown, and its exit code stands."""
+    """If the proof cannot be recorded, output and exit code are unchanged."""
 
     def refuse(self: LocalStore, key: str, data: bytes) -> bool:
         raise StoreUnavailable("read-only", where=key)
@@ -107,8 +107,8 @@ def test_a_store_that_cannot_be_written_is_verified_all_the_same(place: Path, ca
 
 
 def test_a_long_list_of_checkpoints_is_cut(tmp_path: Path) -> None:
-    """The newest thousand are named."""
+    """A proof names at most the newest thousand checkpoints."""
     store = LocalStore(tmp_path / "runs")
     remember_proof(store, "demo", Proof("verify", True, "", checkpoints=tuple(Verified(str(number), number) for number in range(3000))))
-    (one,) = proofs_of(store, "demo")
-    assert (len(one.checkpoints), one.checkpoints[-1].step) == (1000, 2999)
+    (proof,) = proofs_of(store, "demo")
+    assert (len(proof.checkpoints), proof.checkpoints[-1].step) == (1000, 2999)

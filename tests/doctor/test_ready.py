@@ -1,4 +1,4 @@
-"""The list: lines are graded by what was measured, weights add up, what was not measured earns nothing and is said."""
+"""``relight ready``: lines are graded by measurements, weights add up, and unmeasured lines earn nothing and are reported."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ DRILLED = Drilled(NOW - 86400, True, "12 passed; 240 s", "train.py")
 
 
 def verified(checkpoint_id: str, days: float, damage: str = "") -> Proven:
-    """That it was read to the byte, so long ago."""
+    """Return a proof of a full read ``days`` days ago."""
     return Proven("verify", NOW - days * 86400, not damage, "1 checkpoint read", ((checkpoint_id, 7, damage),))
 
 
 def listed(facts: DoctorFacts) -> dict[str, ReadinessLine]:
-    """The lines by name."""
-    return {one.name: one for one in grade(facts, judge(facts)).lines}
+    """Return the lines by name."""
+    return {line.name: line for line in grade(facts, judge(facts)).lines}
 
 
 def excellent() -> DoctorFacts:
-    """A set-up in which nothing is left to do."""
+    """Return facts with full marks in every line."""
     facts = run(measured=MEASURED, drills=(DRILLED,), proofs=(PROVEN,))
     keys = (StoreKey("a", 7.0, True), StoreKey("b", 7.0, True))
     set_up = ConfigFacts(
@@ -52,12 +52,12 @@ def excellent() -> DoctorFacts:
 
 
 def test_an_excellent_set_up_gets_an_a_in_every_part() -> None:
-    """Full marks in every line, and no command is left."""
-    found = grade(excellent(), judge(excellent()))
-    assert [one.name for one in found.lines if one.score != 1.0] == []
-    assert found.grade() == "A" and found.score() == 1.0 and {found.grade(part) for part in PARTS} == {"A"}
-    assert not any(one.command for one in found.lines)
-    assert len(found.lines) >= 25
+    """Every line has full marks, and no line has a command."""
+    readiness = grade(excellent(), judge(excellent()))
+    assert [line.name for line in readiness.lines if line.score != 1.0] == []
+    assert readiness.grade() == "A" and readiness.score() == 1.0 and {readiness.grade(part) for part in PARTS} == {"A"}
+    assert not any(line.command for line in readiness.lines)
+    assert len(readiness.lines) >= 25
 
 
 LOWERED: list[tuple[str, DoctorFacts, float | None]] = [
@@ -80,7 +80,7 @@ LOWERED: list[tuple[str, DoctorFacts, float | None]] = [
     ("recovery was rehearsed", run(), 0.0),
     ("recovery was rehearsed", run(drills=(DRILLED._replace(time_s=NOW - 100 * 86400),)), 0.5),
     ("recovery was rehearsed", run(drills=(DRILLED._replace(ok=False),)), 0.0),
-    ("recovery was rehearsed", run(drills=(DRILLED._replace(script="", why_not=("no", "it was made of the drill's own job")),)), 0.0),
+    ("recovery was rehearsed", run(drills=(DRILLED._replace(script="", why_not=("no", "it drilled the drill's own job")),)), 0.0),
     ("recovery was rehearsed", run(drills=(DRILLED._replace(script="eval.py"),)), 0.0),
     ("recovery was rehearsed", run(drills=(DRILLED._replace(why_not=("no", "train.py has changed since")),)), 0.0),
     ("recovery was rehearsed", run(drills=(DRILLED._replace(why_not=("unknown", "it cannot be read here")),)), 0.5),
@@ -133,7 +133,7 @@ LOWERED: list[tuple[str, DoctorFacts, float | None]] = [
 
 @pytest.mark.parametrize(("name", "facts", "score"), LOWERED, ids=range(len(LOWERED)))
 def test_a_line_is_graded_by_what_was_seen(name: str, facts: DoctorFacts, score: float | None) -> None:
-    """Each line, lowered; with a command that would raise it, or the word that it could not be measured."""
+    """Each lowered line has the expected score, evidence, and a command that would raise it."""
     line = listed(facts)[name]
     assert line.score == (score if score is None else pytest.approx(score, abs=0.01))
     assert (line.command or score == 1.0) and line.evidence
@@ -141,20 +141,20 @@ def test_a_line_is_graded_by_what_was_seen(name: str, facts: DoctorFacts, score:
 
 
 def test_what_could_not_be_measured_earns_nothing() -> None:
-    """A list of which nothing is known has no grade in its parts, and an F at most."""
+    """Unmeasured lines earn nothing, and a part without measured lines has no grade."""
     lines = (
         ReadinessLine("security", "a", 3, 1.0, "seen", ""),
         ReadinessLine("security", "b", 1, None, "not seen", "look"),
         ReadinessLine("operations", "c", 4, None, "", ""),
     )
-    found = Readiness(lines)
-    assert found.score("security") == 0.75 and found.grade("security") == "B"
-    assert found.grade("operations") == "–" and found.score() == 0.375 and found.grade() == "D"
-    assert found.to_dict()["not_measurable"] == 2
+    readiness = Readiness(lines)
+    assert readiness.score("security") == 0.75 and readiness.grade("security") == "B"
+    assert readiness.grade("operations") == "–" and readiness.score() == 0.375 and readiness.grade() == "D"
+    assert readiness.to_dict()["not_measurable"] == 2
 
 
 def test_a_store_without_a_run_is_graded_as_far_as_it_can_be() -> None:
-    """No checkpoint: that is not measured, and not passed."""
+    """Without a checkpoint, its lines are unmeasured."""
     for facts in (replace(HEALTHY, runs=()), replace(HEALTHY, runs=(RunFacts(name="demo", path="p"),))):
         assert listed(facts)["the newest checkpoint can be restored"].score is None
         assert grade(facts, judge(facts)).grade() != "A"
@@ -162,18 +162,18 @@ def test_a_store_without_a_run_is_graded_as_far_as_it_can_be() -> None:
 
 @pytest.mark.parametrize(("score", "letter"), [(1.0, "A"), (0.9, "A"), (0.89, "B"), (0.75, "B"), (0.5, "C"), (0.25, "D"), (0.0, "F")])
 def test_letters(score: float, letter: str) -> None:
-    """From 90, 75, 50, 25 on."""
+    """Grades begin at 90, 75, 50 and 25 %."""
     assert grade_of(score) == letter
 
 
 def drill(ok: bool) -> DrillReport:
-    """What a drill leaves."""
+    """Return a drill report."""
     outcome = RehearsalOutcome("kill", "a rank is killed", "passed" if ok else "failed", "it went on")
     return DrillReport(f"{int(time.time() * 1000):013d}-a", now_text(), "node-1", "train.py", [outcome], 12.0)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """Measured on a store that is there: the restore with its rate, the drill that is remembered, exit codes by the grade."""
+    """On a real store: the restore's rate, a recorded drill, and exit codes by grade."""
     at_hand.fill(tmp_path / "runs")
     path = str(tmp_path / "runs" / "demo")
 
@@ -181,15 +181,15 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
         return at_hand.in_process(monkeypatch, capfd, ["ready", path, *more])
 
     def line(answer: Any, name: str) -> Any:
-        (found,) = [one for one in answer.json["list"] if one["name"] == name]
-        return found
+        (row,) = [row for row in answer.json["list"] if row["name"] == name]
+        return row
 
     before = ready("--json")
     assert before.code == (0 if before.json["grade"] in "ABC" else 1)
     assert line(before, "recovery was rehearsed")["score"] == 0.0
     assert line(before, "a restore is fast")["score"] is None and before.json["not_measurable"] >= 1
     remember(open_bytes(tmp_path / "runs"), "demo", drill(ok=True))
-    assert "recorded their script" in line(ready("--json"), "recovery was rehearsed")["evidence"]
+    assert "older than the recording of scripts" in line(ready("--json"), "recovery was rehearsed")["evidence"]
     remember(open_bytes(tmp_path / "runs"), "demo", replaced(drill(ok=True), made_of=of_script([__file__], Path.cwd())))
     after = ready("--json", "--measure")
     assert "does not record its script" in line(after, "recovery was rehearsed")["evidence"]
@@ -200,7 +200,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     assert of_store.json["run"] in (path, str(tmp_path / "runs" / "baseline"))  # saved within a second
     shown = ready("--measure").out
     assert all(f"  {part}\n" in shown for part in PARTS) and "with nothing to do" in shown
-    assert max(len(one) for one in shown.splitlines() if path not in one and str(tmp_path) not in one) <= 84
+    assert max(len(text) for text in shown.splitlines() if path not in text and str(tmp_path) not in text) <= 84
     assert len(ready("--all").out.splitlines()) > len(shown.splitlines()) - 2
     for number in range(4):
         (pack,) = at_hand.directory(tmp_path / "runs", number).glob("pack-*")
@@ -211,7 +211,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
 
 
 def test_the_healthy_values_are_graded_as_the_doctor_sees_them() -> None:
-    """What the doctor finds lowers the grade, whatever it is."""
+    """A finding of the doctor lowers the grade."""
     base = grade(HEALTHY, judge(HEALTHY)).score()
     assert RUN in HEALTHY.runs
     for name in ("two jobs", "NFS soft", "an unknown key", "eatmydata", "the store is away"):
@@ -220,7 +220,7 @@ def test_the_healthy_values_are_graded_as_the_doctor_sees_them() -> None:
 
 
 def test_a_drill_counts_for_the_script_and_settings_that_it_was_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A changed script, other settings and the drill's own job show nothing of this run; a comment in the settings changes nothing."""
+    """Drills of a changed script, of other settings or of the drill's own job do not count; comments in settings do not matter."""
     monkeypatch.chdir(tmp_path)
     for name in ("RELIGHT_SUPERVISE__SAME", "RELIGHT_SETTINGS"):
         monkeypatch.delenv(name, raising=False)
@@ -231,7 +231,7 @@ def test_a_drill_counts_for_the_script_and_settings_that_it_was_made_of(tmp_path
     (tmp_path / "relight.toml").write_text("# four\n[supervise]\nsame = 4\n[alerts]\ngroup_s = 5\n")
     assert why_not(made) == ("", "")
     (tmp_path / "relight.toml").write_text("[supervise]\nsame = 5\n")
-    assert why_not(made) == ("no", "it was made with another supervise.same")
+    assert why_not(made) == ("no", "it ran with another value of supervise.same")
     (tmp_path / "relight.toml").unlink()
     assert why_not(made)[0] == "no"
     monkeypatch.setenv("RELIGHT_SUPERVISE__SAME", "4")

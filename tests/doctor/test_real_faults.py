@@ -1,4 +1,4 @@
-"""Real faults: made, looked at as a user would, and found; and a healthy set-up, of which nothing is said."""
+"""Real faults are created and found; a healthy set-up has no finding."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ from relight.store.disk import Disk
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A store with two runs, on a disk."""
+    """Create a store with two runs on a disk."""
     at_hand.fill(tmp_path / "runs")
     return tmp_path / "runs"
 
 
 def names(path: object, **more: Any) -> set[str]:
-    """What is found there."""
-    return {one.name for one in judge(collect(str(path), **more))}
+    """Return the names of the findings."""
+    return {finding.name for finding in judge(collect(str(path), **more))}
 
 
 def named(facts: DoctorFacts, name: str) -> Any:
-    """The one finding of that name."""
-    (found,) = [one for one in judge(facts) if one.name == name]
-    return found
+    """Return the only finding with this name."""
+    (finding,) = [finding for finding in judge(facts) if finding.name == name]
+    return finding
 
 
 @contextlib.contextmanager
 def mounted(where: Path, *options: str) -> Iterator[Path]:
-    """Mount, and unmount afterwards; where that is not permitted the test says so."""
+    """Mount, and unmount afterwards. Skip the test if mounting is not permitted."""
     where.mkdir(exist_ok=True)
     done = subprocess.run(["mount", *options, str(where)], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -75,7 +75,7 @@ def mounted(where: Path, *options: str) -> Iterator[Path]:
 
 
 def test_nothing_is_found_on_a_healthy_set_up(runs: Path) -> None:
-    """No finding, and everything was seen, of a store with two runs as of one of them."""
+    """A healthy store, and one of its runs, have no finding and no failed probe."""
     for path in (runs, runs / "demo", f"{runs}/demo@latest"):
         facts = collect(str(path))
         assert judge(facts) == []
@@ -85,7 +85,7 @@ def test_nothing_is_found_on_a_healthy_set_up(runs: Path) -> None:
 
 
 def test_ranks_that_commit_the_same_are_no_two_jobs(runs: Path) -> None:
-    """A COMMIT that is said twice, as by two ranks at once, is void, and healthy."""
+    """A repeated COMMIT, as of two ranks at once, is void, and no problem."""
     attempt = Attempt.begin(open_bytes(runs), "twice")
     attempt.save(at_hand.request(9))
     log = attempt._place.log
@@ -95,7 +95,7 @@ def test_ranks_that_commit_the_same_are_no_two_jobs(runs: Path) -> None:
 
 
 def test_looking_leaves_everything_as_it_was(runs: Path) -> None:
-    """Not a file more, less or other; a store that is not there is not made."""
+    """Doctor leaves all files unchanged, and does not create a missing store."""
     before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
     directories = {path for path in runs.rglob("*") if path.is_dir()}
     collect(str(runs))
@@ -111,7 +111,7 @@ def test_looking_leaves_everything_as_it_was(runs: Path) -> None:
 
 
 def test_a_typo_is_told_with_what_was_meant(runs: Path) -> None:
-    """The name that is nearest; what is no URL at all is bad usage."""
+    """The nearest run name is suggested; an invalid URL is a usage error."""
     assert "did you mean demo?" in named(collect(f"{runs}/dmo"), "nothing-there").evidence
     for wrong in ("xyz://a", "", "s3://", "runs\0"):
         with pytest.raises(ConfigError):
@@ -130,7 +130,7 @@ def test_a_healthy_bucket_has_nothing(s3: str) -> None:
 
 
 def test_a_full_file_system(tmp_path: Path) -> None:
-    """A tmpfs to its last byte: there is no room, and it lies in memory."""
+    """A full tmpfs: no space, and a store in memory."""
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=1m", "none") as root:
         at_hand.fill(root / "runs")
         with open(root / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -140,11 +140,11 @@ def test_a_full_file_system(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_inodes(tmp_path: Path) -> None:
-    """Room for bytes and none for names."""
+    """The file system has free space and no free inodes."""
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=8m,nr_inodes=80", "none") as root:
         at_hand.fill(root / "runs")
-        found = named(collect(str(root / "runs")), "inodes")
-        assert "are free" in found.evidence
+        finding = named(collect(str(root / "runs")), "inodes")
+        assert "are free" in finding.evidence
         number = 0
         with contextlib.suppress(OSError):
             for number in range(80):
@@ -154,12 +154,12 @@ def test_a_file_system_without_inodes(tmp_path: Path) -> None:
 
 
 def test_a_read_only_file_system(tmp_path: Path) -> None:
-    """It can be read, and not written."""
+    """A read-only file system."""
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=8m", "none") as root:
         at_hand.fill(root / "runs")
         subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
-        found = named(collect(str(root / "runs")), "unwritable")
-        assert "read-only" in found.what and "findmnt" in found.command
+        finding = named(collect(str(root / "runs")), "unwritable")
+        assert "read-only" in finding.what and "findmnt" in finding.command
 
 
 AS_NOBODY = """
@@ -175,7 +175,7 @@ print(json.dumps([one.name for one in judge(collect(sys.argv[1], quick=True))]))
 
 
 def test_a_directory_without_permission(tmp_path: Path) -> None:
-    """A store that may be read and not written: another user's."""
+    """Another user's store, which may be read and not written."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         os.chmod(name, 0o755)
         runs = Path(name) / "runs"
@@ -198,7 +198,7 @@ def test_a_file_where_the_store_should_be(tmp_path: Path) -> None:
 
 
 def test_an_fsync_that_does_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What answers at once has not asked the disk."""
+    """An fsync that returns at once has not reached the disk."""
     mount = mount_of(str(runs))
     if mount is None or not mount.source.startswith("/dev/"):
         pytest.skip("these tests do not run on a disk")
@@ -207,9 +207,9 @@ def test_an_fsync_that_does_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_preloaded_liar(runs: Path) -> None:
-    """eatmydata is found by its name, in the process that it would lie to."""
+    """eatmydata is found by its name in the process that preloads it."""
     done = at_hand.in_child("doctor", runs, "--quick", "--json", LD_PRELOAD="libeatmydata.so")
-    assert "preload" in [one["name"] for one in done.json["findings"]]
+    assert "preload" in [finding["name"] for finding in done.json["findings"]]
 
 
 def test_everybody_may_write(runs: Path) -> None:
@@ -231,12 +231,12 @@ def conditions_ignored(request: Request) -> str:
 
 
 def test_a_server_that_ignores_conditions(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried, whatever was found of it before; a promise takes the command away, not the finding."""
+    """The server is tested again each time. RELIGHT_SINGLE_WRITER removes the command, not the finding."""
     Attempt.begin(open_bytes(f"{s3}/runs"), "demo").save(at_hand.request(99))
     with proxied(s3_server.address, conditions_ignored) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
-        found = named(collect(f"{s3}/runs"), "conditional-writes")
-        assert found.section == "This server ignores 'create if absent'" and found.command == "export RELIGHT_SINGLE_WRITER=1"
+        finding = named(collect(f"{s3}/runs"), "conditional-writes")
+        assert finding.section == "This server ignores 'create if absent'" and finding.command == "export RELIGHT_SINGLE_WRITER=1"
         monkeypatch.setenv("RELIGHT_SINGLE_WRITER", "1")
         assert named(collect(f"{s3}/runs"), "conditional-writes").command == ""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.address)
@@ -244,7 +244,7 @@ def test_a_server_that_ignores_conditions(s3_server: Server, s3: str, monkeypatc
 
 
 def test_a_bucket_that_is_not_there(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within the patience of a command, and as a finding."""
+    """An unreachable server is a finding, within a command's patience."""
     monkeypatch.setenv("RELIGHT_STORE_PATIENCE_S", "3")
     assert "store-away" in names("s3://no-such-bucket-7f3a/runs")
 
@@ -253,7 +253,7 @@ def test_a_bucket_that_is_not_there(s3: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One alone; none; another's; one that everybody can read; one inside the store."""
+    """Keys: only one, none, a wrong one, one that other users can read, one inside the store."""
     write_key_file(str(tmp_path / "a.key"))
     write_key_file(str(tmp_path / "b.key"))
     monkeypatch.setenv("RELIGHT_KEY", f"file:{tmp_path / 'a.key'}")
@@ -268,12 +268,12 @@ def test_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELIGHT_KEY", f"file:{tmp_path / 'b.key'}")
     assert "wrong-key" in names(tmp_path / "runs")
     monkeypatch.delenv("RELIGHT_KEY")
-    found = judge(collect(str(tmp_path / "runs")))
-    assert [one.name for one in found] == ["wrong-key"]
+    findings = judge(collect(str(tmp_path / "runs")))
+    assert [finding.name for finding in findings] == ["wrong-key"]
 
 
 def test_settings(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is none, values that are none, a file that has a key too many, a table that nobody reads."""
+    """An unknown setting, invalid values, and a file with an unknown key or table."""
     monkeypatch.setenv("RELIGHT_CASHE", "/x")
     monkeypatch.setenv("RELIGHT_GRACE_S", "soon")
     facts = collect(str(runs))
@@ -290,7 +290,7 @@ def test_settings(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cache_that_is_a_file(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot be used; a directory that is yet to be made can."""
+    """An unusable cache is a finding; a directory that does not exist yet is none."""
     monkeypatch.setenv("RELIGHT_CACHE", str(tmp_path / "cache" / "new"))
     assert names(runs) == set()
     (tmp_path / "cache").write_text("")
@@ -301,7 +301,7 @@ def test_a_cache_that_is_a_file(runs: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_limits_of_a_process(runs: Path) -> None:
-    """Lowered in a child: open files, the size of files, address space, locked memory (for what needs some)."""
+    """Limits are lowered in a child process: open files, file size, address space, locked memory."""
     script = """
 import resource, sys, json
 import relight.doctor.facts_machine as machine
@@ -317,31 +317,31 @@ print(json.dumps([one.name for one in judge(collect(sys.argv[1], quick=True))]))
 
 
 def test_pages_of_a_supervisor_that_was_killed(runs: Path, memory: Path) -> None:
-    """Found if its process is gone; one that is there is somebody's."""
+    """Memory files of a dead supervisor are found, and those of a live one are not."""
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
     supervised(memory, gone.pid)
     supervised(memory, os.getpid())
-    found = named(collect(str(runs)), "dead-supervisors")
-    assert str(gone.pid) in found.evidence and str(os.getpid()) not in found.evidence
+    finding = named(collect(str(runs)), "dead-supervisors")
+    assert str(gone.pid) in finding.evidence and str(os.getpid()) not in finding.evidence
 
 
 def test_an_old_package(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metadata of an older version, first on the path, is what Python would import by."""
+    """An older version that comes first on the path is found."""
     folder = tmp_path / "site" / "msgspec-0.11.0.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: msgspec\nVersion: 0.11.0\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    found = named(collect(str(runs)), "package-old")
-    assert "0.11.0" in found.evidence and found.command.startswith("pip install --upgrade 'msgspec>=")
+    finding = named(collect(str(runs)), "package-old")
+    assert "0.11.0" in finding.evidence and finding.command.startswith("pip install --upgrade 'msgspec>=")
 
 
 def test_a_package_that_a_store_needs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bucket without the library for it: which to install, and no traceback."""
+    """A bucket without its library: the finding names the package to install."""
     import relight.doctor.facts_machine as machine
 
-    there = machine._version
-    monkeypatch.setattr(machine, "_version", lambda name: "" if name == "obstore" else there(name))
+    installed_version = machine._version
+    monkeypatch.setattr(machine, "_version", lambda name: "" if name == "obstore" else installed_version(name))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("RELIGHT_STORE_PATIENCE_S", "1")
     assert {"package-missing", "store-away"} <= names("s3://bucket/runs")
@@ -349,28 +349,28 @@ def test_a_package_that_a_store_needs(runs: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_names_that_nobody_knows(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host of MASTER_ADDR that does not resolve, an address that peers are told and that is another machine's."""
+    """MASTER_ADDR does not resolve, and the address for peers is another machine's."""
     monkeypatch.setenv("MASTER_ADDR", "node-0.invalid")
     monkeypatch.setenv("RELIGHT_PEERS_HOST", "192.0.2.1")
-    found = [one.what for one in judge(collect(str(runs))) if one.name == "names"]
-    assert len(found) == 2
+    problems = [finding.what for finding in judge(collect(str(runs))) if finding.name == "names"]
+    assert len(problems) == 2
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("RELIGHT_PEERS_HOST", "127.0.0.1")
     assert names(runs) == set()
 
 
 def test_a_look_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told as unseen, after its time and no later; an error is told in its words."""
-    looking = BoundedProbe(0.2)
+    """A hanging probe is recorded as unseen at its time limit; a failing one with its error text."""
+    probes = BoundedProbe(0.2)
     began = time.monotonic()
-    assert looking.at("a mount", lambda: time.sleep(30) or "late", "otherwise") == "otherwise"
+    assert probes.at("a mount", lambda: time.sleep(30) or "late", "otherwise") == "otherwise"
     assert time.monotonic() - began < 5
-    assert looking.at("a file", lambda: Path("/no/such/file").read_text(), "") == ""
-    assert "no answer within" in looking.unseen["a mount"] and "/no/such/file" in looking.unseen["a file"]
+    assert probes.at("a file", lambda: Path("/no/such/file").read_text(), "") == ""
+    assert "no answer within" in probes.unseen["a mount"] and "/no/such/file" in probes.unseen["a file"]
 
 
 def test_a_store_that_hangs_keeps_nobody(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mount whose server is gone: said after its time, and the rest is looked at."""
+    """A mount without its server is reported at the time limit, and other probes continue."""
     monkeypatch.setattr(sys.modules["relight.doctor.collect"], "PLACE_S", 0.5)
     ended = threading.Event()
 
@@ -392,29 +392,29 @@ def test_a_store_that_hangs_keeps_nobody(runs: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_pack_that_was_cut(runs: Path) -> None:
-    """The newest checkpoint's: named by file and sizes, with the section that is about it."""
+    """A truncated pack is named with its sizes and the section of the page."""
     (pack,) = at_hand.directory(runs, 3).glob("pack-*")
     os.truncate(pack, 100)
-    found = named(collect(str(runs / "demo")), "checkpoint-damaged")
-    assert pack.name in found.evidence and "100 bytes" in found.evidence and found.section == "A checkpoint is passed over"
+    finding = named(collect(str(runs / "demo")), "checkpoint-damaged")
+    assert pack.name in finding.evidence and "100 bytes" in finding.evidence and finding.section == "A checkpoint is passed over"
 
 
 def test_all_checkpoints_gone(runs: Path) -> None:
-    """None can be restored, and that is said beside the damage."""
+    """If no checkpoint can be restored, that is reported in addition to the damage."""
     for number in range(4):
         shutil.rmtree(at_hand.directory(runs, number))
     assert {"checkpoint-damaged", "none-left"} <= names(runs / "demo")
 
 
 def test_a_record_with_a_flipped_bit(runs: Path) -> None:
-    """The log's file is named."""
+    """The damaged file of the log is named."""
     record = sorted((runs / "demo" / "log").iterdir())[2]
     at_hand.flip(record, 40)
     assert record.name in named(collect(str(runs / "demo")), "log-damaged").where
 
 
 def test_relight_json_is_gone_or_damaged(runs: Path) -> None:
-    """Both are told; neither keeps the runs from being looked at."""
+    """Both problems are reported, and the runs are still examined."""
     at_hand.flip(runs / STORE_FILE, 20)
     assert "relight-json" in names(runs)
     (runs / STORE_FILE).unlink()
@@ -423,7 +423,7 @@ def test_relight_json_is_gone_or_damaged(runs: Path) -> None:
 
 
 def test_leftovers_of_a_dead_attempt(runs: Path) -> None:
-    """A directory of a superseded attempt, and a temporary of a record that is there."""
+    """Leftovers: a directory of a superseded attempt, and a temporary file of an existing record."""
     (runs / "demo" / "0000000111-aaaaaaaaaa-e1").mkdir()
     record = sorted((runs / "demo" / "log").iterdir())[1]
     (record.parent / f".tmp-{record.name}-0123456789abcdef").write_bytes(b"half")
@@ -431,19 +431,19 @@ def test_leftovers_of_a_dead_attempt(runs: Path) -> None:
 
 
 def test_a_superseded_attempt_that_went_on(tmp_path: Path) -> None:
-    """What it committed is void, and that two jobs were at it is said."""
+    """Its commits are void, and two writing jobs are reported."""
     at_hand.fenced(tmp_path / "runs")
     assert "superseded" in names(tmp_path / "runs")
 
 
 def saved_at(attempt: Attempt, then: float, step: int) -> None:
-    """A checkpoint, committed by a machine whose clock says so."""
+    """Save a checkpoint as a machine does that has the time ``then``."""
     attempt._place.log._now = lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(then))
     attempt.save(at_hand.request(step))
 
 
 def test_clocks(tmp_path: Path) -> None:
-    """A record of tomorrow, written by a machine whose clock is; and one that goes back behind it."""
+    """A record with a time in the future, and a later record with an earlier time."""
     attempt = Attempt.begin(open_bytes(tmp_path / "runs"), "demo")
     saved_at(attempt, time.time() + 86400, 99)
     assert names(tmp_path / "runs") == {"clock-records"}
@@ -452,7 +452,7 @@ def test_clocks(tmp_path: Path) -> None:
 
 
 def test_a_run_under_way_that_does_not_save(tmp_path: Path, memory: Path) -> None:
-    """Its process is here, by its page; its newest checkpoint is hours old, and one came every minute. Without the process: nothing."""
+    """A live run with an old newest checkpoint is stale; without its live process there is no finding."""
     attempt = Attempt.begin(open_bytes(tmp_path / "runs"), "demo")
     for number in range(5):
         saved_at(attempt, time.time() - 7200 + 60 * number, 100 * number + 99)
@@ -464,7 +464,7 @@ def test_a_run_under_way_that_does_not_save(tmp_path: Path, memory: Path) -> Non
 
 
 def test_restarts_without_progress(tmp_path: Path) -> None:
-    """Five attempts, no checkpoint."""
+    """Five attempts without a checkpoint are reported."""
     store = open_bytes(tmp_path / "runs")
     Attempt.begin(store, "demo").save(at_hand.request(99))
     for _ in range(5):
@@ -473,7 +473,7 @@ def test_restarts_without_progress(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
-    """And the checkpoint from which to go on."""
+    """The finding names the checkpoint to branch from."""
     attempt = Attempt.begin(open_bytes(tmp_path / "runs"), "demo")
     attempt.save(at_hand.request(99))
     attempt.save(at_hand.request(199, metrics={"loss": float("nan")}))
@@ -481,11 +481,11 @@ def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
 
 
 def test_tiers(runs: Path, tmp_path: Path) -> None:
-    """One that lacks what it should have is behind only after a while; one whose log is no directory does not answer."""
+    """A tier that lacks checkpoints lags only after an hour; a tier with a file as its log is unreadable."""
     log = Log(open_bytes(runs), "demo")
     announce(log, [Tier(f"{runs}/demo", name="hot"), Tier(f"{tmp_path}/far/demo", name="cold")], 2)
     facts = collect(str(runs / "demo"))
-    assert [(one.name, one.lacks > 0) for one in facts.runs[0].tiers] == [("cold", True)]
+    assert [(tier.name, tier.lacks > 0) for tier in facts.runs[0].tiers] == [("cold", True)]
     assert judge(facts) == []
     (tmp_path / "far" / "demo").mkdir(parents=True)
     (tmp_path / "far" / "demo" / "log").write_text("no directory")
@@ -493,7 +493,7 @@ def test_tiers(runs: Path, tmp_path: Path) -> None:
 
 
 def test_a_restore_is_measured_and_bounded(runs: Path) -> None:
-    """Every byte of the newest is read; a bound is heeded; damage is told."""
+    """Every byte of the newest checkpoint is read, within the bound, and damage is reported."""
     store = open_bytes(runs)
     whole = measure_restore(store, "demo", bytes_max=1 << 30, seconds_max=60)
     assert whole is not None and whole.whole and not whole.damage and whole.bytes == 4384

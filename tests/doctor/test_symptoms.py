@@ -1,4 +1,4 @@
-"""Every symptom of docs/troubleshooting.md: made by the code that says it, and diagnosed to that very section."""
+"""Every symptom of docs/troubleshooting.md: the code produces its message, and doctor maps it to that section."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ from relight.store.retry import decode_with_reread
 from relight.supervise.facts import KINDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-HEADINGS = [one.replace('"', "") for one in re.findall(r"^## (.*)$", PAGE, re.MULTILINE)]
+HEADINGS = [heading.replace('"', "") for heading in re.findall(r"^## (.*)$", PAGE, re.MULTILINE)]
 ROWS = re.findall(r"^\| `([a-z_]+)` \|", PAGE, re.MULTILINE)
 
 
 @contextmanager
 def said() -> Iterator[list[str]]:
-    """What events say meanwhile, as they stand in a job's log."""
+    """Collect the messages of events as lines of a job's log."""
     lines: list[str] = []
     end = subscribe(lambda event: lines.append(f"WARNING relight: {event.fields['say']}"))
     try:
@@ -66,7 +66,7 @@ def said() -> Iterator[list[str]]:
 
 
 def printed(error: BaseException) -> str:
-    """As it ends a process: a traceback."""
+    """Return the traceback that ends a process."""
     return "".join(traceback.format_exception(error))
 
 
@@ -132,10 +132,10 @@ def odd_rank(tmp_path: Path) -> str:
 
 def other_ranks(tmp_path: Path) -> str:
     loader = DataLoader(list(range(8)), batch_size=2)  # type: ignore[arg-type]
-    found = remap_rank_state({"loader": {}}, {"loader": loader}, rank=0, world=2, saved=4, key="k", own=[{}] * 4)
+    remapped = remap_rank_state({"loader": {}}, {"loader": loader}, rank=0, world=2, saved=4, key="k", own=[{}] * 4)
     at_hand.fill(tmp_path / "runs")
     with said() as lines:
-        report_restored(Resumed(checkpoint=_newest(tmp_path / "runs"), notes=found.notes), 300, {})
+        report_restored(Resumed(checkpoint=_newest(tmp_path / "runs"), notes=remapped.notes), 300, {})
     return "\n".join(lines)
 
 
@@ -155,7 +155,7 @@ def damaged_record(tmp_path: Path) -> str:
 
 
 def nothing_that_counts(folder: Path) -> str:
-    """All that a run's log holds is damaged."""
+    """All records of a run's log are damaged."""
     relight.Checkpointer(folder / "run", model=torch.nn.Linear(2, 2)).save(0)
     for path in (folder / "run" / "log").iterdir():
         path.write_bytes(path.read_bytes()[:-9])
@@ -259,22 +259,22 @@ MADE: dict[str, Callable[[Path], str]] = {
     "SIGTERM: another handler was installed after Relight's, this is not the main thread": another_thread,
     "… came damaged, and whole when read once more": flipped_on_the_way,
 }
-"""Headings, and what has the code say it. The one that is missing takes a server: it has a test of its own."""
+"""For each heading, a function that produces its message. The missing one needs a server, and has its own test."""
 SERVER = "This server ignores 'create if absent'"
 
 
 @pytest.mark.parametrize("heading", MADE)
 def test_a_symptom_is_made_and_known_again(heading: str, tmp_path: Path) -> None:
-    """What the code says when it happens leads to the section that is about it."""
+    """The message leads to its section."""
     text = MADE[heading](tmp_path)
     assert text
-    found = explain(f"step 17 loss 2.31\n{text}\nstep 18 loss 2.30\n")
-    assert found.section == heading
-    assert found.line and found.means and found.do
+    explained = explain(f"step 17 loss 2.31\n{text}\nstep 18 loss 2.30\n")
+    assert explained.section == heading
+    assert explained.line and explained.means and explained.do
 
 
 def test_a_server_without_conditions_is_known_again(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what a save to it says."""
+    """The error of a save to such a server leads to its section."""
     with proxied(s3_server.address, lambda request: "unconditional" if request.conditional else "") as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
         with pytest.raises(ConfigError) as caught:
@@ -283,15 +283,15 @@ def test_a_server_without_conditions_is_known_again(s3_server: Server, s3: str, 
 
 
 def test_no_heading_is_without_its_symptom() -> None:
-    """Each section of the page is reproduced here; each symptom, and each check that names a section, names one that is there."""
+    """Each section has a test here, and the sections of symptoms and checks exist."""
     assert {*MADE, SERVER, PROGRAMS, SEEN} == set(HEADINGS)
-    assert {one.section for one in (*PROGRAMS_SAY, *PEOPLE_SAY)} == {PROGRAMS, SEEN}
-    assert {one.section for one in SYMPTOMS} == {*HEADINGS, *ROWS} - {PROGRAMS, SEEN}
-    assert {one.section for one in all_checks().values()} - {""} <= {*HEADINGS, *ROWS}
+    assert {complaint.section for complaint in (*PROGRAMS_SAY, *PEOPLE_SAY)} == {PROGRAMS, SEEN}
+    assert {symptom.section for symptom in SYMPTOMS} == {*HEADINGS, *ROWS} - {PROGRAMS, SEEN}
+    assert {check.section for check in all_checks().values()} - {""} <= {*HEADINGS, *ROWS}
 
 
 KINDS_OF_ERRORS: dict[str, Exception] = {
-    **{one.kind: one("something") for one in vars(errors).values() if isinstance(one, type) and issubclass(one, RelightError)},
+    **{error.kind: error("something") for error in vars(errors).values() if isinstance(error, type) and issubclass(error, RelightError)},
     "uncertain": Uncertain("something"),
     "late_ranks": RankTimeout("something"),
     "others_failed": OthersFailed("something"),
@@ -300,7 +300,7 @@ KINDS_OF_ERRORS: dict[str, Exception] = {
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_an_error_is_known_by_its_name(kind: str) -> None:
-    """A traceback that ends in one of our errors leads to its row, whatever the error says."""
+    """A traceback that ends in one of Relight's errors leads to its row, whatever the message."""
     assert explain(printed(KINDS_OF_ERRORS[kind])).section == kind
 
 
@@ -320,10 +320,10 @@ def test_an_error_is_known_by_its_name(kind: str) -> None:
     ],
 )
 def test_others_errors_are_of_the_supervisors_kinds(text: str, kind: str, section: str) -> None:
-    """One taxonomy: what a failure is taken for is what ``relight run`` takes it for."""
-    found = explain(text)
-    assert (found.kind, found.section, found.known) == (kind, section, True)
-    assert found.kind_means == KINDS[kind]
+    """The kind is the one that ``relight run`` assigns."""
+    explained = explain(text)
+    assert (explained.kind, explained.section, explained.known) == (kind, section, True)
+    assert explained.kind_means == KINDS[kind]
 
 
 @pytest.mark.parametrize(
@@ -359,19 +359,19 @@ def test_others_errors_are_of_the_supervisors_kinds(text: str, kind: str, sectio
     ],
 )
 def test_numbers_programs_and_people_are_understood(text: str, kind: str, section: str) -> None:
-    """Error numbers in any language, words of other programs, and what people see are known, with something to do."""
-    found = explain(text)
-    assert (found.kind, found.section, found.known) == (kind, section, True)
-    assert found.means and found.do
+    """Error numbers in any language, messages of other programs, and users' descriptions are recognised, with a remedy."""
+    explained = explain(text)
+    assert (explained.kind, explained.section, explained.known) == (kind, section, True)
+    assert explained.means and explained.do
 
 
 def test_peoples_words_explain_no_log() -> None:
-    """A log's lines about slow saves are not taken for a complaint."""
+    """Lines of a log about slow saves are not treated as a user's description."""
     assert explain("\n".join(f"step {n}: saving takes too long" for n in range(50))).section == ""
 
 
 def test_the_cause_counts_not_its_consequence() -> None:
-    """A full disk behind a failed save behind a rank that waited: the full disk."""
+    """If a full disk failed a save, and another rank then timed out, the cause is the full disk."""
     try:
         try:
             raise errors.NoSpace("making a file failed: ENOSPC")
@@ -383,13 +383,13 @@ def test_the_cause_counts_not_its_consequence() -> None:
 
 
 def test_words_that_say_nothing_are_not_known() -> None:
-    """No guess."""
+    """Unknown text has no explanation."""
     assert not explain("step 17 loss 2.31").known
     assert not explain("").known
 
 
 def test_a_log_of_any_size_is_read_at_its_end(tmp_path: Path) -> None:
-    """Bounded: a log of gigabytes, of one line, of bytes that are no text."""
+    """Reading is bounded for logs of gigabytes, of one line, and of invalid text."""
     path = tmp_path / "train.log"
     with path.open("wb") as file:
         file.truncate(3 << 30)
@@ -403,18 +403,18 @@ def test_a_log_of_any_size_is_read_at_its_end(tmp_path: Path) -> None:
 
 
 def test_the_command_explains(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """--error, --log, words that nobody knows, both at once."""
-    found = at_hand.in_process(monkeypatch, capfd, ["doctor", "--error", "No space left on device"])
-    assert found.code == 0 and "storage" in found.out and "troubleshooting.md: no_space" in found.out
+    """``--error``, ``--log``, an unknown text, and both options at once."""
+    answer = at_hand.in_process(monkeypatch, capfd, ["doctor", "--error", "No space left on device"])
+    assert answer.code == 0 and "storage" in answer.out and "troubleshooting.md: no_space" in answer.out
     (tmp_path / "train.log").write_text("\n".join(["step 1", "torch.OutOfMemoryError: CUDA out of memory", "bye"]))
-    found = at_hand.in_process(monkeypatch, capfd, ["doctor", "--log", str(tmp_path / "train.log"), "--json"])
-    assert found.code == 0 and found.json["kind"] == "device memory" and "CUDA out of memory" in found.json["line"]
+    answer = at_hand.in_process(monkeypatch, capfd, ["doctor", "--log", str(tmp_path / "train.log"), "--json"])
+    assert answer.code == 0 and answer.json["kind"] == "device memory" and "CUDA out of memory" in answer.json["line"]
     assert at_hand.in_process(monkeypatch, capfd, ["doctor", "--error", "hello"]).code == 1
     assert at_hand.in_process(monkeypatch, capfd, ["doctor", "--error", "x", "--log", "y"]).code == 2
 
 
 def test_a_symptom_is_not_called_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Words that are explained do not stand below "nothing tells"."""
+    """An explained description is not labelled as unknown."""
     assert _explain(explain("saving takes too long"), as_json=False) == 0
     shown = capsys.readouterr().out
     assert "unknown" not in shown and "waits for a save" in shown

@@ -1,4 +1,4 @@
-"""A drill of copies alone: what it does to them is noticed, what it must not touch is as it was, and what is not as it should be fails."""
+"""Drills of copies: damage is detected, the run stays unchanged, and wrong behaviour fails the drill."""
 
 from __future__ import annotations
 
@@ -23,74 +23,74 @@ ALL = ["copy", *copies.REHEARSALS]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Four checkpoints of ``demo``, one of ``baseline``."""
+    """Create four checkpoints of ``demo`` and one of ``baseline``."""
     fill(tmp_path / "runs")
     return tmp_path / "runs"
 
 
 def drilled(store: Path, name: str = "demo", **more: Any) -> DrillReport:
-    """What came of it."""
+    """Return the report of a drill."""
     return run(DrillOptions(copies=Run(open_bytes(store), name), **more))
 
 
 def files(store: Path) -> dict[Path, bytes]:
-    """All that is there."""
+    """Return all files of the store with their bytes."""
     return {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
 
 
 def test_a_run_that_is_whole_passes_all_and_is_as_it_was(store: Path, tmp_path: Path) -> None:
-    """Every rehearsal, in order; nothing is left anywhere, and what restores went back by is the checkpoint before."""
+    """Every rehearsal passes, in order. Nothing is left behind, and restores fall back to the previous checkpoint."""
     before = files(store)
     done = drilled(store)
-    assert [(one.name, one.verdict) for one in done.outcomes] == [(name, PASSED) for name in ALL], lines_of(done)
-    assert [one.steps_lost for one in done.outcomes if one.name in ("damage", "lost", "torn")] == [50, 50, 50]
-    assert files(store) == before and done.copies and "of its checkpoints alone" in markdown(done)
+    assert [(outcome.name, outcome.verdict) for outcome in done.outcomes] == [(name, PASSED) for name in ALL], lines_of(done)
+    assert [outcome.steps_lost for outcome in done.outcomes if outcome.name in ("damage", "lost", "torn")] == [50, 50, 50]
+    assert files(store) == before and done.copies and "only copies of its checkpoints" in markdown(done)
     remember(open_bytes(store), "demo", done)
     assert drills_of(open_bytes(store), "demo") == [done]
     assert _drills(open_bytes(store), "demo") == [], "relight ready asks whether the job came back"
 
 
 def test_of_one_checkpoint_what_needs_another_is_skipped(store: Path) -> None:
-    """There is none to go back to, which is no failure of what is there."""
+    """With one checkpoint, there is none to fall back to: the rehearsals are skipped, and not failed."""
     done = drilled(store, "baseline")
-    assert {one.name: one.verdict for one in done.outcomes} == {
+    assert {outcome.name: outcome.verdict for outcome in done.outcomes} == {
         "copy": PASSED, "verify": PASSED, "restore": PASSED, "damage": SKIPPED, "lost": SKIPPED, "torn": SKIPPED, "prune": SKIPPED,
     }  # fmt: skip
     assert done.ok
 
 
 def test_a_run_that_is_damaged_fails_before_anything_is_rehearsed(store: Path) -> None:
-    """It is found where every byte is read: when it is copied."""
+    """A damaged checkpoint is found when it is copied, because every byte is read."""
     flip(max(directory(store, 3).glob("*.safetensors"), key=lambda path: path.stat().st_size), 4104)
     done = drilled(store)
-    assert [(one.name, one.verdict) for one in done.outcomes] == [("copy", FAILED)] and "damaged" in done.outcomes[0].why
+    assert [(outcome.name, outcome.verdict) for outcome in done.outcomes] == [("copy", FAILED)] and "damaged" in done.outcomes[0].why
 
 
 def test_a_restore_that_does_not_notice_fails(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rehearsals can fail: a load that passes nothing over is found out, and so is a verify that finds nothing."""
+    """The rehearsals can fail: a load that skips nothing is detected, and so is a verify that finds nothing."""
     monkeypatch.setattr(copies, "load", lambda url: {})
-    verdicts = {one.name: one.verdict for one in drilled(store).outcomes}
+    verdicts = {outcome.name: outcome.verdict for outcome in drilled(store).outcomes}
     assert verdicts["damage"] == verdicts["lost"] == FAILED and verdicts["verify"] == PASSED
     monkeypatch.undo()
     monkeypatch.setattr(copies, "verify_checkpoint", lambda *_: [])
-    verdicts = {one.name: one.verdict for one in drilled(store).outcomes}
+    verdicts = {outcome.name: outcome.verdict for outcome in drilled(store).outcomes}
     assert verdicts["damage"] == verdicts["lost"] == SKIPPED, "no byte of it was found to matter"
 
 
 def test_without_room_nothing_is_copied(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither disk nor memory of the machine is filled for a drill."""
+    """A drill does not fill the machine's disk or memory."""
     usage = shutil.disk_usage(store)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10_000))
     done = drilled(store)
-    assert [(one.name, one.verdict) for one in done.outcomes] == [("copy", FAILED)] and "are free" in done.outcomes[0].why
+    assert [(outcome.name, outcome.verdict) for outcome in done.outcomes] == [("copy", FAILED)] and "are free" in done.outcomes[0].why
     monkeypatch.undo()
     monkeypatch.setattr(copies, "available_bytes", lambda: 100)
     done = drilled(store)
-    assert {one.name for one in done.outcomes if one.verdict == SKIPPED} == {"restore", "damage", "lost", "torn"} and done.ok
+    assert {outcome.name for outcome in done.outcomes if outcome.verdict == SKIPPED} == {"restore", "damage", "lost", "torn"} and done.ok
 
 
 def test_an_encrypted_run_is_not_copied_into_the_clear(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a key for the copies, nothing is written; with one, they are encrypted, and what can be rehearsed is."""
+    """Without a key for the copies, nothing is written. With a key, they are encrypted, and the possible rehearsals run."""
     key = tmp_path / "key"
     key.write_text("ab" * 32)
     key.chmod(0o600)
@@ -102,15 +102,17 @@ def test_an_encrypted_run_is_not_copied_into_the_clear(store: Path, tmp_path: Pa
     source = Run(open_bytes(secret), "demo")
     kept = tmp_path / "kept"
     done = run(DrillOptions(copies=source, keep=kept))
-    assert done.ok and {one.name for one in done.outcomes if one.verdict == SKIPPED} <= {"damage", "lost", "torn"}, lines_of(done)
+    assert done.ok and {outcome.name for outcome in done.outcomes if outcome.verdict == SKIPPED} <= {"damage", "lost", "torn"}, lines_of(
+        done
+    )
     assert not any(b"layer.weight" in data for data in files(kept).values())
     monkeypatch.delenv("RELIGHT_KEY")
     done = run(DrillOptions(copies=source))
-    assert [(one.name, one.verdict) for one in done.outcomes] == [("copy", FAILED)] and "would not be" in done.outcomes[0].why
+    assert [(outcome.name, outcome.verdict) for outcome in done.outcomes] == [("copy", FAILED)] and "would not be" in done.outcomes[0].why
 
 
 def test_only_what_is_named_is_rehearsed(store: Path) -> None:
-    """An unknown name says which there are."""
-    assert [one.name for one in drilled(store, only=["torn"]).outcomes] == ["copy", "torn"]
+    """The error for an unknown name lists the known ones."""
+    assert [outcome.name for outcome in drilled(store, only=["torn"]).outcomes] == ["copy", "torn"]
     with pytest.raises(ConfigError, match="no rehearsal 'kill' of copies"):
         drilled(store, only=["kill"])

@@ -1,4 +1,4 @@
-"""What a drill goes by: which failure is taken for what, what is too slow, what is said; without starting a job."""
+"""Judgements of a drill, without starting a job: classification, limits, reports."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def incident(**changes: Any) -> Incident:
-    """A rank was killed at step 12, with step 9 stored, and the job went on from there."""
-    told: dict[str, Any] = {
+    """Return an incident: a rank was killed at step 12, step 9 was stored, and training continued from there."""
+    fields: dict[str, Any] = {
         "id": "1", "at": "", "host": "", "job": "", "life": 1, "kind": "killed", "why": "rank 1 was ended by SIGKILL\nand more", "rank": 1,
         "step": 12, "durable": 9, "words": "", "action": "resume", "reason": "", "delay_s": 0.0, "settings": {}, "clues": [],
         "workers": [{"rank": 0, "durable": 9}, {"rank": 1, "durable": 9}],
         "after": RecoveryRecord("1", 9, 3, {"noticed": 0.1, "decided": 0.2, "all": 4.0}),
     }  # fmt: skip
-    return Incident(**told | changes)
+    return Incident(**fields | changes)
 
 
 BACK = {0: Heartbeat(first_at=104.5), 1: Heartbeat(first_at=105.0)}
-"""What the ranks say behind it: the last of them ended a step at 105."""
+"""Heartbeats of the ranks after the failure: the last rank completed a step at 105."""
 
 
 def test_an_incident_that_is_what_it_should_be_gives_its_times_from_the_moment_of_the_break() -> None:
-    """Noticed, decided, back; on one clock, from when the drill broke it, not from when the supervisor saw that."""
+    """Times are on one clock, since the drill caused the failure, and not since the supervisor noticed it."""
     shown = judged(REHEARSALS["kill"], incident(), BACK, 1, 100.5)
     assert (shown.noticed_s, shown.decided_s, shown.back_s, shown.steps_lost) == (0.6, 0.8, 4.5, 3)
     assert shown.why == "rank 1 was ended by SIGKILL → resume, from step 9"
@@ -54,65 +54,65 @@ def test_an_incident_that_is_what_it_should_be_gives_its_times_from_the_moment_o
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"kind": "network"}, "was taken for network"),
-        ({"action": "stop"}, "resume should have been"),
-        ({"rank": 0}, "rank 0 was taken to have failed, and rank 1 had"),
+        ({"kind": "network"}, "was classified as network"),
+        ({"action": "stop"}, "should have been resume"),
+        ({"rank": 0}, "assigned to rank 0, and rank 1 had failed"),
         (
             {"after": RecoveryRecord("1", 4, 8, {"noticed": 0.1, "decided": 0.2, "all": 4.0})},
-            "step 9 was stored, and it went on from step 4",
+            "step 9 was stored, and training continued from step 4",
         ),
     ],
     ids=["kind", "action", "rank", "stored"],
 )
 def test_an_incident_that_is_not_fails(changes: dict[str, Any], says: str) -> None:
-    """Taken for something else, answered otherwise, another's fault, or gone on from further back than needed."""
+    """A wrong kind, action or rank, or a continuation from an older step than necessary, is an error."""
     with pytest.raises(Wrong, match=says):
         judged(REHEARSALS["kill"], incident(**changes), BACK, 1, 100.0)
 
 
 def test_what_rehearsals_expect_is_what_the_page_says() -> None:
-    """The table in docs/recovery.md: of each kind what is done at first."""
+    """The rehearsals expect the first actions of the table in docs/recovery.md."""
     rows = re.findall(r"^\| `([a-z ]+)` \| [^|]* \| ([a-z ]+) \|", (DOCS / "recovery.md").read_text(encoding="utf-8"), re.MULTILINE)
-    told = {kind: action.strip() for kind, action in rows}
-    expected = {one.kind: one.action for one in REHEARSALS.values() if one.kind}
-    assert expected and {kind: told[kind] for kind in expected} == expected
+    actions = {kind: action.strip() for kind, action in rows}
+    expected = {rehearsal.kind: rehearsal.action for rehearsal in REHEARSALS.values() if rehearsal.kind}
+    assert expected and {kind: actions[kind] for kind in expected} == expected
 
 
 def test_every_rehearsal_is_on_the_page() -> None:
-    """docs/drills.md has a row for each, of jobs and of copies, and no other."""
+    """docs/drills.md has a row for each rehearsal of jobs and of copies, and no others."""
     text = (DOCS / "drills.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `([a-z]+)` \|", text, re.MULTILINE) == [*REHEARSALS, *COPIES]
 
 
 def test_limits() -> None:
-    """Of steps and seconds; what was not measured is not over them."""
+    """Limits of steps and seconds; an unmeasured value exceeds no limit."""
     shown = RehearsalResult("it went on", back_s=4.5, steps_lost=3)
     assert not over_limits(shown, DrillOptions()) and not over_limits(shown, DrillOptions(max_lost_steps=3, max_seconds=4.5))
-    assert "3 steps were lost, of which 2 may be" in over_limits(shown, DrillOptions(max_lost_steps=2))
-    assert "4.5 s later, and 4 s are allowed" in over_limits(shown, DrillOptions(max_seconds=4))
+    assert "3 steps were lost, and 2 are allowed" in over_limits(shown, DrillOptions(max_lost_steps=2))
+    assert "after 4.5 s, and 4 s are allowed" in over_limits(shown, DrillOptions(max_seconds=4))
     assert not over_limits(RehearsalResult("nothing was measured"), DrillOptions(max_lost_steps=0, max_seconds=0))
 
 
 def test_which_are_chosen() -> None:
-    """All, or those that are named, in the order of the programme; of a running job only what it meets anyway."""
-    assert [one.name for one in chosen_of([])] == list(REHEARSALS)
-    assert [one.name for one in chosen_of(["preempt", "kill"])] == ["kill", "preempt"]
-    assert [one.name for one in rehearsals_of([])] == ["kill"] and set(MAY) <= REHEARSALS.keys()
+    """All or the named rehearsals are chosen, in their order; for a running job only the allowed ones."""
+    assert [rehearsal.name for rehearsal in chosen_of([])] == list(REHEARSALS)
+    assert [rehearsal.name for rehearsal in chosen_of(["preempt", "kill"])] == ["kill", "preempt"]
+    assert [rehearsal.name for rehearsal in rehearsals_of([])] == ["kill"] and set(MAY) <= REHEARSALS.keys()
     for wrong in (chosen_of, rehearsals_of):
         with pytest.raises(ConfigError):
             wrong(["nothing of the kind"])
-    with pytest.raises(ConfigError, match="on a copy"):
+    with pytest.raises(ConfigError, match="drill a copy"):
         rehearsals_of(["damage"])
 
 
 def test_a_script_is_found_and_told_where_to_save(tmp_path: Path) -> None:
-    """Behind torchrun's flags; {store} in its arguments and in --env becomes the drill's store, everywhere."""
+    """The script follows torchrun's flags; {store} in its arguments and in --env is replaced everywhere."""
     target = target_of(["--nproc-per-node", "4", "train.py", "--store={store}/demo", "-n", "3"], "x.toml", ["RUNS={store}"])
     assert (target.flags, target.script[0], target.built_in) == (("--nproc-per-node", "4"), "train.py", False)
     command = target.command(tmp_path, tmp_path / "store", "--more")
-    at = command.index("relight.drill.script")
-    assert command[at - 1] == "-m" and command[at + 3 :] == ["train.py", f"--store={tmp_path}/store/demo", "-n", "3"]
-    assert command[command.index("--settings") + 1] == "x.toml" and "--more" in command[:at]
+    position = command.index("relight.drill.script")
+    assert command[position - 1] == "-m" and command[position + 3 :] == ["train.py", f"--store={tmp_path}/store/demo", "-n", "3"]
+    assert command[command.index("--settings") + 1] == "x.toml" and "--more" in command[:position]
     assert target.environment(tmp_path / "store") == {"RUNS": f"{tmp_path}/store"}
     module = target_of(["-m", "train", "{store}"], "", [])
     assert module.command(tmp_path, tmp_path)[-3:] == ["-m", "train", str(tmp_path)]
@@ -121,23 +121,23 @@ def test_a_script_is_found_and_told_where_to_save(tmp_path: Path) -> None:
 
 
 def test_a_script_that_is_not_told_where_to_save_is_refused() -> None:
-    """Or its own store would be broken. The script's name does not count."""
+    """Otherwise the drill would break the script's real store. {store} in the script's name does not count."""
     for arguments in (["train.py", "--store", "runs"], ["{store}"]):
-        with pytest.raises(ConfigError, match="nothing says where the script is to save"):
+        with pytest.raises(ConfigError, match="no argument names the drill.s store"):
             target_of(arguments, "", [])
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         target_of(["train.py"], "", ["{store}"])
 
 
 def test_orders_are_done_once_and_it_is_known_when(tmp_path: Path) -> None:
-    """What is told last counts; a second process that comes to it leaves it."""
+    """The last order counts, and only one process executes it."""
     orders = DrillOrders(tmp_path / "orders")
     assert orders.read() is None and orders.done() is None
     orders.give(DrillOrder("lock", 7, 1))
     assert orders.read() == DrillOrder("lock", 7, 1)
     assert orders.do() and not DrillOrders(tmp_path / "orders").do()
-    at = orders.done()
-    assert at is not None and math.isfinite(at)
+    done_at = orders.done()
+    assert done_at is not None and math.isfinite(done_at)
     orders.give(DrillOrder("poison", 9))
     assert orders.done() is None
     orders.clear()
@@ -147,7 +147,7 @@ def test_orders_are_done_once_and_it_is_known_when(tmp_path: Path) -> None:
 
 
 def report(*verdicts: str) -> DrillReport:
-    """With a rehearsal for each."""
+    """Each order has a rehearsal."""
     outcomes = [
         RehearsalOutcome(f"r{n}", "it was broken", verdict, f"because {n}", back_s=1.5, steps_lost=n) for n, verdict in enumerate(verdicts)
     ]
@@ -155,33 +155,33 @@ def report(*verdicts: str) -> DrillReport:
 
 
 def test_what_counts_as_passed() -> None:
-    """Something was, and nothing failed: what could not be tried is neither."""
+    """A drill is ok if one rehearsal passed and none failed; skipped ones do not count."""
     assert report(PASSED, SKIPPED).ok
     assert not report(PASSED, FAILED).ok and not report(SKIPPED).ok and not report().ok
     assert report(PASSED, FAILED, SKIPPED, PASSED).summary() == "2 passed, 1 failed, 1 skipped; 61 s"
 
 
 def test_the_page_for_the_runbook_has_it_all() -> None:
-    """When, where, of what; a row each; and what was wrong, in words."""
+    """The page has time, host and script, a row for each rehearsal, and the reasons of failures."""
     page = markdown(report(PASSED, FAILED, SKIPPED))
     assert "# Drill of 2026-11-21T07:39:49Z" in page and "`train.py` on node-3" in page
     assert "| r0 | passed | – | – | 1.50 s | 0 |" in page and "| r1 | **failed** |" in page and "because 2" in page
 
 
 def test_drills_are_remembered_with_a_run(tmp_path: Path) -> None:
-    """Each a small file beside the run's log; what cannot be read is left out."""
+    """Each drill is a small file in the run; unreadable files are ignored."""
     store = open_bytes(tmp_path)
     assert drills_of(store, "demo") == []
     first, second = report(PASSED), msgspec.structs.replace(report(FAILED), id="18-cd", live=True)
-    for one in (second, first):
-        remember(store, "demo", one)
+    for drill_report in (second, first):
+        remember(store, "demo", drill_report)
     (tmp_path / "demo" / "drills" / "19-ef.json").write_text("{")
     assert drills_of(store, "demo") == [first, second]
-    told = json.loads((tmp_path / "demo" / "drills" / "17-ab.json").read_text())
-    assert told["outcomes"][0]["verdict"] == "passed" and json.loads(json.dumps(first.to_dict()))["ok"] is True
+    stored = json.loads((tmp_path / "demo" / "drills" / "17-ab.json").read_text())
+    assert stored["outcomes"][0]["verdict"] == "passed" and json.loads(json.dumps(first.to_dict()))["ok"] is True
 
 
 def test_the_built_in_job_is_a_target_like_others(tmp_path: Path) -> None:
-    """Two ranks, a store of its own, and nothing to be told."""
+    """The built-in job is a target with two ranks, the drill's store and a fixed number of steps."""
     target = DrillTarget()
     assert target.built_in and target.command(tmp_path, tmp_path / "store")[-5:-2] == ["relight.drill.job", str(tmp_path / "store"), "400"]

@@ -1,4 +1,4 @@
-"""Rehearsals on a slow machine: bounds follow what the job takes there; what hangs still fails; the drill's own end fails nothing."""
+"""Rehearsals on a slow machine: bounds follow the job's times, a hanging job still fails, and the drill's deadline fails nothing."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from relight.drill.report import FAILED, PASSED, SKIPPED
 from relight.heartbeat import Heartbeat
 
 START_S, STEP_S, END_S = 8.0, 0.1, 4.0
-"""Of the job, on a machine that does nothing else."""
+"""Seconds of a start, a step and an end of the job on an idle machine."""
 
 
 class Machine:
-    """A clock that moves when somebody waits, and how many times as slow as usual everything is."""
+    """A machine with a simulated clock, which advances during waits, and a factor by which everything is slower."""
 
     def __init__(self) -> None:
         self.now, self.slow = 1000.0, 1.0
         self.hangs_at_start = math.inf
 
     def monotonic(self) -> float:
-        """Its clock."""
+        """Return the time of the simulated clock."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Time passes: at least half a second, so that a test of an hour takes a moment."""
+        """Advance the clock by at least half a second, so that simulated hours take little real time."""
         self.now += max(seconds, 0.5)
 
 
 class FakeJob(stage.DrillJob):
-    """A job that starts, steps and saves as slowly as its machine says. Nothing is started."""
+    """A simulated job that starts, steps and saves at its machine's speed. No process is started."""
 
     machine: Machine
 
@@ -56,14 +56,14 @@ class FakeJob(stage.DrillJob):
         self.started = self._started_at = self.machine.now
 
     def _steps(self) -> int:
-        """Made since the start."""
+        """Return the number of steps since the start."""
         if self.starts > self.machine.hangs_at_start:
             return 0
         return max(0, int((self.machine.now - self.started - START_S * self.machine.slow) / (STEP_S * self.machine.slow)))
 
     @property
     def code(self) -> int | None:
-        """It ends some time after it may, if it makes steps at all."""
+        """Exit code 0 some time after the job may end, if it makes steps; else None."""
         may = (self.folder / "out.go").exists() and self._steps() > 0
         if not may or self.machine.now < self.started + (START_S + END_S) * self.machine.slow:
             return None
@@ -83,8 +83,8 @@ class FakeJob(stage.DrillJob):
         }
 
     def checkpoints(self) -> list[Any]:
-        at = [step for step in (10, 20) if self.beats()[0].step >= step] if self.starts == 1 else [10, 20]
-        return [SimpleNamespace(id=f"c{step}", step=step) for step in at]
+        steps = [step for step in (10, 20) if self.beats()[0].step >= step] if self.starts == 1 else [10, 20]
+        return [SimpleNamespace(id=f"c{step}", step=step) for step in steps]
 
     def damage(self) -> dict[str, str]:
         return {"c20": "damaged"} if self.spoiled else {}
@@ -100,7 +100,7 @@ class FakeJob(stage.DrillJob):
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """All of the drill's clocks are its clock, all jobs are its jobs."""
+    """Replace the drill's clocks and jobs by simulated ones."""
     made = Machine()
     clock = SimpleNamespace(monotonic=made.monotonic, sleep=made.sleep, time=lambda: 1.0)
     for module in (stage, pace, drive, storage, rehearsals, live):
@@ -120,35 +120,35 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def damaged(machine: Machine, **options: Any) -> RehearsalOutcome:
-    """The verdict of the one rehearsal."""
+    """Return the outcome of the rehearsal ``damage``."""
     return run(DrillOptions(only=["damage"], **options)).outcomes[0]
 
 
 @pytest.mark.parametrize("slow", [1, 10, 20, 60])
 def test_a_job_that_comes_back_passes_however_slow_the_machine_is(machine: Machine, slow: float) -> None:
-    """Its first start is the measure: at 60 times, one start takes eight minutes, and the whole rehearsal half an hour."""
+    """The bound follows the first start. At a factor of 60, a start takes eight minutes, and the rehearsal half an hour."""
     machine.slow = slow
-    found = damaged(machine)
-    assert found.verdict == PASSED, found.why
-    assert (found.took_s > LEAST_S) == (slow >= 10)
+    outcome = damaged(machine)
+    assert outcome.verdict == PASSED, outcome.why
+    assert (outcome.took_s > LEAST_S) == (slow >= 10)
     with_a_constant = damaged(machine, timeout_s=300.0)
     assert (with_a_constant.verdict == FAILED) == (slow >= 20), "what was the bound once, whatever the machine"
 
 
 def test_a_job_that_does_not_come_back_fails(machine: Machine) -> None:
-    """On a usual machine after the least bound, on a slow one after so many times its start; with --timeout after that."""
+    """A job that hangs fails at the least bound; on a slow machine at a multiple of its start; with --timeout at that time."""
     machine.hangs_at_start = 1
-    found = damaged(machine)
-    assert found.verdict == FAILED and "no step of the job that was started again" in found.why and found.took_s < LEAST_S + 5
+    outcome = damaged(machine)
+    assert outcome.verdict == FAILED and "no step of the restarted job" in outcome.why and outcome.took_s < LEAST_S + 5
     machine.slow = 5
-    found = damaged(machine)
-    assert found.verdict == FAILED and LEAST_S < found.took_s < STARTS * 5 * (START_S + 3) + 60
-    found = damaged(machine, timeout_s=120.0)
-    assert found.verdict == FAILED and found.took_s < 125
+    outcome = damaged(machine)
+    assert outcome.verdict == FAILED and LEAST_S < outcome.took_s < STARTS * 5 * (START_S + 3) + 60
+    outcome = damaged(machine, timeout_s=120.0)
+    assert outcome.verdict == FAILED and outcome.took_s < 125
 
 
 def test_load_that_comes_later_is_measured_too(machine: Machine) -> None:
-    """A slow start of one rehearsal is a measure for those behind it, and so is a whole one that passed."""
+    """A slow start, and a slow rehearsal that passed, extend the bound of later rehearsals."""
     measured = Pace()
     assert math.isinf(measured.bound_s) and not measured.measured
     measured.started(2.0)
@@ -162,17 +162,17 @@ def test_load_that_comes_later_is_measured_too(machine: Machine) -> None:
 
 
 def test_the_drill_s_own_end_fails_nothing(machine: Machine) -> None:
-    """A rehearsal that it cuts short shows nothing, and is skipped; a job that never made a step failed."""
+    """A rehearsal that the deadline cuts short is skipped; a job that never makes a step fails."""
     machine.slow = 20
-    found = damaged(machine, deadline_s=250.0)
-    assert found.verdict == SKIPPED and "--deadline" in found.why
+    outcome = damaged(machine, deadline_s=250.0)
+    assert outcome.verdict == SKIPPED and "--deadline" in outcome.why
     machine.hangs_at_start = 0
-    found = damaged(machine, deadline_s=600.0)
-    assert found.verdict == FAILED and "no steps with a checkpoint behind them within" in found.why
+    outcome = damaged(machine, deadline_s=600.0)
+    assert outcome.verdict == FAILED and "no steps after a checkpoint within" in outcome.why
 
 
 def test_the_undisturbed_run_has_the_same_time(machine: Machine, tmp_path: Path) -> None:
-    """It had two minutes, of which a slow machine needs more for its start alone."""
+    """The undisturbed run has the same bound, because a slow machine may need minutes for the start."""
     machine.slow = 30
     measured = Pace()
     measured.started(START_S * machine.slow)

@@ -1,4 +1,4 @@
-"""Nothing that a drill starts outlives it, and a script does as it is told, in the drill's store alone."""
+"""A drill's processes end with it, and a drilled script obeys orders and writes only to the drill's store."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from relight.errors import ConfigError, RelightError
 from relight.store import open_bytes
 
 ORPHAN = "import os, time; os.fork() or (os.setsid(), os.fork() or time.sleep(600)); os._exit(0)"
-"""Leaves a process in a session of its own whose parents have ended."""
+"""Script that leaves an orphan in its own session."""
 
 
 def wait_for(condition: object, seconds: float = 20.0) -> None:
-    """Until it holds."""
+    """Wait until the condition is true."""
     ends = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < ends
@@ -35,12 +35,12 @@ def wait_for(condition: object, seconds: float = 20.0) -> None:
 
 
 def orphans(warden: int) -> list[int]:
-    """What the script above has left below a warden."""
+    """Return the orphan of the script above, below a warden."""
     return [pid for pid in descendants(warden) if "time.sleep(600)" in " ".join(arguments_of(pid))]
 
 
 def start(warden: Warden, folder: Path) -> int:
-    """An orphan below it."""
+    """A started process leaves an orphan below the warden."""
     warden.start([sys.executable, "-c", ORPHAN], env=environment(), cwd="/", log=folder / "log")
     wait_for(lambda: orphans(warden.pid))
     time.sleep(0.2)
@@ -50,7 +50,7 @@ def start(warden: Warden, folder: Path) -> int:
 
 
 def test_what_a_warden_has_started_ends_with_it(tmp_path: Path) -> None:
-    """Orphans in sessions of their own, too; and processes that are stopped."""
+    """Orphans in their own sessions end, too, and so do stopped processes."""
     with Warden() as warden:
         pid = start(warden, tmp_path)
         os.kill(pid, signal.SIGSTOP)
@@ -58,7 +58,7 @@ def test_what_a_warden_has_started_ends_with_it(tmp_path: Path) -> None:
 
 
 def test_a_sweep_ends_it_and_the_warden_goes_on(tmp_path: Path) -> None:
-    """As if a machine had lost its power; how each process ended is known then."""
+    """A sweep ends all processes at once, and their exit codes are known afterwards."""
     with Warden() as warden:
         pid = start(warden, tmp_path)
         sleeps = warden.start(["sleep", "600"], env=environment(), cwd="/", log=tmp_path / "log")
@@ -75,7 +75,7 @@ def test_a_sweep_ends_it_and_the_warden_goes_on(tmp_path: Path) -> None:
 
 
 def test_if_the_drill_itself_is_killed_nothing_is_left(tmp_path: Path) -> None:
-    """SIGKILL to whoever told the warden: its input ends, and so does all that it has started."""
+    """After SIGKILL to the warden's controller, the warden's input ends, and it ends all processes."""
     script = f"""
 import sys, time
 from pathlib import Path
@@ -97,16 +97,16 @@ time.sleep(600)
 
 
 def test_what_is_below_a_process_is_killed_and_nothing_else() -> None:
-    """A neighbour of the same parent lives on."""
+    """Only descendants are killed; another child of the same parent survives."""
     neighbour = subprocess.Popen(["sleep", "600"])
     above = subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"])
     try:
         wait_for(lambda: len(descendants(above.pid)) == 2)
         assert kill_below(above.pid) == [] and neighbour.poll() is None
     finally:
-        for one in (above, neighbour):
-            one.kill()
-            one.wait()
+        for process in (above, neighbour):
+            process.kill()
+            process.wait()
 
 
 SCRIPT = """
@@ -118,7 +118,7 @@ with relight.Checkpointer(sys.argv[1], w=numpy.zeros(9), save=relight.every(step
 
 
 def run_script(folder: Path, where: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """As relight run would start it in a drill whose store is ``folder/store``."""
+    """Run a script as relight run does in a drill with the store ``folder/store``."""
     (folder / "script.py").write_text(SCRIPT)
     command = [
         sys.executable,
@@ -133,16 +133,16 @@ def run_script(folder: Path, where: str, **settings: str) -> subprocess.Complete
 
 
 def test_a_script_in_a_drill_saves_in_the_drills_store_or_not_at_all(tmp_path: Path) -> None:
-    """Whatever it was told: another place is refused before anything is written there."""
+    """A store outside the drill's is refused before anything is written there."""
     done = run_script(tmp_path, str(tmp_path / "real" / "demo"))
     assert done.returncode and "may only write to the drill's own store" in done.stderr and not (tmp_path / "real").exists()
     done = run_script(tmp_path, str(tmp_path / "store" / "demo"))
     assert done.returncode == 0, done.stderr
-    assert [one.step for one in Run(open_bytes(tmp_path / "store"), "demo").history().live] == [1, 3, 5, 7]
+    assert [checkpoint.step for checkpoint in Run(open_bytes(tmp_path / "store"), "demo").history().live] == [1, 3, 5, 7]
 
 
 def test_a_script_in_a_drill_is_poisoned_at_the_step_that_was_told(tmp_path: Path) -> None:
-    """With somebody to watch over it, that is a loss that is no number, from that step on."""
+    """The order ``poison`` makes the loss of that step NaN."""
     from relight.heartbeat.heartbeat_page import make_page
 
     make_page(tmp_path / "page")
@@ -153,7 +153,7 @@ def test_a_script_in_a_drill_is_poisoned_at_the_step_that_was_told(tmp_path: Pat
 
 
 def test_a_script_in_a_drill_aborts_when_it_is_told(tmp_path: Path) -> None:
-    """At the step, or at the first behind it; only the rank that is meant; once."""
+    """Only the ordered rank executes an order, once, at the step or the first one after it."""
     DrillOrders(tmp_path / "orders").give(DrillOrder("crash", 3, 1))
     assert run_script(tmp_path, str(tmp_path / "store" / "demo"), RANK="0").returncode == 0
     assert run_script(tmp_path, str(tmp_path / "store" / "other"), RANK="1").returncode == -signal.SIGABRT
@@ -161,7 +161,7 @@ def test_a_script_in_a_drill_aborts_when_it_is_told(tmp_path: Path) -> None:
 
 
 def test_a_byte_that_matters_is_damaged(tmp_path: Path) -> None:
-    """What verifying finds, and not just any byte; the checkpoint before stays whole."""
+    """The changed byte is one that verify reports, and the previous checkpoint stays undamaged."""
     assert run_script(tmp_path, str(tmp_path / "store" / "demo")).returncode == 0
     with DrillJob(DrillTarget(), tmp_path / "job", tmp_path / "store", Limit(Pace(60))) as job:
         assert job.damage() == {}
@@ -172,7 +172,7 @@ def test_a_byte_that_matters_is_damaged(tmp_path: Path) -> None:
 
 
 def test_no_process_of_others_is_sent_a_signal(tmp_path: Path) -> None:
-    """Whatever a page may say: not this one, not one that the drill has not started."""
+    """The drill signals no process that it has not started, whatever a heartbeat page contains."""
     neighbour = subprocess.Popen(["sleep", "600"])
     try:
         with DrillJob(DrillTarget(), tmp_path, tmp_path / "store", Limit(Pace(60))) as job:
@@ -188,7 +188,7 @@ def test_no_process_of_others_is_sent_a_signal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("made", [None, "empty", "full"])
 def test_a_store_comes_back_whatever_is_in_its_place(tmp_path: Path, made: str | None) -> None:
-    """What was made there meanwhile is moved aside, and given."""
+    """A directory that was created in the store's place is moved aside and returned."""
     (tmp_path / "away").mkdir()
     (tmp_path / "away" / "relight.json").touch()
     store = tmp_path / "store"
@@ -198,11 +198,11 @@ def test_a_store_comes_back_whatever_is_in_its_place(tmp_path: Path, made: str |
             (store / "pack").touch()
     aside = move_back(tmp_path / "away", store)
     assert [path.name for path in store.iterdir()] == ["relight.json"] and not (tmp_path / "away").exists()
-    assert [[path.name for path in one.iterdir()] for one in aside] == ([] if made is None else [["pack"] if made == "full" else []])
+    assert [[path.name for path in folder.iterdir()] for folder in aside] == ([] if made is None else [["pack"] if made == "full" else []])
 
 
 def test_why_something_cannot_be_done_here_is_said() -> None:
-    """No such program, or its last words."""
+    """The reason is a missing program, or the last line of its output."""
     assert cannot(["true"]) == ""
     assert "there is no no-such-command" in cannot(["no-such-command"])
     assert cannot(["sh", "-c", "echo not permitted >&2; exit 1"]) == "not permitted"
@@ -210,7 +210,7 @@ def test_why_something_cannot_be_done_here_is_said() -> None:
 
 @pytest.mark.skipif(bool(cannot([*OWN_MOUNTS, "true"])), reason="no namespaces of one's own here")
 def test_what_lies_on_a_jobs_own_file_system_is_seen_from_outside(tmp_path: Path) -> None:
-    """And is gone with it; nobody else has seen it."""
+    """A mount in the namespace ends with it, and other processes never see it."""
     disk = tmp_path / "disk"
     with DrillJob(DrillTarget(), tmp_path, disk / "store", Limit(Pace(60)), OWN_MOUNTS) as job:
         disk.mkdir()
@@ -221,7 +221,7 @@ def test_what_lies_on_a_jobs_own_file_system_is_seen_from_outside(tmp_path: Path
 
 
 def test_only_what_lies_below_the_drills_store_is_its_own() -> None:
-    """A URL with a scheme is no place of the drill's."""
+    """A URL with a scheme is not in the drill's store."""
     from relight.drill.script import Obedient
 
     obedient = Obedient(DrillOrders(Path("orders")), Path("/drill/store"))
@@ -232,7 +232,7 @@ def test_only_what_lies_below_the_drills_store_is_its_own() -> None:
 
 
 def test_runs_of_the_drills_store_are_read_from_it(tmp_path: Path) -> None:
-    """Not from what the job says."""
+    """The run is found in the store, and not in the job's heartbeats."""
     assert run_script(tmp_path, str(tmp_path / "store" / "demo")).returncode == 0
     with DrillJob(DrillTarget(), tmp_path / "job", tmp_path / "store", Limit(Pace(60))) as job:
         assert isinstance(job.run(), Run) and job.run().name == "demo" and job.checkpoints()[-1].step == 7

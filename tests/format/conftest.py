@@ -1,4 +1,4 @@
-"""Where the forge and the independent reader are."""
+"""Make the forge and the independent reader importable."""
 
 import sys
 from pathlib import Path

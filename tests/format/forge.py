@@ -1,4 +1,4 @@
-"""A good store in memory, and tools to make a bad one of it: seals, chain and hashes above a forged field are made anew."""
+"""A valid store in memory, and tools to forge it: seals, chain and hashes above a forged field are computed again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUN = "demo"
 STEPS = {"z": 5, "a": 10, "b": 20, "c": 30}
 """The checkpoints by the letter their ids repeat. ``z`` is retired, ``a`` is tagged ``keep``, ``c`` is the newest."""
 SEQ = {"run": 0, "fence": 1, "z": 2, "a": 3, "tag": 4, "note": 5, "fence2": 6, "b": 7, "retire": 8, "c": 9}
-"""Which record is which."""
+"""Number of each record."""
 DIRS = {letter: f"{RUN}/{step:010d}-{letter * 10}-e{1 if letter in 'za' else 2}" for letter, step in STEPS.items()}
 TIME = "2026-01-02T03:04:05Z"
 Files = dict[str, bytes]
@@ -44,7 +44,7 @@ TENSORS = (
 
 
 def values(step: int, tensors: Iterable[tuple[str, str, tuple[int, ...], str, bool]] = TENSORS) -> dict[str, bytes]:
-    """The bytes of each tensor at ``step``."""
+    """Return the bytes of each tensor at ``step``."""
     rng = random.Random(step)
     sizes = {name: dtype_named(dtype).itemsize for name, dtype, *_ in tensors}
     result = {}
@@ -57,7 +57,7 @@ def values(step: int, tensors: Iterable[tuple[str, str, tuple[int, ...], str, bo
 
 
 def tree() -> dict[str, Any]:
-    """The tree every checkpoint holds."""
+    """Return the tree of every checkpoint."""
     names = {name: Leaf("tensor", (index,)) for index, (name, *_) in enumerate(TENSORS)}
     model = {"w": names["model/w"], "b": names["model/b"], "tied": names["model/w"]}
     rest = [names["scalar"], names["empty"], names["flags"], (1, 2.5, None, b"x", "é")]
@@ -65,21 +65,21 @@ def tree() -> dict[str, Any]:
 
 
 def request(step: int, **more: Any) -> SaveRequest:
-    """A save of the state at ``step``."""
-    held = values(step)
-    items = [Item(name, dtype, shape, role, Bytes(held[name]), trainable=t) for name, dtype, shape, role, t in TENSORS]
+    """Return a save of the state at ``step``."""
+    tensors = values(step)
+    items = [Item(name, dtype, shape, role, Bytes(tensors[name]), trainable=t) for name, dtype, shape, role, t in TENSORS]
     info = SaveInfo(step, metrics={"loss": 1.0 / step}, **{name: more.pop(name) for name in SaveInfo.__struct_fields__ if name in more})
     return SaveRequest(info, tree=encode_tree(tree()), items=items, **more)
 
 
 def chunked(chunk_bytes: int, group_bytes: int) -> Any:
-    """Within this, packs are cut into chunks of these sizes."""
+    """Cut packs into chunks of these sizes within the block."""
     return mock.patch("relight.commit.plan.cut_chunks", partial(cut_chunks, chunk_bytes=chunk_bytes, group_bytes=group_bytes))
 
 
 @contextmanager
 def fixed(letters: Iterator[str]) -> Iterator[None]:
-    """Within this, ids, times and names of hosts are the same every time; checkpoints are called by ``letters``."""
+    """Make ids, times and host names constant within the block; checkpoint ids repeat one of ``letters``."""
     tokens = random.Random(0)
     with ExitStack() as stack:
         put = lambda name, value: stack.enter_context(mock.patch(name, value))  # noqa: E731
@@ -111,14 +111,14 @@ def _good() -> Files:
 
 
 def load(files: Files) -> MemoryStore:
-    """A store in memory that holds ``files``."""
+    """Return a store in memory with ``files``."""
     store = MemoryStore()
     store._files = dict(files)  # noqa: SLF001
     return store
 
 
 def write(files: Files, root: Path) -> None:
-    """Put ``files`` below ``root``."""
+    """Write ``files`` into the directory ``root``."""
     for key, data in files.items():
         path = root / key
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,27 +126,27 @@ def write(files: Files, root: Path) -> None:
 
 
 def record_key(seq: int) -> str:
-    """Where record ``seq`` lies."""
+    """Return the key of record ``seq``."""
     return f"{RUN}/log/{seq:012d}.json"
 
 
 def dumps(value: Any) -> bytes:
-    """JSON as Relight writes it, but letting NaN and lone surrogates through."""
+    """Encode JSON as Relight does, but permit NaN and lone surrogates."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 class Forge:
-    """The files of a store, to be changed. ``Change`` functions get the parsed value and change it, or give a new one."""
+    """Files of a store to forge. ``Change`` functions change the parsed value in place, or return a new one."""
 
     def __init__(self, files: Files | None = None) -> None:
         self.files: Files = dict(_good() if files is None else files)
 
     def payload(self, seq: int) -> Any:
-        """Record ``seq``, parsed."""
+        """Return record ``seq``, parsed."""
         return json.loads(self.files[record_key(seq)])["body"]
 
     def store_record(self, change: Callable[[Any], Any] | bytes) -> None:
-        """Change ``relight.json`` and seal it; bytes are the payload as it is to stand there."""
+        """Change ``relight.json`` and seal it. Bytes replace the payload unchanged."""
         key = "relight.json"
         self.files[key] = seal(self._changed(json.loads(self.files[key])["body"], change))
 
@@ -157,13 +157,13 @@ class Forge:
             self.chain(seq + 1)
 
     def raw_record(self, seq: int, data: bytes, *, chain: bool = True) -> None:
-        """Put ``data`` as the whole file of record ``seq``, and chain all later ones to it."""
+        """Write ``data`` as the whole file of record ``seq``, and chain all later records to it."""
         self.files[record_key(seq)] = data
         if chain:
             self.chain(seq + 1)
 
     def chain(self, seq: int) -> None:
-        """Make ``prev`` right from record ``seq`` on."""
+        """Correct ``prev`` from record ``seq`` on."""
         while record_key(seq) in self.files and record_key(seq - 1) in self.files:
             value = self.payload(seq)
             value["prev"] = blake3(self.files[record_key(seq - 1)]).hexdigest()
@@ -213,25 +213,25 @@ class Forge:
         self.part(letter, lambda part: part.update(tree=data))
 
     def pack(self, letter: str, change: Callable[[bytes], bytes], *, cut: bool = False) -> None:
-        """Change the bytes of a pack, and hash its chunks anew; with ``cut`` its length is made that of the file too."""
+        """Change the bytes of a pack, and hash its chunks again. With ``cut``, also set the pack's size to that of the file."""
         key = f"{DIRS[letter]}/pack-00000-000.safetensors"
         data = change(self.files[key])
         self.files[key] = data
 
         def part(value: Any) -> None:
-            at, chunks = 0, []
+            offset, chunks = 0, []
             for length, _ in value["packs"][0][2]:
-                chunks.append([length, blake3(data[at : at + length]).digest()])
-                at += length
+                chunks.append([length, blake3(data[offset : offset + length]).digest()])
+                offset += length
             if cut:
-                chunks[-1] = [len(data) - (at - chunks[-1][0]), blake3(data[at - chunks[-1][0] :]).digest()]
+                chunks[-1] = [len(data) - (offset - chunks[-1][0]), blake3(data[offset - chunks[-1][0] :]).digest()]
                 value["packs"][0][1] = len(data)
             value["packs"][0][2] = chunks
 
         self.part(letter, part)
 
     def header(self, letter: str, body: bytes) -> None:
-        """Put another safetensors header, of the same length, in front of a pack."""
+        """Replace the safetensors header of a pack by another one of the same length."""
 
         def change(data: bytes) -> bytes:
             room = int.from_bytes(data[:8], "little")
@@ -241,7 +241,7 @@ class Forge:
         self.pack(letter, change)
 
     def header_of(self, letter: str) -> Any:
-        """The safetensors header of a pack, parsed."""
+        """Return the parsed safetensors header of a pack."""
         data = self.files[f"{DIRS[letter]}/pack-00000-000.safetensors"]
         return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
 

@@ -22,17 +22,17 @@ METHODS = ("raw", "entropy", "repeats")
 
 
 def weights(count: int, seed: int = 0) -> np.ndarray:
-    """Such as a layer has, float32."""
+    """Return float32 values like those of a layer."""
     return (np.random.default_rng(seed).standard_normal(count) * 0.02).astype("<f4")
 
 
 def bfloat16(values: np.ndarray) -> memoryview:
-    """Their upper halves."""
+    """Return the upper halves of float32 values."""
     return memoryview((values.view("<u4") >> 16).astype("<u2")).cast("B")
 
 
 def there_and_back(data: bytes, way: Way, base: bytes | None = None) -> None:
-    """What is coded comes back, into memory of its own and over its base."""
+    """Assert that a coded chunk decodes exactly, into separate memory and over its base."""
     stored = encode(memoryview(data), way, None if base is None else memoryview(base))
     if stored is None:
         return
@@ -56,7 +56,7 @@ def there_and_back(data: bytes, way: Way, base: bytes | None = None) -> None:
     repeat=st.sampled_from((1, 1, 200)),
 )
 def test_any_bytes_come_back(kind: ElementKind, raw: bytes, base: bytes | None, single: int, method: str, repeat: int) -> None:
-    """Whatever is chosen, and whatever might have been."""
+    """Every chosen and every possible way is exact."""
     raw = (raw * repeat)[: len(raw) * repeat // kind.width * kind.width]
     base = None if base is None else (base * (len(raw) // max(len(base), 1) + 1))[: len(raw)].ljust(len(raw), b"\0")
     widths = widths_of(kind.width, min(single, kind.width))
@@ -68,7 +68,7 @@ def test_any_bytes_come_back(kind: ElementKind, raw: bytes, base: bytes | None, 
 
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_every_dtype(name: str) -> None:
-    """Values that are alike become smaller, whatever they are; and a chunk larger than a block comes back."""
+    """Similar values of any kind become smaller, and a chunk larger than a block decodes exactly."""
     kind, rng = kind_of(dtype_named(name)), np.random.default_rng(1)
     if kind.floating and kind.width >= 4:
         data = rng.standard_normal(100_001).astype(f"<f{kind.width}").tobytes()
@@ -85,7 +85,7 @@ def test_every_dtype(name: str) -> None:
 
 
 def test_what_trained_values_come_to() -> None:
-    """Exponents gain, mantissas are left; the share is what theory says of a normal distribution."""
+    """Exponents are compressed, mantissas stay raw, and the size matches the entropy of a normal distribution."""
     values = weights(1 << 20)
     way = choose(bfloat16(values), ElementKind(2, True))
     assert way is not None and way.widths == (1, 1) and way.methods == ("entropy", "raw")
@@ -96,7 +96,7 @@ def test_what_trained_values_come_to() -> None:
 
 
 def test_noise_is_left_alone() -> None:
-    """And is told by a sample."""
+    """A sample shows that the chunk is incompressible."""
     noise = np.random.default_rng(0).bytes(1 << 20)
     assert choose(memoryview(noise), BYTES) is None
     assert choose(memoryview(noise), ElementKind(4, True)) is None
@@ -122,7 +122,7 @@ def test_differences() -> None:
 
 
 def test_few_rows_of_many() -> None:
-    """A hundredth of the rows of a table changed: their bytes, and hardly more."""
+    """If a hundredth of a table's rows changed, the delta is hardly larger than their bytes."""
     rng = np.random.default_rng(0)
     before = weights(4096 * 256).reshape(4096, 256)
     after = before.copy()
@@ -138,7 +138,7 @@ def test_few_rows_of_many() -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
 def test_planes(width: int) -> None:
-    """Every cut, turned or not, with differences or not, longer than a block and not a multiple of it."""
+    """Every split joins exactly: rotated or not, with differences or not, longer than a block and no multiple of it."""
     rng = np.random.default_rng(width)
     length = BLOCK_BYTES + width * 7_001
     values, base = elements(rng.bytes(length), width), elements(rng.bytes(length), width)
@@ -147,13 +147,13 @@ def test_planes(width: int) -> None:
         assert sum(widths) == width and (single == 0 or widths[: min(single, width)] == (1,) * min(single, width))
         for turned in (False, True):
             for earlier in (None, base):
-                found = np.empty_like(values)
-                join(split(values, widths, turned=turned, base=earlier), found, turned=turned, base=earlier)
-                assert np.array_equal(found, values)
+                joined = np.empty_like(values)
+                join(split(values, widths, turned=turned, base=earlier), joined, turned=turned, base=earlier)
+                assert np.array_equal(joined, values)
 
 
 def coded() -> tuple[bytes, int]:
-    """A chunk of bfloat16, and its length."""
+    """Return a coded chunk of bfloat16, and its decoded length."""
     data = bfloat16(weights(5000))
     way = choose(data, ElementKind(2, True))
     assert way is not None
@@ -163,13 +163,13 @@ def coded() -> tuple[bytes, int]:
 
 
 def test_every_damaged_byte_is_refused_or_changes_what_comes_out() -> None:
-    """Each byte of a chunk, made another: an error of ours, never one of another's, and never memory beyond the chunk."""
+    """A chunk with one changed byte raises only Relight's errors, and never allocates more than the chunk."""
     stored, length = coded()
     into = bytearray(length)
     refused = 0
-    for at in (*range(64), *range(64, len(stored), 37)):
+    for offset in (*range(64), *range(64, len(stored), 37)):
         damaged = bytearray(stored)
-        damaged[at] ^= 0xFF
+        damaged[offset] ^= 0xFF
         try:
             decode(memoryview(damaged), memoryview(into))
         except relight.CorruptCheckpoint:
@@ -180,7 +180,7 @@ def test_every_damaged_byte_is_refused_or_changes_what_comes_out() -> None:
 @settings(max_examples=300)
 @given(st.binary(max_size=200), st.integers(0, 300))
 def test_any_bytes_are_decoded_or_refused(stored: bytes, length: int) -> None:
-    """A reader meets anything."""
+    """Random bytes raise only Relight's errors."""
     for data in (stored, bytes((1, 18, 2)) + stored, bytes((1, 50, 2)) + stored):
         try:
             decode(memoryview(data), memoryview(bytearray(length)))
@@ -189,7 +189,7 @@ def test_any_bytes_are_decoded_or_refused(stored: bytes, length: int) -> None:
 
 
 def test_lengths_that_lie() -> None:
-    """Cut off, too long, of another length, of another version; a frame that unpacks to a gigabyte is stopped at what was asked for."""
+    """Truncated, too long, another length or version: refused. A frame of a gigabyte is stopped at the expected length."""
     stored, length = coded()
     for wrong in (stored[:-1], stored + b"x", b"", stored[:2], b"\2" + stored[1:]):
         with pytest.raises(relight.CorruptCheckpoint):
@@ -205,7 +205,7 @@ def test_lengths_that_lie() -> None:
 
 @pytest.mark.parametrize(("changed", "method"), [(0.002, "repeats"), (0.02, "repeats"), (0.4, "entropy")])
 def test_repetitions_are_looked_for_where_that_gains(changed: float, method: str) -> None:
-    """Differences most of which are nothing: the fewer there are, the more. Where an entropy coder alone comes to as little, it is used."""
+    """Repetitions are searched in differences that are mostly zero, and not where an entropy coder alone gains as much."""
     rng = np.random.default_rng(7)
     before = rng.integers(0, 1 << 16, 1 << 20).astype("<u2")
     after = before + ((rng.random(1 << 20) < changed) * rng.integers(1, 600, 1 << 20)).astype("<u2")
@@ -213,14 +213,14 @@ def test_repetitions_are_looked_for_where_that_gains(changed: float, method: str
     way = choose(data, ElementKind(2, True), base)
     assert way is not None and way.difference and way.methods[0] == method
     planes = split(elements(data, 2), way.widths, turned=True, base=elements(base, 2))
-    by = {one: len(compress(planes[0].data.cast("B"), one)) / len(planes[0]) for one in METHODS[1:]}
+    by = {candidate: len(compress(planes[0].data.cast("B"), candidate)) / len(planes[0]) for candidate in METHODS[1:]}
     other = by["entropy" if method == "repeats" else "repeats"]
     assert by[method] < other + 0.03
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_of_which_a_hundredth_changed(seed: int) -> None:
-    """They come to what changed, though a sample may have met none of them, or hardly any."""
+    """The size follows the changed rows, although a sample may have met few or none of them."""
     rng = np.random.default_rng(seed)
     before = rng.normal(0, 1, (1 << 14, 64)).astype("<f4")
     after = before.copy()
@@ -234,7 +234,7 @@ def test_rows_of_which_a_hundredth_changed(seed: int) -> None:
 
 
 def test_memory_that_is_there_is_used_again() -> None:
-    """A chunk decoded behind others touches next to no page for the first time: a new page costs as much as decoding what is in it."""
+    """Decoding a later chunk causes almost no page faults, because buffers are reused."""
     data = bfloat16(weights(1 << 21))
     way = choose(data, ElementKind(2, True))
     assert way is not None and "entropy" in way.methods
@@ -249,7 +249,7 @@ def test_memory_that_is_there_is_used_again() -> None:
 
 
 def test_differences_without_their_base() -> None:
-    """Say so."""
+    """Raise, as a zstd without that parameter does."""
     data = memoryview(weights(5000)).cast("B")
     way = choose(data, ElementKind(4, True), data)
     assert way is not None
@@ -261,7 +261,7 @@ def test_differences_without_their_base() -> None:
 
 
 def test_where_zstd_has_no_switch_for_literals() -> None:
-    """Then it is done without."""
+    """Without that parameter, compression works with the other options."""
     data = bfloat16(weights(5000))
     without = entropy.entropy_options(1999)
     assert 1999 not in without and 1002 in entropy.entropy_options()

@@ -1,4 +1,4 @@
-"""docs/format.md says enough to write a reader: here is one, and it agrees with Relight to the byte."""
+"""docs/format.md suffices to write a reader: the independent reader and Relight agree on every byte."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ALLOWED = {"base64", "io", "json", "math", "collections", "pathlib", "msgpack", 
 
 
 def checked(root: Path) -> str:
-    """The newest checkpoint the reader finds whole, compared with what was saved; the letter of its id."""
+    """Compare the newest checkpoint that the reader accepts with the saved state. Return the letter of its id."""
     for record in independent_reader.checkpoints(root, RUN):
         try:
             _, [(tensors, tree)] = independent_reader.read(root, RUN, record)
         except (ValueError, KeyError, OSError):
             continue
         letter = record["body"]["id"][0]
-        held = values(STEPS[letter])
-        expected = [(name, dtype, shape, None, held[name]) for name, dtype, shape, *_ in TENSORS]
+        expected_values = values(STEPS[letter])
+        expected = [(name, dtype, shape, None, expected_values[name]) for name, dtype, shape, *_ in TENSORS]
         assert tensors == expected
         leaves = [("@", "tensor", (index,), None) for index in range(6)]
         rest = [*leaves[3:], (1, 2.5, None, b"x", "é")]
@@ -37,14 +37,14 @@ def checked(root: Path) -> str:
 
 
 def test_it_reads_what_was_saved(tmp_path: Path) -> None:
-    """The newest checkpoint's tensors and tree are those that were saved; retired ones are not listed."""
+    """The newest checkpoint's tensors and tree equal the saved ones, and retired checkpoints are not listed."""
     write(Forge().files, tmp_path)
     assert [record["body"]["step"] for record in independent_reader.checkpoints(tmp_path, RUN)] == [30, 20, 10]
     assert checked(tmp_path) == "c"
 
 
 def test_it_rejects_a_flipped_bit(tmp_path: Path) -> None:
-    """A bit flipped in any file of a checkpoint makes it pass the checkpoint over; in the log, the record."""
+    """A bit flip in any file of a checkpoint makes the reader skip the checkpoint; in the log, the record."""
     rng = random.Random(1)
     good = Forge().files
     write(good, tmp_path)
@@ -58,7 +58,7 @@ def test_it_rejects_a_flipped_bit(tmp_path: Path) -> None:
 
 
 def test_it_follows_the_rules_of_the_history(tmp_path: Path) -> None:
-    """A commit of a fenced epoch is void, a retired checkpoint is gone, a forked record loses only itself."""
+    """A commit of a fenced epoch is void, a retired checkpoint is not listed, and a forked record affects only itself."""
     forge = Forge()
     forge.record(SEQ["c"], lambda record: record.update(epoch=1))
     write(forge.files, tmp_path / "fenced")
@@ -76,7 +76,7 @@ def test_it_follows_the_rules_of_the_history(tmp_path: Path) -> None:
         write(forge.files, tmp_path / f"{kinds}")
         assert checked(tmp_path / f"{kinds}") == newest, kinds
         assert Log(LocalStore(tmp_path / f"{kinds}"), RUN).read().faults == ()
-        assert [one.id[0] for one in fold(Log(LocalStore(tmp_path / f"{kinds}"), RUN).read()).live][-1] == newest, kinds
+        assert [checkpoint.id[0] for checkpoint in fold(Log(LocalStore(tmp_path / f"{kinds}"), RUN).read()).live][-1] == newest, kinds
     forge = Forge()
     forge.record(SEQ["retire"], lambda record: record.update(prev="0" * 64), chain=False)
     write(forge.files, tmp_path / "forked")
@@ -84,7 +84,7 @@ def test_it_follows_the_rules_of_the_history(tmp_path: Path) -> None:
 
 
 def test_it_is_short_and_stands_alone() -> None:
-    """At most 80 lines; it imports nothing but the standard library, msgpack and blake3."""
+    """The reader has at most 80 lines, and imports only the standard library, msgpack and blake3."""
     source = Path(independent_reader.__file__).read_text()
     assert len(source.splitlines()) <= LINES_MAX
     imported = set()
@@ -112,10 +112,10 @@ def test_packs_open_as_safetensors(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     safetensors = pytest.importorskip("safetensors")
     write(Forge().files, tmp_path)
-    held = values(STEPS["c"])
+    expected_values = values(STEPS["c"])
     with safetensors.safe_open(tmp_path / DIRS["c"] / "pack-00000-000.safetensors", framework="pt") as pack:
         assert set(pack.keys()) == {name for name, *_ in TENSORS}
         for name, dtype, shape, *_ in TENSORS:
             tensor = pack.get_tensor(name)
             assert (tuple(tensor.shape), str(tensor.dtype)) == (shape, f"torch.{dtype}")
-            assert bytes(tensor.reshape(-1).view(torch.uint8).tolist()) == held[name]
+            assert bytes(tensor.reshape(-1).view(torch.uint8).tolist()) == expected_values[name]

@@ -1,4 +1,4 @@
-"""Run names: which are taken, in which directory each is, and that people see and type the name."""
+"""Run names: which are valid, the directory of each, and that users see and type the name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_and_its_directory_are_one_to_one(name: str) -> None:
-    """A directory is plain ASCII of at most 255 bytes, gives its name back, and is taken for the name wherever one is typed."""
+    """A directory is ASCII of at most 255 bytes, maps back to its name, and is accepted in place of the name."""
     directory = run_dir(name)
     assert is_run_name(directory) and directory.isascii() and len(directory) <= DIR_BYTES_MAX
     assert run_name(directory) == name
@@ -86,7 +86,7 @@ def test_no_two_names_share_a_directory(name: str) -> None:
 
 @given(st.from_regex(r"\A_-[A-Za-z0-9._-]{0,60}\Z"))
 def test_any_directory_is_shown_as_one_name_that_leads_to_it(directory: str) -> None:
-    """What a directory is shown as opens that directory: a store made by another program misleads no one."""
+    """The name shown for a directory opens that directory, also in a store that another program made."""
     assert run_dir(run_name(directory)) == directory
 
 
@@ -101,7 +101,7 @@ def test_everything_shows_and_takes_the_name(tmp_path: Path, name: str) -> None:
     url = f"{tmp_path}/runs/{name}"
     saved = relight.save(url, {"x": 1}, step=5)
     relight.save(url, {"x": 2}, step=6)
-    assert [one.name for one in (tmp_path / "runs").iterdir() if one.is_dir()] == [run_dir(name)]
+    assert [path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()] == [run_dir(name)]
     assert relight.load(url) == {"x": 2} and relight.load(url, 5) == {"x": 1}
     store = relight.open(tmp_path / "runs")
     assert store.runs == [name] and store.latest(name).step == 6
@@ -127,10 +127,10 @@ def test_the_command_line_shows_and_takes_names(tmp_path: Path, monkeypatch: pyt
         answer = in_process(monkeypatch, capfd, arguments)
         assert answer.code in (0, 1), answer
         assert "_-" not in answer.out + answer.err, answer
-    found = in_process(monkeypatch, capfd, ["ls", "runs", "--json"]).json
-    assert [row["run"] for row in found] == sorted([name, other], key=run_dir)
-    assert json.loads(json.dumps(found)) == found
-    assert run_dir(other) in [one.name for one in (tmp_path / "backup").iterdir()]
+    rows = in_process(monkeypatch, capfd, ["ls", "runs", "--json"]).json
+    assert [row["run"] for row in rows] == sorted([name, other], key=run_dir)
+    assert json.loads(json.dumps(rows)) == rows
+    assert run_dir(other) in [path.name for path in (tmp_path / "backup").iterdir()]
 
 
 def test_training_with_tiers_events_and_restore_under_such_a_name(tmp_path: Path) -> None:
@@ -154,5 +154,5 @@ print(first)
         assert done.returncode == 0 and done.stdout.split()[-1] == expected, done
         assert "_-" not in done.stderr, done.stderr
     for place in ("near", "far"):
-        assert [one.name for one in (tmp_path / place).iterdir() if one.is_dir()] == [run_dir(name)]
+        assert [path.name for path in (tmp_path / place).iterdir() if path.is_dir()] == [run_dir(name)]
     assert relight.open(tmp_path / "far").latest(name).step == 3

@@ -1,4 +1,4 @@
-"""Roots of several ranks name their parts in few bytes; what else is there is refused; names of ready ranks say all they must."""
+"""Roots of several ranks encode their parts in few bytes, malformed ones are refused, and names of ready files are complete."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_was_written_is_read(features: list[str]) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_part_is_refused(parts: Any) -> None:
-    """By name, whatever it is."""
+    """Malformed parts are refused."""
     value = json.loads(encode_root(root_of([1], [SHORT_PARTS]))) | {"parts": parts}
     data = json.dumps(value).encode()
     with pytest.raises(UnsafeContent):
@@ -58,19 +58,19 @@ def test_what_is_no_part_is_refused(parts: Any) -> None:
 
 
 def test_names_say_what_they_were_made_of() -> None:
-    """Any rank, hash and sizes; a name that is changed anywhere says something else, or nothing."""
+    """Names of ready files encode any rank, hash and sizes; a changed name parses to other values or not at all."""
     rng = random.Random(2)
     for _ in range(200):
         numbers = [rng.randrange(10 ** rng.randrange(1, high)) for high in (8, 10, 18, 18)]
         ready = Ready(numbers[0], rng.randbytes(3).hex(), rng.randbytes(32).hex(), *numbers[1:])
         assert parse_ready(ready.file) == ready and len(ready.file) < 255
-        at = rng.randrange(len(ready.file))
-        assert parse_ready(ready.file[:at] + rng.choice("0aZ-_.") + ready.file[at + 1 :]) != ready or ready.file[at] in "0aZ-_."
+        offset = rng.randrange(len(ready.file))
+        assert parse_ready(ready.file[:offset] + rng.choice("0aZ-_.") + ready.file[offset + 1 :]) != ready or ready.file[offset] in "0aZ-_."
         assert parse_ready(f"{ready.file}0") is None and parse_ready(f"0{ready.file}") is None
 
 
 def test_the_independent_reader_reads_them(tmp_path: Path) -> None:
-    """The page says enough of them: what two ranks saved, and that it is in the short form."""
+    """The page describes the short form: the independent reader reads what two ranks saved."""
     own = Attempt.begin(LocalStore(str(tmp_path)), "run").place
 
     def work(rank: int) -> None:
@@ -86,5 +86,5 @@ def test_the_independent_reader_reads_them(tmp_path: Path) -> None:
         thread.join()
     (record,) = independent_reader.checkpoints(tmp_path, "run")
     root, ranks = independent_reader.read(tmp_path, "run", record)
-    assert root["features"] == [SHORT_PARTS] and all(isinstance(one, str) for one in root["parts"])
+    assert root["features"] == [SHORT_PARTS] and all(isinstance(text, str) for text in root["parts"])
     assert [tensors[0][4] for tensors, _ in ranks] == [bytes(8), b"\1" * 8]

@@ -1,4 +1,4 @@
-"""What a run stores smaller is what the page says: another reader, written from it alone, finds the same bytes."""
+"""Coded chunks follow docs/format.md: a reader written only from that page finds the same bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import relight
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Four saves: coded, with donors, as differences, of several widths of elements."""
+    """Save four times: coded, with donors, as deltas, with elements of several widths."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 96), nn.Linear(96, 64).bfloat16(), nn.Linear(64, 8).double())
     model.register_buffer("still", torch.randint(0, 5, (30_000,)))
@@ -33,10 +33,10 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_another_reader_finds_the_same_bytes(run: Path) -> None:
-    """Of every tensor of every checkpoint."""
+    """The reader agrees on every tensor of every checkpoint."""
     seen = {"coded": 0, "differences": 0, "elsewhere": 0}
-    for one in relight.open(run).checkpoints():
-        (folder,) = run.glob(f"*-{one.id}-*")
+    for checkpoint in relight.open(run).checkpoints():
+        (folder,) = run.glob(f"*-{checkpoint.id}-*")
         part = msgpack.unpackb((folder / "part-00000.msgpack").read_bytes())
         packs = []
         for entry in part["packs"]:
@@ -47,15 +47,15 @@ def test_another_reader_finds_the_same_bytes(run: Path) -> None:
             seen["coded"] += sum(piece[3] for piece in entry[3][2])
             seen["differences"] += sum(piece[5] is not None for piece in entry[3][2])
             seen["elsewhere"] += sum(piece[0] > 0 for piece in entry[3][2])
-        loaded = relight.load(run, one.id)["model"]
-        found = {row[0]: packs[row[4]][row[5] : row[5] + row[6]] for row in part["tensors"] if row[6]}
+        loaded = relight.load(run, checkpoint.id)["model"]
+        stored = {row[0]: packs[row[4]][row[5] : row[5] + row[6]] for row in part["tensors"] if row[6]}
         for name, value in loaded.items():
-            assert bytes(value.contiguous().view(torch.uint8).numpy().tobytes()) == found[f"model/{name}"], (one.step, name)
+            assert bytes(value.contiguous().view(torch.uint8).numpy().tobytes()) == stored[f"model/{name}"], (checkpoint.step, name)
     assert all(seen.values()), seen
 
 
 def test_a_bit_is_noticed(run: Path) -> None:
-    """By that reader, too."""
+    """The reader detects damage, too."""
     newest = relight.open(run).latest()
     (folder,) = run.glob(f"*-{newest.id}-*")
     part = msgpack.unpackb((folder / "part-00000.msgpack").read_bytes())

@@ -1,4 +1,4 @@
-"""Many are looked at together first: what passes so, passes one by one as well, and what does not is refused in the same words."""
+"""Batch checks: values that pass together also pass one by one, and invalid ones give the same error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RIGHT: list[Any] = [LEAF, ["@", "numpy", [3], None], ["@", "expanded", [1], ["t"
 
 
 def decoded(values: list[Any], together: int, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The tree of a dict of ``values``, or what is wrong with it; looked at together if there are so many."""
+    """Decode the tree of a dict of ``values``, with batches from ``together`` values on. Return the tree, or the error's text."""
     monkeypatch.setattr(tree, "MANY", together)
     node = ["d", *(part for number, value in enumerate(values) for part in (f"k{number}", value))]
     try:
@@ -37,14 +37,14 @@ def decoded(values: list[Any], together: int, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("other", [*WRONG, *RIGHT], ids=repr)
 @pytest.mark.parametrize("at", [0, 40, 99])
 def test_leaves_together_are_leaves_one_by_one(other: Any, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is another kind of value, or wrong, among a hundred: the same tree, or the same refusal."""
+    """With a different or invalid value among a hundred, a batch gives the same tree or error as single values."""
     values = [LEAF] * 100
     values[at] = other
-    found = decoded(values, 64, monkeypatch)
-    assert found == decoded(values, 1000, monkeypatch)
-    assert isinstance(found, str) == (other in WRONG)
+    result = decoded(values, 64, monkeypatch)
+    assert result == decoded(values, 1000, monkeypatch)
+    assert isinstance(result, str) == (other in WRONG)
     if at == 0 and other is LEAF:
-        assert found == {f"k{number}": Leaf("tensor", (3,)) for number in range(100)}
+        assert result == {f"k{number}": Leaf("tensor", (3,)) for number in range(100)}
 
 
 SMALL = st.integers(-2, 5)
@@ -69,7 +69,7 @@ GOOD = Tensor("good", "float32", (2, 3), "param", 0, 0, 24)
 @example(Tensor("a", "float32", (2**62, 4), "param", 0, 0, 2**66), 1)
 @example(Tensor("a", "float32", (), "param", 0, 0, 4), 1)
 def test_tensors_together_are_right_one_by_one(tensor: Tensor, at: int) -> None:
-    """What passes in a row of others passes by itself."""
+    """A tensor that passes in a batch passes by itself."""
     row = [GOOD, GOOD]
     row.insert(at, tensor)
     if _plainly_right(row):

@@ -1,4 +1,4 @@
-"""Types that msgspec does not know yet, asked for by several threads at once."""
+"""Types that are new to msgspec, used by several threads at once."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ for _ in range(int(sys.argv[1])):
 
 
 def test_several_threads_may_be_the_first() -> None:
-    """msgspec alone ends the process by SIGSEGV here, within some dozen types."""
+    """msgspec alone crashes with SIGSEGV here, within some dozen types."""
     done = subprocess.run([sys.executable, "-c", AT_ONCE, "300"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("call", [r"type=[A-Za-z_\[]", r"msgspec\.convert\(", r"Decoder\([^)]"])
 def test_nothing_else_gives_msgspec_a_type(call: str) -> None:
-    """Else two threads may be the first after all."""
+    """Otherwise two threads may be the first."""
     root = Path(relight.__file__).parent
     lines = [
         f"{path.relative_to(root)}: {line.strip()}" for path in sorted(root.rglob("*.py")) if path.name != "decode.py"
@@ -61,7 +61,7 @@ def test_nothing_else_gives_msgspec_a_type(call: str) -> None:
 
 @pytest.mark.parametrize("data", [b'{"job":"a\xde"}', b'{"job":"\xed\xa0\x80"}'])
 def test_text_that_is_no_utf8_is_told_as_all_else_that_is_not_of_the_type(data: bytes) -> None:
-    """msgspec raises another error for it, which nobody who reads what others wrote would expect."""
+    """msgspec raises another error for it, which callers would not expect."""
 
     class Named(msgspec.Struct):
         job: str = ""
@@ -73,7 +73,7 @@ def test_text_that_is_no_utf8_is_told_as_all_else_that_is_not_of_the_type(data: 
 
 
 def test_an_incident_with_such_text_is_left_out(tmp_path: Path) -> None:
-    """The others are read."""
+    """Such an incident is ignored, and the error does not reach the caller."""
     store = open_bytes(tmp_path)
     for name in ("0000000000001-aaaaaa.json", "0000000000002-bbbbbb.account.json"):
         store.put_once(f"run/{DIRECTORY}/{name}", b'{"id":"\xde","job":"\xde"}')

@@ -117,7 +117,7 @@ def test_a_drill_from_a_page_is_confirmed_shown_and_remembered(server: Server, t
     task = over(server, id_)
     assert task["state"] == OK and "7 passed" in task["says"], task
     shown = server.get(f"/tasks/{id_}").text
-    assert "prune: passed" in shown and "a restore passed it over" in shown
+    assert "prune: passed" in shown and "a restore skipped it" in shown
     after = {path: path.read_bytes() for path in (tmp_path / "runs" / "demo").rglob("*") if path.is_file() and path.parent.name != "drills"}
     assert after == before and len(list((tmp_path / "runs" / "demo" / "drills").iterdir())) == 1
 

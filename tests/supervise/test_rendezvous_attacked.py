@@ -184,7 +184,7 @@ def test_several_nodes_need_a_secret_or_the_word_none(tmp_path: Path) -> None:
     file.chmod(0o600)
     assert job_secret(2, {VARIABLE: f"file:{file}"}) == SECRET
     file.chmod(0o644)
-    with pytest.raises(ConfigError, match="others may read"):
+    with pytest.raises(ConfigError, match="other users may read"):
         job_secret(2, {VARIABLE: f"file:{file}"})
 
 

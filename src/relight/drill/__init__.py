@@ -1,8 +1,12 @@
-"""``relight drill``: what a job does when things fail, tried before it matters: it is broken on purpose, and what follows is looked at.
+"""``relight drill``: make a job fail on purpose, and check that it recovers.
 
-Always holds: what is broken was started by the drill, and lies in a store of its own, unless a running job was named; every process that
-it started ends with it, however it ends; what counts as passed is what docs/recovery.md says. May import everything below it; only
-``job`` and ``script``, which run inside the training processes, import torch.
+Invariants:
+
+- The drill breaks only jobs that it started itself, in its own store, unless the user named a running job.
+- Every process that the drill started ends with the drill, however the drill ends.
+- A rehearsal passes if the job does what docs/recovery.md describes.
+
+May import everything below it. Only ``job`` and ``script``, which run inside the training processes, import torch.
 """
 
 from relight.drill.drive import DrillOptions, run

@@ -1,7 +1,7 @@
-"""Rehearsals on copies of a run's checkpoints alone, without any job: what ``relight drill --copy`` does, here and behind a page.
+"""Rehearsals on copies of a run's checkpoints, without any job: ``relight drill --copy``, and *Drill* on the dashboard.
 
-The run is read, and nothing else of it is touched. Copies lie in a directory of the drill's own, which only its owner can read, in a store
-opened as the settings say: what is encrypted there is so here, or nothing is copied.
+The run is only read. The copies are in the drill's own directory, which only its owner can read, in a store that is opened with the
+settings. If the run is encrypted and the settings would not encrypt the copies, nothing is copied.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PLACES = 16
 
 @dataclass(frozen=True, slots=True)
 class CopyLoads:
-    """The copies, and how the loads of them went."""
+    """Copies of a run's newest checkpoints, with methods that verify, restore and damage them."""
 
     run: Run
 
@@ -48,9 +48,9 @@ class CopyLoads:
         return self.run.history().live
 
     def two(self) -> tuple[Checkpoint, Checkpoint]:
-        """The newest, and the one before."""
+        """Return the newest checkpoint, and the previous one."""
         if len(self.live) < BROUGHT:
-            raise CannotTry("the run has one checkpoint: there is none to go back to")
+            raise CannotTry("the run has only one checkpoint, and no previous one to fall back to")
         return self.live[-1], self.live[-2]
 
     def damage(self) -> dict[str, str]:
@@ -64,45 +64,45 @@ class CopyLoads:
         return damage
 
     def restored(self) -> tuple[set[str], float]:
-        """Restore the newest good one as ``relight.load`` does, into memory: which were passed over, and how long it took."""
+        """Restore the newest good checkpoint into memory, as ``relight.load`` does. Return the ids of skipped ones, and the seconds."""
         needs, has = max(checkpoint.body.logical_bytes for checkpoint in self.live), available_bytes()
         if has is not None and needs > has // 2:
-            raise CannotTry(f"it takes {needs / 1e9:.1f} GB of memory, of which this machine has {has / 1e9:.1f} left")
+            raise CannotTry(f"a restore needs {needs / 1e9:.1f} GB of memory, and {has / 1e9:.1f} GB are available")
         try:
-            import relight.capture  # noqa: F401 - which brings torch: that takes its time, and is no restore's
+            import relight.capture  # noqa: F401 - imports torch before the clock starts: the import is not part of a restore
         except ModuleNotFoundError as error:
-            raise CannotTry(f"to restore takes {error.name}, which is not installed here") from None
-        passed: set[str] = set()
+            raise CannotTry(f"a restore needs {error.name}, which is not installed here") from None
+        skipped: set[str] = set()
 
-        def heard(event: Event) -> None:
+        def on_event(event: Event) -> None:
             if event.name == "restore.skipped":
-                passed.add(str(event.fields.get("id")))
+                skipped.add(str(event.fields.get("id")))
 
-        undo, began = subscribe(heard), time.monotonic()
+        undo, began = subscribe(on_event), time.monotonic()
         try:
             load(f"{self.run.store.url.rstrip('/')}/{self.run.name}")
         finally:
             undo()
-        return passed, time.monotonic() - began
+        return skipped, time.monotonic() - began
 
     def hurts(self, one: Checkpoint) -> bool:
-        """Whether a tensor of it is damaged: what lies between tensors hurts no restore, though verify says so."""
+        """Return whether a tensor of the checkpoint is damaged. Verify also reports damage between tensors, which affects no restore."""
         return any(finding.tensor for finding in verify_checkpoint(self.run.store, self.run.view(), one))
 
     def file_of(self, one: Checkpoint, much: Callable[[Path], bool]) -> Path:
-        """The largest of its files of which that is true; where names are encrypted, of all files."""
+        """Return the largest file of the checkpoint for which ``much`` is true. If names are encrypted, all files are tried."""
         root = Path(self.run.store.url)
         folder = root / one.lies_in(self.run.name)
         files = [path for path in (folder if folder.is_dir() else root).rglob("*") if path.is_file()]
         files.sort(key=lambda path: -path.stat().st_size)
-        path_ = next((path for path in files[:_PLACES] if much(path)), None)
-        if path_ is None:
-            raise CannotTry("none of its files matters for its bytes")
-        return path_
+        chosen = next((path for path in files[:_PLACES] if much(path)), None)
+        if chosen is None:
+            raise CannotTry("changing its largest files damages no tensor")
+        return chosen
 
 
 class CopyRehearsal(NamedTuple):
-    """One. ``do`` gives what it has shown, or says that it is wrong."""
+    """A rehearsal on copies. ``do`` returns its result, or raises ``Wrong``."""
 
     name: str
     what: str
@@ -111,17 +111,17 @@ class CopyRehearsal(NamedTuple):
 
 @contextlib.contextmanager
 def copied(source: Run, top: Path) -> Iterator[CopyLoads]:
-    """Its newest checkpoints, every byte verified on the way. ``NoSpace`` before anything is written, if there is not the room."""
+    """Copy a run's newest checkpoints, and verify every byte. Raise ``NoSpace``, before writing anything, if space is missing."""
     newest = source.history().live[-BROUGHT:]
     if not newest:
         raise CheckpointNotFound(f"run {source.name} has no checkpoint", where=source.store.url)
     store = own_store(top / "store")
     if encrypts(source.store) and not encrypts(store):
-        hint = "have relight.toml, or RELIGHT_KEY, say with which key, as for the run"
+        hint = "set the run's key in relight.toml or RELIGHT_KEY"
         raise ConfigError("the run is encrypted, and copies of it would not be", where=source.store.url, hint=hint)
     needs, free = sum(checkpoint.body.alone_bytes for checkpoint in newest), shutil.disk_usage(top).free
     if needs * _ROOM > free:
-        hint = f"{_ROOM:g} times the copies must be free; TMPDIR names another place"
+        hint = f"free {_ROOM:g} times the size of the copies, or set TMPDIR to another directory"
         raise NoSpace(f"the copies take {needs / 1e9:.1f} GB, and {free / 1e9:.1f} are free", where=str(top), hint=hint)
     done = execute_copy(plan_copy(source, newest, store, source.name))
     if done.damaged:
@@ -138,15 +138,15 @@ def verified(copy: CopyLoads) -> RehearsalResult:
 
 def restored(copy: CopyLoads) -> RehearsalResult:
     """Restore the newest checkpoint into memory."""
-    passed, took = copy.restored()
-    if passed:
-        raise Wrong(f"{', '.join(sorted(passed))} cannot be restored")
+    skipped, took = copy.restored()
+    if skipped:
+        raise Wrong(f"{', '.join(sorted(skipped))} cannot be restored")
     newest = copy.live[-1]
     return RehearsalResult(f"step {newest.step}, {newest.body.logical_bytes:,} bytes, was restored in {took:.2f} s", back_s=round(took, 3))
 
 
 def damaged(copy: CopyLoads) -> RehearsalResult:
-    """One byte is another: verify must name it, and a restore must pass it over."""
+    """Change one byte of the newest checkpoint. Verify must name the checkpoint, and a restore must skip it."""
     newest, before = copy.two()
     offset = -1
 
@@ -168,7 +168,7 @@ def damaged(copy: CopyLoads) -> RehearsalResult:
 
 
 def lost(copy: CopyLoads) -> RehearsalResult:
-    """Remove one of its files."""
+    """Remove one file of the newest checkpoint."""
     newest, before = copy.two()
     aside = Path(copy.run.store.url).with_name("aside")
 
@@ -181,54 +181,54 @@ def lost(copy: CopyLoads) -> RehearsalResult:
 
     path = copy.file_of(newest, matters)
     try:
-        return _goes_back(copy, newest, before, f"{path.name} was taken away")
+        return _goes_back(copy, newest, before, f"{path.name} was removed")
     finally:
         aside.rename(path)
 
 
 def torn(copy: CopyLoads) -> RehearsalResult:
-    """The record of its commit is half of what it was, as a crash of the storage may leave it: it does not exist, the one before does."""
+    """Cut off half of the newest COMMIT record, as a storage crash may leave it. Only the previous checkpoint must then exist."""
     newest, before = copy.two()
     record = Path(copy.run.store.url, Folders(copy.run.store, copy.run.name).key(newest.seq))
     if not record.is_file():
-        raise CannotTry("names in the store are encrypted, so that no record can be told from another")
+        raise CannotTry("names in the store are encrypted, so the record's file is unknown")
     whole = record.read_bytes()
     record.write_bytes(whole[: len(whole) // 2])
     try:
-        again = CopyLoads(Run(own_store(copy.run.store.url), copy.run.name))  # as a process that starts now
+        again = CopyLoads(Run(own_store(copy.run.store.url), copy.run.name))  # opened again, as a new process would
         if not again.run.view().faults:
-            raise Wrong("half a record was taken for a whole one")
+            raise Wrong("half a record was accepted as a whole one")
         if [checkpoint.id for checkpoint in again.live] != [before.id]:
-            raise Wrong(f"the log has {len(again.live)} checkpoints left, where it should have the one before")
+            raise Wrong(f"the log has {len(again.live)} checkpoints left, and should have only the previous one")
         _, took = again.restored()
     finally:
         record.write_bytes(whole)
-    why = f"the log says that record {newest.seq} is damaged; step {before.step} was restored in {took:.2f} s"
+    why = f"the log reports record {newest.seq} as damaged; step {before.step} was restored in {took:.2f} s"
     return RehearsalResult(
         why, back_s=round(took, 3), steps_lost=newest.step - before.step, means=f"half of record {newest.seq} was cut off"
     )
 
 
 def pruned(copy: CopyLoads) -> RehearsalResult:
-    """All but the newest go, as retention would have it; that one must be whole behind it. The last: it does not come back."""
+    """Prune all checkpoints except the newest, which must then be undamaged. This rehearsal comes last: it cannot be undone."""
     newest, _ = copy.two()
     done = execute(plan_prune(copy.run.store, copy.run.name, keep(last=1)), copy.run.store)
     if [checkpoint.id for checkpoint in copy.live] != [newest.id]:
-        raise Wrong(f"{len(copy.live)} are left, where one should be")
+        raise Wrong(f"{len(copy.live)} checkpoints are left, and only the newest should be")
     if bad := copy.damage():
-        raise Wrong(f"what is left is damaged: {next(iter(bad.values()))}")
-    return RehearsalResult(f"{len(done.retired)} went, and step {newest.step} is as committed behind it")
+        raise Wrong(f"the copies are damaged after pruning: {next(iter(bad.values()))}")
+    return RehearsalResult(f"{len(done.retired)} were pruned, and step {newest.step} is still as committed")
 
 
 REHEARSALS = {
     rehearsal.name: rehearsal
     for rehearsal in (
-        CopyRehearsal("verify", "the copies were read to the byte", verified),
-        CopyRehearsal("restore", "the newest was restored", restored),
-        CopyRehearsal("damage", "a byte of the newest was changed", damaged),
-        CopyRehearsal("lost", "a file of the newest was taken away", lost),
-        CopyRehearsal("torn", "half of the newest's record was cut off", torn),
-        CopyRehearsal("prune", "all but the newest went", pruned),
+        CopyRehearsal("verify", "every byte of the copies was read", verified),
+        CopyRehearsal("restore", "the newest checkpoint was restored", restored),
+        CopyRehearsal("damage", "a byte of the newest checkpoint was changed", damaged),
+        CopyRehearsal("lost", "a file of the newest checkpoint was removed", lost),
+        CopyRehearsal("torn", "half of the newest checkpoint's record was cut off", torn),
+        CopyRehearsal("prune", "all checkpoints but the newest were pruned", pruned),
     )
 }
 """Rehearsals by name, in their order."""
@@ -245,20 +245,20 @@ def chosen_of(names: list[str]) -> list[CopyRehearsal]:
 def _goes_back(copy: CopyLoads, newest: Checkpoint, before: Checkpoint, means: str) -> RehearsalResult:
     bad = copy.damage()
     if before.id in bad:
-        raise Wrong(f"the one before is damaged as well: {bad[before.id]}")
+        raise Wrong(f"the previous checkpoint is damaged as well: {bad[before.id]}")
     try:
-        passed, took = copy.restored()
+        skipped, took = copy.restored()
     except RelightError as error:
         raise Wrong(f"nothing could be restored: {error.what}") from error
-    if passed != {newest.id}:
-        raise Wrong("the damaged one was restored" if not passed else f"{', '.join(sorted(passed))} were passed over")
-    why = f"verify named it; a restore passed it over and had step {before.step} in {took:.2f} s"
+    if skipped != {newest.id}:
+        raise Wrong("the damaged checkpoint was restored" if not skipped else f"the restore skipped {', '.join(sorted(skipped))}")
+    why = f"verify named it; a restore skipped it and restored step {before.step} in {took:.2f} s"
     return RehearsalResult(why, back_s=round(took, 3), steps_lost=newest.step - before.step, means=means)
 
 
-def _flip(path: Path, at: int) -> None:
+def _flip(path: Path, offset: int) -> None:
     with path.open("r+b") as file:
-        file.seek(at)
+        file.seek(offset)
         byte = file.read(1)[0]
-        file.seek(at)
+        file.seek(offset)
         file.write(bytes([byte ^ 1]))

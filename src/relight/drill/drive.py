@@ -1,4 +1,4 @@
-"""Run the rehearsals, one after the other, in the drill's own stores."""
+"""Run the rehearsals one after the other, in the drill's own stores."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ class DrillOptions:
     max_seconds: float | None = None
     """Largest number of seconds until training resumes."""
     timeout_s: float | None = None
-    """For one rehearsal; None: it follows what the job takes on this machine (``Pace``)."""
+    """Limit of one rehearsal; None: derived from the job's own times on this machine (``Pace``)."""
     deadline_s: float = 3600.0
-    """For all: those that have not begun by then are left out."""
+    """Limit of all rehearsals. Those that have not begun by then are skipped."""
     source: Run | None = None
-    """The run whose newest checkpoints a script's drill begins with, as copies."""
+    """Run with the newest checkpoints that a script's drill starts from, as copies."""
     live: Run | None = None
-    """The run whose job, under way on this machine, is drilled itself."""
+    """Run with a job that is running on this machine, and that is drilled itself."""
     copies: Run | None = None
-    """The run of which only copies of checkpoints are drilled, without any job."""
+    """Run with checkpoints of which copies are drilled, without any job."""
     keep: Path | None = None
     say: Callable[[str, RehearsalOutcome | None], None] = field(default=lambda name, outcome: None)
-    """Told of each rehearsal that begins, and of what came of it."""
+    """Receives the name of each rehearsal: with None when it begins, with the outcome when it has ended."""
 
 
 def run(options: DrillOptions) -> DrillReport:
@@ -103,7 +103,7 @@ def _run_copies(options: DrillOptions, run: Run) -> DrillReport:
             made.append(until.enter_context(copies.copied(run, top)))
             newest = made[0].live[-1]
             return RehearsalResult(
-                f"step {newest.step} is whole" + (f", and step {made[0].live[0].step} behind it" if len(made[0].live) > 1 else "")
+                f"step {newest.step} is undamaged" + (f", and step {made[0].live[0].step} before it" if len(made[0].live) > 1 else "")
             )
 
         outcomes.append(_tried(options, "copy", COPIED, bring_them))
@@ -112,15 +112,16 @@ def _run_copies(options: DrillOptions, run: Run) -> DrillReport:
     return _report(options, f"{run.store.url.rstrip('/')}/{run.name}", began, outcomes)
 
 
-def _in_time(options: DrillOptions, one: R, began: float, pace: Pace, do: Callable[[R, Limit], RehearsalResult]) -> RehearsalOutcome:
+def _in_time(options: DrillOptions, rehearsal: R, began: float, pace: Pace, do: Callable[[R, Limit], RehearsalResult]) -> RehearsalOutcome:
+    name, what = rehearsal.name, rehearsal.what
     over_at = began + options.deadline_s
     if time.monotonic() < over_at:
-        outcome = _tried(options, one.name, one.what, lambda: do(one, Limit(pace, over_at)))
+        outcome = _tried(options, name, what, lambda: do(rehearsal, Limit(pace, over_at)))
         if outcome.verdict == PASSED:
             pace.passed(outcome.took_s)
         return outcome
-    outcome = RehearsalOutcome(one.name, one.what, SKIPPED, f"no time was left: {options.deadline_s:.0f} s are over")
-    options.say(one.name, outcome)
+    outcome = RehearsalOutcome(name, what, SKIPPED, f"no time was left: the deadline of {options.deadline_s:.0f} s has passed")
+    options.say(name, outcome)
     return outcome
 
 
@@ -153,14 +154,14 @@ def _report(options: DrillOptions, job: str, began: float, outcomes: list[Rehear
 
 
 def bring(source: Run, store: Path) -> RehearsalResult:
-    """The newest checkpoints of a run, verified byte by byte on the way, into the drill's store."""
+    """Copy the newest checkpoints of a run into the drill's store, and verify every byte."""
     newest = source.history().live[-BROUGHT:]
     if not newest:
         raise CheckpointNotFound(f"run {source.name} has no checkpoint", where=source.store.url)
     done = execute_copy(plan_copy(source, newest, own_store(store), source.name))
     if done.damaged:
         raise Wrong(f"checkpoint {done.damaged[0][0]} is damaged: {done.damaged[0][1]}")
-    return RehearsalResult(f"step {newest[-1].step} is whole" + (f", and step {newest[0].step} behind it" if len(newest) > 1 else ""))
+    return RehearsalResult(f"step {newest[-1].step} is undamaged" + (f", and step {newest[0].step} before it" if len(newest) > 1 else ""))
 
 
 def chosen_of(names: Sequence[str]) -> list[Rehearsal]:
@@ -171,11 +172,11 @@ def chosen_of(names: Sequence[str]) -> list[Rehearsal]:
     return [rehearsal for rehearsal in REHEARSALS.values() if not names or rehearsal.name in names]
 
 
-def _rehearse(target: DrillTarget, one: Rehearsal, top: Path, limit: Limit, references: References) -> RehearsalResult:
-    folder = top / one.name
+def _rehearse(target: DrillTarget, rehearsal: Rehearsal, top: Path, limit: Limit, references: References) -> RehearsalResult:
+    folder = top / rehearsal.name
     store = folder / "store" if target.built_in else top / "store"
     try:
-        return one.do(RehearsalStage(target, folder, store, limit, references), one)
+        return rehearsal.do(RehearsalStage(target, folder, store, limit, references), rehearsal)
     finally:
         for incidents in store.glob(f"*/{DIRECTORY}"):  # these incidents must not count for the next rehearsal
             incidents.rename(folder / f"incidents of {incidents.parent.name}")
@@ -184,31 +185,31 @@ def _rehearse(target: DrillTarget, one: Rehearsal, top: Path, limit: Limit, refe
 def over_limits(shown: RehearsalResult, options: DrillOptions) -> str:
     """Return why a result exceeds the given limits; empty if it does not."""
     if options.max_lost_steps is not None and (shown.steps_lost or 0) > options.max_lost_steps:
-        return f"{shown.steps_lost} steps were lost, of which {options.max_lost_steps} may be: {shown.why}"
+        return f"{shown.steps_lost} steps were lost, and {options.max_lost_steps} are allowed: {shown.why}"
     if options.max_seconds is not None and (shown.back_s or 0.0) > options.max_seconds:
-        return f"training went on {shown.back_s:.1f} s later, and {options.max_seconds:g} s are allowed: {shown.why}"
+        return f"training continued after {shown.back_s:.1f} s, and {options.max_seconds:g} s are allowed: {shown.why}"
     return ""
 
 
 class References:
-    """What the built-in job ends with if nothing happens to it: run when it is first asked for."""
+    """Hashes of the built-in job's final state without any failure. Each is computed, by running the job, at its first use."""
 
     def __init__(self, target: DrillTarget, top: Path, pace: Pace) -> None:
         self._target, self._top, self._pace = target, top, pace
         self._known: dict[int, str] = {}
 
     def __call__(self, without: int) -> str:
-        """The hash, of a run that leaves out the samples of that step; -1: of none."""
+        """Return the hash of an undisturbed run that skips the samples of step ``without``; -1 skips none."""
         if without not in self._known:
             folder = self._top / ("undisturbed" if without < 0 else f"undisturbed-without-{without}")
             folder.mkdir(parents=True)
             alone = folder / "relight.toml"
-            alone.write_text("[supervise]\nspares = false\n", encoding="ascii")  # nobody's place is to be taken
+            alone.write_text("[supervise]\nspares = false\n", encoding="ascii")  # no rank will fail, so no spare is needed
             with DrillJob(replace(self._target, settings=str(alone)), folder, folder / "store", Limit(self._pace)) as job:
                 (folder / "out.go").touch()
                 job.start(without=without)
                 if code := job.has_ended():
-                    raise RelightError(f"the job that nothing is done to ended with {code}: {job.last_words()}")
+                    raise RelightError(f"the undisturbed job ended with {code}: {job.last_words()}")
             self._known[without] = (folder / "out.end").read_text(encoding="ascii")
         return self._known[without]
 
@@ -218,7 +219,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         if any(keep.iterdir()):
-            raise ConfigError("the directory to keep it in is not empty", where=str(keep), hint="name a new one")
+            raise ConfigError("the directory of --keep is not empty", where=str(keep), hint="name a new directory")
     folder = keep.resolve() if keep is not None else Path(tempfile.mkdtemp(prefix="relight-drill-"))
     try:
         yield folder

@@ -1,8 +1,8 @@
 """The training that is drilled if no script is given: ``python -m relight.drill.job STORE STEPS OUT WITHOUT``.
 
-A small network on each rank, averaged by gloo; a step every twentieth of a second until ``OUT.go`` is there, then as fast as they come. At
-the end ``OUT.end`` holds a hash of weights and optimizer state, which is the same however often it was interrupted. The samples of step
-WITHOUT are left out, as a roll-back leaves them out; -1: of none.
+Each rank trains a small network, with gradients averaged over gloo. It makes a step every 0.05 s until ``OUT.go`` exists, then as fast as
+possible. At the end it writes a hash of weights and optimizer state to ``OUT.end``, which does not depend on interruptions. It skips the
+samples of step WITHOUT, as after a rollback; -1 skips none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVERY = 10
 
 
 def main() -> None:
-    """Train."""
+    """Train, and write the hash of the final state."""
     store, steps, out, without = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """A hash of every bit of both."""
+    """Return a hash of every bit of the model's parameters and the optimizer's state."""
     hasher = hashlib.sha256()
     for value in model.parameters():
         hasher.update(value.detach().numpy().tobytes())

@@ -26,21 +26,21 @@ from relight.supervise.procfs import began_at
 
 T = TypeVar("T")
 MAY = ("kill", "hang", "preempt")
-"""What may be done to one. Each of them a job meets anyway."""
+"""Rehearsals that are allowed on a running job. Each is a failure that a job must expect."""
 
 
 class LiveJob:
-    """A job that runs on this machine under ``relight run``; nobody here started it, and nobody here ends it."""
+    """A job that runs on this machine under ``relight run``. The drill did not start it, and does not end it."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         url = f"{run.store.url.rstrip('/')}/{run.name}"
         jobs = running(url)
         if not jobs:
-            hint = "a drill of a running job is made on a machine that has ranks of it, by the user whose they are"
-            raise CheckpointNotFound("no job of this run is under way here under relight run", where=url, hint=hint)
+            hint = "run the drill on a machine that has ranks of the job, as the same user"
+            raise CheckpointNotFound("no job of this run is running here under relight run", where=url, hint=hint)
         if len(jobs) > 1:
-            raise ConfigError(f"{len(jobs)} jobs are under way here that say that they are of this run", where=url)
+            raise ConfigError(f"{len(jobs)} jobs on this machine train this run", where=url)
         self._supervisor = jobs[0].supervisor
         self._pages = Pages(self._supervisor)
 
@@ -49,7 +49,7 @@ class LiveJob:
         self._pages.close()
 
     def made_of(self) -> MadeOf:
-        """The script of the job and its settings: the arguments are those that the newest checkpoint records."""
+        """Return the job's script and settings. The newest checkpoint records the script and its arguments."""
         folder = Path.cwd()
         with contextlib.suppress(OSError):
             folder = Path(os.readlink(f"/proc/{self._supervisor}/cwd"))
@@ -58,7 +58,7 @@ class LiveJob:
         return of_script([str(argument) for argument in argv] if isinstance(argv, list) else [], folder)
 
     def pace(self, timeout_s: float | None) -> Pace:
-        """Return what this job takes to come back: by its earlier restarts, else by how long its processes took until their first step."""
+        """Return the pace of this job, from its earlier restarts, or from the time between its processes' start and first step."""
         pace = Pace(timeout_s)
         known = [
             incident.after.seconds.get("all", 0.0)
@@ -71,7 +71,7 @@ class LiveJob:
         return pace
 
     def do(self, rehearsal: Rehearsal, limit: Limit) -> RehearsalResult:
-        """One."""
+        """Run one rehearsal on the job."""
         rank, beat = sorted(self._wait_until_stable(limit).items())[-1]
         if rehearsal.name == "preempt":
             return self._end_it(limit)
@@ -79,7 +79,7 @@ class LiveJob:
         broken = time.monotonic()
         os.kill(beat.pid, signal.SIGKILL if rehearsal.name == "kill" else signal.SIGSTOP)
         try:
-            incident = _wait(lambda: self._over_it(before), "step behind the failure", limit)
+            incident = _wait(lambda: self._over_it(before), "step after the failure", limit)
         finally:
             if rehearsal.name == "hang" and is_below(beat.pid, self._supervisor):  # it was not detected as hanging
                 with contextlib.suppress(ProcessLookupError):
@@ -89,16 +89,16 @@ class LiveJob:
         return shown
 
     def _wait_until_stable(self, limit: Limit) -> dict[int, Heartbeat]:
-        def look() -> dict[int, Heartbeat] | None:
+        def settled_beats() -> dict[int, Heartbeat] | None:
             beats = {rank: beat for rank, beat in self._pages.beats().items() if is_below(beat.pid, self._supervisor)}
-            well = all(beat.steps >= SETTLED_STEPS and max(beat.durable, beat.restored) >= 0 for beat in beats.values())
-            return beats if beats and well else None
+            settled = all(beat.steps >= SETTLED_STEPS and max(beat.durable, beat.restored) >= 0 for beat in beats.values())
+            return beats if beats and settled else None
 
-        return _wait(look, "steps with a checkpoint behind them", limit)
+        return _wait(settled_beats, "steps after a checkpoint", limit)
 
     def _over_it(self, before: set[str]) -> Incident | None:
         if not is_there(self._supervisor):
-            raise Wrong("relight run has ended: relight incidents says why")
+            raise Wrong("relight run has ended: relight incidents shows the reason")
         incidents = [incident for incident in read_incidents(self._run.store, self._run.name) if incident.id not in before]
         return next((incident for incident in incidents if incident.after is not None and incident.host == socket.gethostname()), None)
 
@@ -110,8 +110,8 @@ class LiveJob:
         last, live = max(beat.step for beat in self._pages.beats().values()), self._run.history().live
         stored = live[-1].step if live else -1
         if stored < 0:
-            raise Wrong(f"it ended {took:.1f} s later, and nothing is stored")
-        why = f"it ended {took:.1f} s later: step {last} was the last, {stored} is stored; whoever starts it again goes on from there"
+            raise Wrong(f"the job ended {took:.1f} s later, and nothing is stored")
+        why = f"the job ended {took:.1f} s later: step {last} was the last, {stored} is stored; the next start continues from there"
         return RehearsalResult(why, steps_lost=max(0, last - stored))
 
 
@@ -119,7 +119,7 @@ def rehearsals_of(names: list[str]) -> list[Rehearsal]:
     """Return the named rehearsals; a kill if none is named."""
     for name in names:
         if name not in MAY:
-            raise ConfigError(f"{name!r} is not done to a running job", hint=f"{', '.join(MAY)} are; the others: without --live, on a copy")
+            raise ConfigError(f"{name!r} is not allowed on a running job", hint=f"use {', '.join(MAY)}; or drill a copy, without --live")
     return [REHEARSALS[name] for name in MAY if name in (names or ["kill"])]
 
 
@@ -130,6 +130,6 @@ def _wait(until: Callable[[], T | None], what: str, limit: Limit) -> T:
             return result
         if time.monotonic() > limit.ends:
             if limit.cut_short:
-                raise CannotTry(f"the drill's time was over (--deadline) before there was a {what}")
-            raise Wrong(f"no {what} in time")
+                raise CannotTry(f"the drill's deadline (--deadline) passed while waiting for: {what}")
+            raise Wrong(f"timed out while waiting for: {what}")
         time.sleep(LOOK_S)

@@ -1,4 +1,4 @@
-"""The script, its bytes, and the settings of a drill. A drill of other ones shows nothing of a run."""
+"""Record the script, its bytes, and the settings of a drill. A drill of another script or other settings shows nothing about a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BYTES_MAX = 64 << 20
 
 
 class MadeOf(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The script and settings of a drill. ``script`` is empty for the job that the drill brings."""
+    """The script and settings of a drill. ``script`` is empty for the drill's own job."""
 
     script: tuple[str, ...] = ()
     """The script and its arguments, secrets masked."""
@@ -30,7 +30,7 @@ class MadeOf(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def made_of(target: DrillTarget) -> MadeOf:
-    """Describe what is drilled, before it is."""
+    """Return the script and settings of a target. Called before the drill, which takes long: the script may change meanwhile."""
     settings = _settings(Path(target.settings) if target.settings else None)
     if target.built_in:
         return MadeOf(settings=settings)
@@ -39,7 +39,7 @@ def made_of(target: DrillTarget) -> MadeOf:
 
 
 def of_script(script: Sequence[str], folder: Path, *, settings: dict[str, str] | None = None, module: bool = False) -> MadeOf:
-    """Describe a script that runs in ``folder``."""
+    """Return the description of a script that runs in ``folder``."""
     if not script:
         return MadeOf(settings=_settings(None) if settings is None else settings)
     name = f"{script[0].replace('.', '/')}.py" if module else script[0]
@@ -48,28 +48,28 @@ def of_script(script: Sequence[str], folder: Path, *, settings: dict[str, str] |
 
 
 def why_not(made: MadeOf | None, settings: dict[str, str] | None = None) -> tuple[str, str]:
-    """Why a drill of these no longer counts here: ``("no", reason)``, ``("unknown", reason)`` if that cannot be seen, or two empty texts.
+    """Return why a drill no longer counts here: ``("no", reason)``, ``("unknown", reason)``, or two empty texts if it counts.
 
-    ``settings``: the marks here, if they are known already.
+    ``settings``: the present marks of the settings, if the caller has them already.
     """
     if made is None:
-        return "no", "it was made before drills recorded their script and settings"
+        return "no", "it is older than the recording of scripts and settings"
     if not made.script:
-        return "no", "it was made of the drill's own job, which shows nothing of this run's script"
+        return "no", "it drilled the drill's own job, which shows nothing about this run's script"
     now = digest_of(made.path)
     if made.digest and now and now != made.digest:
         return "no", f"{os.path.basename(made.path)} has changed since"
     others = changed(made.settings, _settings(None) if settings is None else settings)
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        return "no", f"it was made with another {others[0]}{more}"
+        return "no", f"it ran with another value of {others[0]}{more}"
     if not now or not made.digest:
-        return "unknown", f"{made.path} cannot be read here, so whether it has changed is not known"
+        return "unknown", f"{made.path} cannot be read here, so it may have changed"
     return "", ""
 
 
 def digest_of(path: str) -> str:
-    """Hash of a file; empty if it cannot be read, or is not a script's size."""
+    """Return the hash of a file; "" if it cannot be read, or is too large for a script."""
     try:
         with open(path, "rb") as file:
             data = file.read(_BYTES_MAX + 1)

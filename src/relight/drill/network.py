@@ -1,4 +1,4 @@
-"""A rehearsal on two nodes: each in a network of its own, with one wire between them, which is cut for some time."""
+"""A rehearsal on two nodes, each in its own network namespace. The link between them is cut for some time."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _OWN_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
 _WIRE, _PORT = "wire", 29400
 _HERE, _THERE = "10.77.0.1", "10.77.0.2"
 _ANSWER_S, _NOTICED_WITHIN_S, _LONGER_S = 60.0, 90.0, 70.0
-"""How long a node waits for an answer of the rendezvous, and longer than that. Where the job starts slowly, so does what notices."""
+"""Seconds: a node's timeout for an answer of the rendezvous; least time to notice the cut; time that the cut continues after that."""
 _STARTS_MAX = 3
 _KINDS = ("hang", "network")
-"""A node that is not answered can't tell a wire from a rank that stands still; one that is answered by a closed connection can."""
+"""Accepted classifications. Without an answer, a node cannot distinguish a cut link from a hanging rank; a closed connection shows it."""
 
 
 def network(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
-    """The wire is cut until a node has noticed, and some time longer; whatever starts jobs starts a node again that has ended."""
+    """Cut the link until a node has noticed, and some time longer. The drill, in place of a scheduler, restarts a node that has ended."""
     if not stage.target.built_in:
-        raise CannotTry("two nodes are made of this machine for the built-in job only")
+        raise CannotTry("only the built-in job can run as two nodes on this machine")
     reason = cannot([*_OWN_NETWORK, "ip", "link", "add", _WIRE, "type", "veth", "peer", "name", "end"])
     if reason:
-        raise CannotTry(f"no network of its own can be made here: {reason}")
+        raise CannotTry(f"no network namespace can be created here: {reason}")
     with DrillJob(stage.target, stage.folder, stage.store, stage.limit, _OWN_NETWORK) as job, TwoNodes(job) as nodes:
         nodes.start()
-        before = job.wait(nodes.ready, "steps of both nodes with a checkpoint behind them")
+        before = job.wait(nodes.ready, "steps of both nodes after a checkpoint")
         job.makes_steps()
         noticed_within_s = max(_NOTICED_WITHIN_S, _ANSWER_S + 3 * stage.limit.pace.start_s)
         nodes.cut()
@@ -39,8 +39,8 @@ def network(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         noticed = job.wait(lambda: time.monotonic() if job.incidents() else None, "sign that a node has noticed", noticed_within_s)
         time.sleep(_LONGER_S)
         nodes.mend()
-        mended = time.monotonic()
-        beats = job.wait(lambda: nodes.back(before), "step of both nodes behind the cut", over=True)
+        repaired = time.monotonic()
+        beats = job.wait(lambda: nodes.back(before), "step of both nodes after the cut", over=True)
         back = max(beat.first_at for beat in beats)
         lost = max(beat.step for beat in before) - min(beat.restored for beat in beats)
         (stage.folder / "out.go").touch()
@@ -50,16 +50,16 @@ def network(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         incidents = job.incidents()
         for incident in incidents:
             if incident.kind not in _KINDS or incident.action != "resume":
-                raise Wrong(f"a cut network was taken for {incident.kind}, and {incident.action} was done: {incident.why}")
+                raise Wrong(f"the cut network was classified as {incident.kind}, and the action was {incident.action}: {incident.why}")
         and_then = ended(stage, job, incidents=len(incidents))
-        again = "; the second node had ended, and was started again" if nodes.starts > 1 else ""
-        summary = f"{incidents[0].why.splitlines()[0]}{again}; both made steps {back - mended:.1f} s after it was mended"
-        means = f"two network namespaces, the wire between them down for {mended - broken:.1f} s"
+        again = "; the second node had ended, and was restarted" if nodes.starts > 1 else ""
+        summary = f"{incidents[0].why.splitlines()[0]}{again}; both made steps {back - repaired:.1f} s after the link was restored"
+        means = f"two network namespaces, with the link between them down for {repaired - broken:.1f} s"
         return RehearsalResult(f"{summary}{and_then}", round(noticed - broken, 3), None, round(back - broken, 3), max(0, lost), means)
 
 
 class TwoNodes:
-    """Of one job: the first is the job's own process, which has the rendezvous; the second has a log of its own."""
+    """The two nodes of a job. The first is the job's own process, which has the rendezvous; the second has its own log."""
 
     def __init__(self, job: DrillJob) -> None:
         self._job = job
@@ -101,14 +101,17 @@ class TwoNodes:
         return self._job.warden.ended(self._second)
 
     def ready(self) -> list[Heartbeat] | None:
-        """Both make steps, and there is a checkpoint to go back to."""
+        """Return the heartbeats once both nodes make steps and a checkpoint is stored; None before that."""
         beats = self._beats()
         if self.second_code is not None:
-            raise Wrong(f"the second node ended with {self.second_code} before anything was done")
+            raise Wrong(f"the second node ended with {self.second_code} before the link was cut")
         return beats if len(beats) == 2 and all(beat.steps >= STEPS_BEFORE and beat.durable >= 0 for beat in beats) else None
 
     def back(self, before: list[Heartbeat]) -> list[Heartbeat] | None:
-        """Both have made a step in processes that were not there before. A node that has ended is started again, as a scheduler would."""
+        """Return the heartbeats once both nodes have made a step in new processes; None before that.
+
+        Starts the second node again if it has ended, as a scheduler would.
+        """
         if self._job.code is not None:
             raise Wrong(f"the first node ended with {self._job.code}: {self._job.last_words()}")
         if self.second_code and self.starts < _STARTS_MAX:

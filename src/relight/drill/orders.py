@@ -1,4 +1,4 @@
-"""What the drill tells training processes to do to themselves: a file that each looks at behind every step."""
+"""Orders from the drill to training processes to fail: a file that each process reads after every step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relight.decode import from_json_bytes
 
 
 class DrillOrder(msgspec.Struct, frozen=True):
-    """``what``: ``poison`` (that step's loss is no number, whenever it is done), ``lock``, ``crash`` (from that step on, once)."""
+    """``what``: ``poison`` (the step's loss becomes NaN each time it runs), ``lock`` or ``crash`` (once, at that step or a later one)."""
 
     what: str
     step: int
@@ -20,32 +20,32 @@ class DrillOrder(msgspec.Struct, frozen=True):
 
 
 class DrillOrders:
-    """The file, from both ends."""
+    """The file of the order: the drill's side and the training processes' side."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._mark = path.with_suffix(".done")
 
     def give(self, order: DrillOrder) -> None:
-        """Have it done. Replaces what was told before."""
+        """Write an order. Replaces the previous one."""
         self.clear()
         temporary = self._path.with_suffix(".new")
         temporary.write_bytes(msgspec.json.encode(order))
         temporary.replace(self._path)
 
     def clear(self) -> None:
-        """Nothing is to be done."""
+        """Remove the order."""
         self._path.unlink(missing_ok=True)
         self._mark.unlink(missing_ok=True)
 
     def read(self) -> DrillOrder | None:
-        """What is to be done, if anything is."""
+        """Return the order; None without one."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             return from_json_bytes(self._path.read_bytes(), DrillOrder)
         return None
 
     def do(self) -> bool:
-        """Say that it is being done, and when. False if somebody has said so before."""
+        """Record that the order is executed now. Return False if a process has recorded that before."""
         try:
             with self._mark.open("x", encoding="ascii") as file:
                 file.write(f"{time.monotonic()!r}\n")
@@ -54,7 +54,7 @@ class DrillOrders:
         return True
 
     def done(self) -> float | None:
-        """When it was done first, on the monotonic clock; None if it was not."""
+        """Return when the order was first executed, on the monotonic clock in seconds; None if it was not."""
         with contextlib.suppress(OSError, ValueError):
             return float(self._mark.read_text(encoding="ascii"))
         return None

@@ -1,7 +1,7 @@
-"""Bounds of a drill's waits: they follow what the job has taken on this machine, in this drill.
+"""Bounds of a drill's waits, derived from the job's own times on this machine, in this drill.
 
-A constant is right on the machine on which it was chosen. Where the same job starts ten times as slowly, a job that comes back as it should
-would be called failed.
+A constant fits only the machine on which it was chosen. On a machine where the job starts ten times as slowly, a job that recovers
+correctly would be reported as failed.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ import math
 import time
 
 LEAST_S = 300.0
-"""Seconds for one rehearsal, at least."""
+"""Least bound of one rehearsal, in seconds."""
 STARTS, REHEARSALS = 20.0, 5.0
-"""A rehearsal may take so many times the slowest start of the job, and so many times the slowest rehearsal that passed. One takes five to
-six starts: two of its own, one of the undisturbed run, and steps."""
+"""Bound of a rehearsal, in slowest starts of the job, and in slowest rehearsals that passed. A rehearsal takes as long as five to six
+starts: two of its own, one of the undisturbed run, and steps."""
 
 
 class Pace:
-    """What a drill has measured of its job: shared by all of its rehearsals."""
+    """Times of the job that a drill has measured. All of its rehearsals share them."""
 
     def __init__(self, timeout_s: float | None = None) -> None:
-        """``timeout_s``: the user's own bound, which then holds unchanged."""
+        """``timeout_s``: the user's own bound in seconds, which replaces the derived one."""
         self._timeout_s = timeout_s
         self.start_s = self.rehearsal_s = 0.0
 
     def started(self, seconds: float) -> None:
-        """Take note of a start: until all ranks made steps."""
+        """Record the seconds of a start, until all ranks made steps."""
         self.start_s = max(self.start_s, seconds)
 
     def passed(self, seconds: float) -> None:
-        """Take note of a whole rehearsal that passed."""
+        """Record the seconds of a rehearsal that passed."""
         self.rehearsal_s = max(self.rehearsal_s, seconds)
 
     @property
     def measured(self) -> bool:
-        """Whether there is a bound: without a first start there is nothing that it could follow."""
+        """Whether there is a bound. Before the first start, there is no time to derive it from."""
         return self._timeout_s is not None or self.start_s > 0 or self.rehearsal_s > 0
 
     @property
@@ -46,18 +46,18 @@ class Pace:
 
 
 class Limit:
-    """Until when one rehearsal may take: its own bound, and the end of the drill."""
+    """Deadline of one rehearsal: its own bound, and the end of the drill."""
 
     def __init__(self, pace: Pace, over_at: float = math.inf) -> None:
-        """``over_at``: when the drill is over, on the monotonic clock."""
+        """``over_at``: end of the drill, on the monotonic clock."""
         self.pace, self._over_at, self._began = pace, over_at, time.monotonic()
 
     @property
     def ends(self) -> float:
-        """When it is over, as far as is known now: a start that was slow moves it."""
+        """The deadline as known now, on the monotonic clock. A slow start moves it."""
         return min(self._began + self.pace.bound_s, self._over_at)
 
     @property
     def cut_short(self) -> bool:
-        """Whether the drill ends before the rehearsal has had its time: then a wait that is over shows nothing."""
+        """Whether the drill ends before the rehearsal's own bound. A timeout then shows nothing about the job."""
         return self.pace.measured and self._over_at < self._began + self.pace.bound_s

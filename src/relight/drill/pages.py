@@ -1,4 +1,4 @@
-"""What the ranks of a running job say, read from outside; also what they said last, when the job is over and its pages are gone."""
+"""Read the heartbeats of a running job's ranks from outside, also the last ones after the job has ended and removed its pages."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _PAGE = "pulse-"
 
 
 class Pages:
-    """Of one supervisor. Each page is held open from when it is first seen: an unlinked file can still be read."""
+    """Heartbeat pages of one supervisor's ranks. Each page is kept open once it was found: an unlinked file can still be read."""
 
     def __init__(self, supervisor: int) -> None:
         self._supervisor = supervisor
         self._held: dict[int, int] = {}
 
     def close(self) -> None:
-        """None is held any more."""
+        """Close all pages."""
         for descriptor in self._held.values():
             os.close(descriptor)
         self._held.clear()
 
     def beats(self) -> dict[int, Heartbeat]:
-        """By rank; of those that have said something."""
+        """Return the newest heartbeat of each rank that has published one."""
         directory = directories().get(self._supervisor)
         if directory is not None:
             for page in directory.glob(f"{_PAGE}*"):
@@ -36,8 +36,8 @@ class Pages:
                 if rank not in self._held:
                     with contextlib.suppress(OSError):
                         self._held[rank] = os.open(page, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        found = {rank: read_beat(f"/proc/self/fd/{descriptor}") for rank, descriptor in sorted(self._held.items())}
-        return {rank: beat for rank, beat in found.items() if beat is not None}
+        beats = {rank: read_beat(f"/proc/self/fd/{descriptor}") for rank, descriptor in sorted(self._held.items())}
+        return {rank: beat for rank, beat in beats.items() if beat is not None}
 
 
 class Running(NamedTuple):
@@ -48,12 +48,12 @@ class Running(NamedTuple):
 
 
 def running(url: str) -> list[Running]:
-    """The jobs of the run at ``url``, a store and a name, that have ranks here; of ranks, those that the supervisor started."""
-    found = []
+    """Return the jobs on this machine that train the run at ``url`` (store and name), each with the ranks that its supervisor started."""
+    jobs = []
     for supervisor in directories():
         pages = Pages(supervisor)
         beats = {rank: beat for rank, beat in pages.beats().items() if is_below(beat.pid, supervisor)}
         pages.close()
         if any(f"{beat.url.rstrip('/')}/{beat.run}" == absolute(url) for beat in beats.values()):
-            found.append(Running(supervisor, beats))
-    return found
+            jobs.append(Running(supervisor, beats))
+    return jobs

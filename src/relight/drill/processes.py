@@ -1,4 +1,4 @@
-"""Who started whom, as the kernel tells it."""
+"""Process trees from ``/proc``: parents, descendants, and killing all descendants."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from pathlib import Path
 
 
 def parents() -> dict[int, int]:
-    """Every process's parent."""
-    found = {}
+    """Return the parent of every process."""
+    result = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 text = Path(f"/proc/{name}/stat").read_text(encoding="utf-8", errors="replace")
-                found[int(name)] = int(text.rpartition(")")[2].split()[1])
-    return found
+                result[int(name)] = int(text.rpartition(")")[2].split()[1])
+    return result
 
 
 def descendants(pid: int) -> list[int]:
-    """What it started, and what that started, and so on."""
+    """Return all descendants of a process."""
     below: dict[int, list[int]] = {}
     for child, parent in parents().items():
         below.setdefault(parent, []).append(child)
-    found, todo = [], [pid]
+    result, todo = [], [pid]
     while todo:
         for child in below.get(todo.pop(), []):
-            found.append(child)
+            result.append(child)
             todo.append(child)
-    return found
+    return result
 
 
 def is_below(pid: int, ancestor: int) -> bool:
-    """Whether ``ancestor`` started it, or what started it, and so on."""
+    """Return whether a process is ``ancestor`` or one of its descendants."""
     above = parents()
     while pid > 1:
         if pid == ancestor:
@@ -44,25 +44,25 @@ def is_below(pid: int, ancestor: int) -> bool:
 
 
 def arguments_of(pid: int) -> list[str]:
-    """Its command line; empty if it is gone, or ends."""
+    """Return the command line of a process; empty if the process has ended."""
     try:
         data = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return []
-    return [one.decode(errors="replace") for one in data.split(b"\0")[:-1]]
+    return [argument.decode(errors="replace") for argument in data.split(b"\0")[:-1]]
 
 
 def kill_below(pid: int, within_s: float = 10.0) -> list[int]:
-    """SIGKILL to all that is below it, again and again, until nothing is left but what the kernel does not let go."""
+    """Send SIGKILL to all descendants repeatedly, until none is left. Return those that are still alive after ``within_s`` seconds."""
     ends = time.monotonic() + within_s
-    while left := [one for one in descendants(pid) if arguments_of(one)]:
-        for one in left:
+    while left := [child for child in descendants(pid) if arguments_of(child)]:
+        for child in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(one, signal.SIGKILL)
+                os.kill(child, signal.SIGKILL)
         if time.monotonic() > ends:
             return left
         if pid == os.getpid():
-            with contextlib.suppress(ChildProcessError):  # orphans that have come to it: nobody else takes note of their end
+            with contextlib.suppress(ChildProcessError):  # orphans became children of this process: no other process reaps them
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""All rehearsals, in the order in which they are done."""
+"""All rehearsals, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from relight.drill import network, rehearsals, storage
 from relight.drill.rehearsals import Rehearsal
 
 REHEARSALS = {
-    one.name: one
-    for one in (
+    rehearsal.name: rehearsal
+    for rehearsal in (
         Rehearsal("kill", "a rank was killed (SIGKILL)", rehearsals.kill, "killed", "resume"),
         Rehearsal("hang", "a rank was stopped (SIGSTOP)", rehearsals.hang, "hang", "resume"),
-        Rehearsal("lock", "a rank waited in Python for ever", rehearsals.lock, "hang", "resume"),
+        Rehearsal("lock", "a rank waited forever in Python", rehearsals.lock, "hang", "resume"),
         Rehearsal("crash", "a rank aborted (SIGABRT)", rehearsals.crash, "crash", "resume"),
-        Rehearsal("poison", "the loss of one step was no number", rehearsals.poison, "numerical", "roll back"),
-        Rehearsal("full", "there was no room for saves", storage.full),
-        Rehearsal("away", "the store was away", storage.away),
+        Rehearsal("poison", "the loss of one step was NaN", rehearsals.poison, "numerical", "roll back"),
+        Rehearsal("full", "the store was full", storage.full),
+        Rehearsal("away", "the store was unavailable", storage.away),
         Rehearsal("damage", "the newest checkpoint was damaged", storage.damage),
         Rehearsal("network", "a node's network was cut", network.network),
         Rehearsal("agent", "the process that writes saves was killed", rehearsals.agent),
@@ -22,4 +22,4 @@ REHEARSALS = {
         Rehearsal("preempt", "relight run was asked to end (SIGTERM)", rehearsals.preempt),
     )
 }
-"""By name."""
+"""Rehearsals by name."""

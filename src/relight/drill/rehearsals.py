@@ -20,7 +20,7 @@ from relight.supervise.procfs import sample_process
 SETTLED_STEPS = 3
 """Number of steps after which a script's job counts as resumed."""
 AHEAD_S, AHEAD_STARTS = 0.5, 0.05
-"""Seconds, and share of the slowest start, by which an order comes before the step that it is for, so that all ranks read it in time."""
+"""Seconds, and share of the slowest start, by which an order precedes its step, so that all ranks read it in time."""
 
 
 class RehearsalResult(NamedTuple):
@@ -36,23 +36,23 @@ class RehearsalResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RehearsalStage:
-    """Where a rehearsal takes place."""
+    """Target, directories and deadline of a rehearsal."""
 
     target: DrillTarget
     folder: Path
     store: Path
     limit: Limit
     reference: Callable[[int], str]
-    """The hash that the built-in job ends with, if it leaves out the samples of that step; -1: of none."""
+    """Returns the hash of the built-in job's undisturbed end, without the samples of a step; -1 skips none."""
 
     def job(self) -> DrillJob:
-        """One on its own machine."""
+        """Return a job on this machine; it is not started yet."""
         return DrillJob(self.target, self.folder, self.store, self.limit)
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """One. ``kind`` and ``action``: what relight run must take it for and do about it; empty: it is to see nothing."""
+    """A rehearsal. ``kind`` and ``action``: the classification and decision expected of relight run; empty if it must record nothing."""
 
     name: str
     what: str
@@ -97,7 +97,7 @@ def crash(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
 def _run_rehearsal(stage: RehearsalStage, rehearsal: Rehearsal, what: str) -> RehearsalResult:
     with stage.job() as job:
         rank, _ = _arm(job, what)
-        broken = job.wait(job.orders.done, "step at which the script does what it is told")
+        broken = job.wait(job.orders.done, "step at which the script executes the order")
         return _gone_on(stage, job, rehearsal, rank, broken)
 
 
@@ -105,27 +105,27 @@ def poison(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
     """Make the loss of one step NaN, also when the step is repeated."""
     with stage.job() as job:
         _, step = _arm(job, "poison")
-        broken = job.wait(job.orders.done, "step whose loss is told: ckpt.step(step, loss=loss)")
+        broken = job.wait(job.orders.done, "step with a loss: ckpt.step(step, loss=loss)")
         incident = job.over_it()
         settings = incident.settings
         if incident.action == rehearsal.action and (settings.get("RELIGHT_BEFORE"), settings.get("RELIGHT_SKIP")) != (
             str(step),
             f"{step}-{step}",
         ):
-            raise Wrong(f"it went back to before step {settings.get('RELIGHT_BEFORE')}, and the loss was bad at step {step}")
+            raise Wrong(f"the job returned to before step {settings.get('RELIGHT_BEFORE')}, and the loss was NaN at step {step}")
         try:
             return _gone_on(stage, job, rehearsal, None, broken, without=step)
         except Wrong:
             if sum(incident.kind == rehearsal.kind for incident in job.incidents()) > 1:
-                what = f"it came again: the script does step {step}, whose samples are to be left out"
-                raise Wrong(f"{what}; does it ask ckpt.should_skip(step)?") from None
+                what = f"the failure was repeated: the script ran step {step}, and must skip its samples"
+                raise Wrong(f"{what}; does it call ckpt.should_skip(step)?") from None
             raise
 
 
 def _arm(job: DrillJob, what: str) -> tuple[int, int]:
-    """Start it, and tell its last rank: who that is, and at which step it is to be done."""
+    """Start the job, and order its last rank to fail. Return that rank, and the step of the order."""
     if not job.target.told:
-        raise CannotTry("a script that is no Python (--no-python) can't be told to fail")
+        raise CannotTry("a script that is not Python (--no-python) cannot be ordered to fail")
     job.start()
     rank, beat = sorted(job.ready().items())[-1]
     usual = (beat.step_at - beat.first_at) / max(1, beat.steps - 1)
@@ -151,14 +151,14 @@ def judged(rehearsal: Rehearsal, incident: Incident, beats: dict[int, Heartbeat]
     after = incident.after
     assert after is not None
     if incident.kind != rehearsal.kind:
-        raise Wrong(f"it was taken for {incident.kind}, and was {rehearsal.kind}: {incident.why}")
+        raise Wrong(f"the failure was classified as {incident.kind}, and was {rehearsal.kind}: {incident.why}")
     if incident.action != rehearsal.action:
-        raise Wrong(f"what was done is {incident.action}, and {rehearsal.action} should have been: {incident.reason}")
+        raise Wrong(f"the action was {incident.action}, and should have been {rehearsal.action}: {incident.reason}")
     if rank is not None and incident.rank not in (rank, None):
-        raise Wrong(f"rank {incident.rank} was taken to have failed, and rank {rank} had: {incident.why}")
+        raise Wrong(f"the failure was assigned to rank {incident.rank}, and rank {rank} had failed: {incident.why}")
     durable = min((worker.get("durable", -1) for worker in incident.workers), default=-1)
     if rehearsal.action == "resume" and after.restored < durable:
-        raise Wrong(f"step {durable} was stored, and it went on from step {after.restored}")
+        raise Wrong(f"step {durable} was stored, and training continued from step {after.restored}")
     stepped = max(beat.first_at for beat in beats.values())
     noticed = stepped - after.seconds["all"] + after.seconds["noticed"] - broken
     return RehearsalResult(
@@ -180,13 +180,13 @@ def agent(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         job.ready()
         agents = job.agents()
         if not agents:
-            raise CannotTry("its saves are made by the training processes themselves: there is no agent to kill")
+            raise CannotTry("the training processes write the saves themselves: there is no agent to kill")
         step, broken = job.step(), time.monotonic()
         for pid in agents:
             job.send(pid, signal.SIGKILL)
-        saved = job.saves_again(step, "save behind the agent's death")
+        saved = job.saves_again(step, "save after the agent's death")
         and_then = ended(stage, job, incidents=0)
-        return RehearsalResult(f"training went on, and a save was stored {saved - broken:.1f} s later{and_then}", steps_lost=0)
+        return RehearsalResult(f"training continued, and a save was stored {saved - broken:.1f} s later{and_then}", steps_lost=0)
 
 
 def supervisor(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
@@ -211,9 +211,9 @@ def preempt(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         code, took = job.has_ended(), time.monotonic() - broken
         last, stored = max(beat.step for beat in job.beats().values()), job.checkpoints()[-1].step
         if code not in (75, 76):
-            raise Wrong(f"it ended with {code}, and not with 75 or 76")
+            raise Wrong(f"relight run ended with {code}, and not with 75 or 76")
         if (code == 75) != (stored >= last):
-            raise Wrong(f"it ended with {code}, and step {stored} is stored of {last} that was the last")
+            raise Wrong(f"relight run ended with {code}, step {stored} is stored, and step {last} was the last")
         summary = f"it ended {took:.1f} s later with {code}: step {last} was the last, {stored} is stored"
         return _started_again(stage, job, last, broken, summary)
 
@@ -224,22 +224,24 @@ def _started_again(stage: RehearsalStage, job: DrillJob, last: int, broken: floa
     beats = steps_again(job)
     restored = max(beat.restored for beat in beats.values())
     if restored < stored:
-        raise Wrong(f"step {stored} is stored, and it went on from step {restored}")
+        raise Wrong(f"step {stored} is stored, and training continued from step {restored}")
     back = max(beat.first_at for beat in beats.values()) - broken
     and_then = ended(stage, job, incidents=before)
     return RehearsalResult(
-        f"{said}; started again, it went on from step {restored}{and_then}", back_s=round(back, 3), steps_lost=last - restored
+        f"{said}; after a restart, training continued from step {restored}{and_then}",
+        back_s=round(back, 3),
+        steps_lost=last - restored,
     )
 
 
 def steps_again(job: DrillJob) -> dict[int, Heartbeat]:
-    """A job that was started again has made a step: what its ranks say then."""
+    """Wait until all ranks of a restarted job have made a step. Return their heartbeats."""
 
-    def look() -> dict[int, Heartbeat] | None:
+    def stepping_beats() -> dict[int, Heartbeat] | None:
         beats = job.beats()
         return beats if beats and all(beat.steps for beat in beats.values()) else None
 
-    beats = job.wait(look, "step of the job that was started again")
+    beats = job.wait(stepping_beats, "step of the restarted job")
     job.makes_steps()
     return beats
 
@@ -253,23 +255,27 @@ def is_there(pid: int) -> bool:
 
 
 def ended(stage: RehearsalStage, job: DrillJob, *, incidents: int, without: int = -1, may_be_damaged: tuple[str, ...] = ()) -> str:
-    """Let it end as it should, and look at what it leaves: what is right with that, to be said. ``Wrong`` if something is not."""
+    """Let the job end or make some steps, and check its results. Return a sentence about its final weights. Raise ``Wrong`` on a failure.
+
+    ``incidents``: number of failures that relight run must have recorded. ``without``: a step with skipped samples.
+    ``may_be_damaged``: ids of checkpoints that the rehearsal has damaged.
+    """
     if stage.target.built_in:
         (stage.folder / "out.go").touch()
         code = job.has_ended()
         if code:
             raise Wrong(f"relight run ended with {code}: {job.last_words()}")
         if (stage.folder / "out.end").read_text(encoding="ascii") != stage.reference(without):
-            raise Wrong("its weights at the end are not those of a run to which nothing happened")
-        same = "; the weights at the end are those of an undisturbed run" + (f" without step {without}" if without >= 0 else "")
+            raise Wrong("its final weights differ from those of an undisturbed run")
+        same = "; the final weights equal those of an undisturbed run" + (f" without step {without}" if without >= 0 else "")
     else:
-        least = max(job.step(), without) + SETTLED_STEPS  # behind a step that is poisoned: it may be so again
+        least = max(job.step(), without) + SETTLED_STEPS  # beyond a poisoned step, because it may fail again there
         job.wait(lambda: True if job.step() >= least or job.code == 0 else None, f"step {least}")
         same = ""
     incidents_seen = job.incidents()
     if len(incidents_seen) != incidents:
         more = [f"{incident.kind} at step {incident.step}" for incident in incidents_seen]
-        raise Wrong(f"{len(incidents_seen)} failures were seen where there were {incidents}: {', '.join(more)}")
+        raise Wrong(f"relight run recorded {len(incidents_seen)} failures, and there were {incidents}: {', '.join(more)}")
     job.warden.sweep()
     wrong = {checkpoint_id: what for checkpoint_id, what in job.damage().items() if checkpoint_id not in may_be_damaged}
     if wrong:

@@ -1,4 +1,4 @@
-"""What a drill has shown: values, and the page that a person puts into a runbook."""
+"""Results of a drill: values, and a Markdown page for a runbook."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
 class RehearsalOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of one rehearsal. Seconds are from the moment at which something was broken."""
+    """Outcome of one rehearsal. Times are in seconds since the failure was caused."""
 
     name: str
     what: str
-    """What was done."""
+    """The failure that was caused."""
     verdict: str
     why: str
-    """What happened; if it was not as it should be, what was wrong; or why it was not tried."""
+    """What happened; if it failed, what was wrong; if it was skipped, the reason."""
     means: str = ""
-    """By what it was broken, where there are several ways."""
+    """How the failure was caused, if there are several ways."""
     noticed_s: float | None = None
     decided_s: float | None = None
     back_s: float | None = None
-    """Until all ranks had ended a step again."""
+    """Time until all ranks had completed a step again."""
     steps_lost: int | None = None
     took_s: float = 0.0
-    """All of it, with starting the job and looking at what it left."""
+    """Duration of the rehearsal in seconds, including the start of the job and the final checks."""
 
 
 class DrillReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All of them."""
+    """Outcomes of all rehearsals of a drill."""
 
     id: str
     at: str
@@ -41,59 +41,59 @@ class DrillReport(msgspec.Struct, frozen=True, omit_defaults=True):
     outcomes: list[RehearsalOutcome]
     seconds: float
     live: bool = False
-    """Whether it was done to a running job, not to a copy."""
+    """Whether a running job itself was drilled."""
     kept: str = ""
-    """Where stores and logs were left, if they were."""
+    """Directory with the kept stores and logs; "" if they were removed."""
     copies: bool = False
-    """Whether it was done to copies of checkpoints alone, without a job."""
+    """Whether only copies of checkpoints were drilled, without a job."""
     made_of: MadeOf | None = None
     """The script and the settings; None for copies, and for drills that are older than this field."""
 
     @property
     def ok(self) -> bool:
-        """Whether something was tried, and nothing failed."""
+        """Whether at least one rehearsal passed, and none failed."""
         return self.count(PASSED) > 0 and not self.count(FAILED)
 
     def count(self, verdict: str) -> int:
-        """How many ended so."""
-        return sum(one.verdict == verdict for one in self.outcomes)
+        """Return the number of outcomes with this verdict."""
+        return sum(outcome.verdict == verdict for outcome in self.outcomes)
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
-        told = msgspec.to_builtins(self)
-        assert isinstance(told, dict)
-        return {"ok": self.ok, **told}
+        """Return the fields for ``--json``."""
+        fields = msgspec.to_builtins(self)
+        assert isinstance(fields, dict)
+        return {"ok": self.ok, **fields}
 
     def summary(self) -> str:
-        """One line."""
-        parts = [f"{self.count(one)} {one}" for one in (PASSED, FAILED, SKIPPED) if self.count(one)]
+        """Return the counts of the verdicts and the duration, in one line."""
+        parts = [f"{self.count(verdict)} {verdict}" for verdict in (PASSED, FAILED, SKIPPED) if self.count(verdict)]
         return f"{', '.join(parts) or 'nothing was tried'}; {self.seconds:.0f} s"
 
 
 def lines_of(report: DrillReport) -> list[str]:
-    """A line each: what was done, how it ended, what it has shown."""
-    return [f"{one.name}: {one.verdict}: {one.what}; {one.why}" for one in report.outcomes]
+    """Return a line for each outcome: the rehearsal, its verdict, the failure, the result."""
+    return [f"{outcome.name}: {outcome.verdict}: {outcome.what}; {outcome.why}" for outcome in report.outcomes]
 
 
 def seconds_text(value: float | None) -> str:
-    """For people."""
+    """Return a duration for people; "–" for None."""
     return "–" if value is None else f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
 
 
 def markdown(report: DrillReport) -> str:
-    """The page."""
-    of = ", the running job itself" if report.live else ", copies of its checkpoints alone" if report.copies else ""
+    """Return the report as a Markdown page."""
+    of = ", the running job itself" if report.live else ", only copies of its checkpoints" if report.copies else ""
     lines = [
         f"# Drill of {report.at}", "",
         f"`{report.job}` on {report.host}{of}: **{report.summary()}**.", "",
         "| rehearsal | | noticed | decided | training again | steps lost |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
-    for one in report.outcomes:
-        times = " | ".join(seconds_text(value) for value in (one.noticed_s, one.decided_s, one.back_s))
-        lost = "–" if one.steps_lost is None else one.steps_lost
-        lines.append(f"| {one.name} | {'**failed**' if one.verdict == FAILED else one.verdict} | {times} | {lost} |")
+    for outcome in report.outcomes:
+        times = " | ".join(seconds_text(value) for value in (outcome.noticed_s, outcome.decided_s, outcome.back_s))
+        lost = "–" if outcome.steps_lost is None else outcome.steps_lost
+        lines.append(f"| {outcome.name} | {'**failed**' if outcome.verdict == FAILED else outcome.verdict} | {times} | {lost} |")
     lines.append("")
-    for one in report.outcomes:
-        means = f" ({one.means})" if one.means else ""
-        lines += [f"## {one.name}: {one.verdict}", f"{one.what}{means}.", "", one.why, ""]
+    for outcome in report.outcomes:
+        means = f" ({outcome.means})" if outcome.means else ""
+        lines += [f"## {outcome.name}: {outcome.verdict}", f"{outcome.what}{means}.", "", outcome.why, ""]
     return "\n".join(lines)

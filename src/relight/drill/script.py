@@ -1,7 +1,7 @@
-"""What ``relight run`` is given in a drill in place of the script: ``python -m relight.drill.script ORDERS STORE [-m] SCRIPT [ARGS…]``.
+"""Run a drilled script under ``relight run``: ``python -m relight.drill.script ORDERS STORE [-m] SCRIPT [ARGS…]``.
 
-The script runs as it would by itself, but for two things: a ``Checkpointer`` that would write outside of the drill's store is refused, and
-behind a step it does what the drill has told it to do.
+The script runs unchanged, with two exceptions. A ``Checkpointer`` that would write outside the drill's store is refused. After each step,
+the process executes the drill's order, if there is one.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from relight.store.urls import absolute
 
 
 class Obedient:
-    """An observer that does as it is told; it stands before those that look at the loss."""
+    """Observer that executes the drill's orders. It runs before the observers that read the loss."""
 
     def __init__(self, orders: DrillOrders, store: Path) -> None:
         self._orders, self._store = orders, store
 
     def place(self, url: str, run: str) -> tuple[str, str]:
-        """Where it is, if that is the drill's."""
+        """Return store and run unchanged, if the store is the drill's."""
         self._check(url)
         return url, run
 
     def on_start(self, ckpt: Checkpointer) -> None:
-        """Nothing is written yet: of its further tiers, too, none may be another's."""
+        """Check all tiers before anything is written: each must be in the drill's store."""
         for place in ckpt.store_urls:
             self._check(place)
 
     def on_restore(self, ckpt: Checkpointer, step: int, checkpoint_id: str | None) -> None:
-        """Nothing is told for that."""
+        """Do nothing: no order is for this event."""
 
     def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
-        """Do what is due."""
+        """Execute the order if its step has come."""
         order = self._orders.read()
         if order is None:
             return
@@ -56,17 +56,17 @@ class Obedient:
             threading.Event().wait()
 
     def on_end(self, ckpt: Checkpointer) -> None:
-        """Nothing is told for that."""
+        """Do nothing: no order is for this event."""
 
     def _check(self, url: str) -> None:
         path = Path(absolute(url).removeprefix("file://"))
         if not path.resolve().is_relative_to(self._store.resolve()):
             what = "a drill's script may only write to the drill's own store"
-            raise ConfigError(what, where=url, hint="give it {store} for where it saves")
+            raise ConfigError(what, where=url, hint="pass {store} to the script as its store")
 
 
 def main() -> None:
-    """Run it."""
+    """Install the observer, and run the script."""
     orders, store, arguments = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     observers.insert(0, Obedient(DrillOrders(orders), store))
     as_module = arguments[0] == "-m"

@@ -1,4 +1,4 @@
-"""A job that a rehearsal breaks: start it, monitor it, act on it, check it when it is over."""
+"""The job of a rehearsal: start it, monitor it, make it fail, and check its results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CannotTry(Exception):
 
 
 def own_store(path: str | Path) -> ByteStore:
-    """One of the drill's: opened as the settings say, but how far its log goes is not to stand where that of the real one does."""
+    """Open a store of the drill with the user's settings, but without an anchor: the anchor has the state of the real run's log."""
     return open_bytes(path, guard=StoreSecurity.from_settings(anchor=""))
 
 
@@ -57,7 +57,7 @@ class DrillJob:
         self.orders = DrillOrders(folder / "orders")
         self.warden = Warden(prefix)
         self.outside = Path(f"/proc/{self.warden.pid}/root") if prefix else Path("/")
-        """Where the files that it sees are seen from here."""
+        """Root directory of the job's mount namespace, as a path of this process."""
         self._log = folder / "log"
         self._pages: Pages | None = None
         self._process = 0
@@ -75,7 +75,7 @@ class DrillJob:
     # -- its life --------------------------------------------------------------------------------------------------------------
 
     def start(self, *flags: str, env: Mapping[str, str] | None = None, without: int = -1) -> None:
-        """For the first time, or again; the built-in job leaves out the samples of step ``without``."""
+        """Start the job, or start it again. The built-in job skips the samples of step ``without``."""
         if self._pages is not None:
             self._pages.close()
         variables = {**environment(), **self.target.environment(self.store), **(env or {})}
@@ -87,7 +87,7 @@ class DrillJob:
 
     @property
     def supervisor(self) -> int:
-        """``relight run``'s process."""
+        """Process id of ``relight run``."""
         return self._process
 
     @property
@@ -118,9 +118,10 @@ class DrillJob:
     # -- waiting ---------------------------------------------------------------------------------------------------------------
 
     def wait(self, until: Callable[[], T | None], what: str, within_s: float = math.inf, *, over: bool = False) -> T:
-        """Until it gives something that is not None. ``Wrong`` if time is up, or the job ends first, unless it may be ``over``.
+        """Call ``until`` until it returns a value that is not None, and return that value.
 
-        ``CannotTry`` if the drill's own end came first.
+        Raise ``Wrong`` at a timeout, or if the job ends first and ``over`` is False. Raise ``CannotTry`` if the drill's own deadline
+        passed first. ``what`` is the awaited event, for the message.
         """
         began = time.monotonic()
         while True:
@@ -133,18 +134,18 @@ class DrillJob:
             ends = min(self.limit.ends, began + within_s)
             if time.monotonic() > ends:
                 if self.limit.cut_short and ends < began + within_s:
-                    raise CannotTry(f"the drill's time was over (--deadline) before there was a {what}: {self._at()}")
+                    raise CannotTry(f"the drill's deadline (--deadline) passed while waiting for: {what}; {self._at()}")
                 raise Wrong(f"no {what} within {ends - began:.0f} s: {self._at()}")
             time.sleep(LOOK_S)
 
     def makes_steps(self) -> None:
-        """Take note of how long the start took that just ended: the bounds of all waits follow the slowest."""
+        """Record the duration of the start that has just ended. The bounds of all waits are derived from the slowest start."""
         self.limit.pace.started(time.monotonic() - self._started_at)
 
     def ready(self) -> dict[int, Heartbeat]:
-        """All ranks make steps, and there is a checkpoint to go back to: what they say then."""
+        """Wait until all ranks make steps and a checkpoint is stored. Return the ranks' heartbeats."""
 
-        def look() -> dict[int, Heartbeat] | None:
+        def ready_beats() -> dict[int, Heartbeat] | None:
             beats = self.beats()
             if not beats or any(beat.steps < STEPS_BEFORE for beat in beats.values()):
                 return None
@@ -153,19 +154,19 @@ class DrillJob:
             self.ask_for_a_save()
             return None
 
-        beats = self.wait(look, "steps with a checkpoint behind them")
+        beats = self.wait(ready_beats, "steps after a checkpoint")
         self.makes_steps()
         return beats
 
     def ask_for_a_save(self) -> None:
-        """Of a script that saves seldom, by the signal that it has for that; the built-in job saves by itself."""
+        """Ask a script for a save with SIGUSR1, in case it saves rarely. The built-in job saves often enough."""
         if self.target.built_in:
             return
         from relight.supervise.procfs import catches
 
         for beat in self.beats().values():
             if self._asked.get(beat.pid) != beat.steps and catches(beat.pid, signal.SIGUSR1):
-                self._asked[beat.pid] = beat.steps  # once a step: it is heard of at its end
+                self._asked[beat.pid] = beat.steps  # once per step: the process handles it at the step's end
                 self.send(beat.pid, signal.SIGUSR1)
 
     def durable(self) -> int:
@@ -177,27 +178,27 @@ class DrillJob:
         return min((beat.step for beat in self.beats().values()), default=-1)
 
     def saves_again(self, behind: int, what: str) -> float:
-        """A save of a later step is stored: when that was seen."""
+        """Wait until a save of a later step than ``behind`` is stored. Return that time, on the monotonic clock."""
 
-        def look() -> float | None:
+        def stored_at() -> float | None:
             if self.durable() > behind:
                 return time.monotonic()
             self.ask_for_a_save()
             return None
 
-        return self.wait(look, what)
+        return self.wait(stored_at, what)
 
     def over_it(self) -> Incident:
-        """The first incident has been gone on from: it, with what it cost."""
+        """Wait until training has continued after the first incident. Return the incident, with its cost."""
 
-        def look() -> Incident | None:
+        def first_incident() -> Incident | None:
             incidents = self.incidents()
             return incidents[0] if incidents and incidents[0].after is not None else None
 
-        return self.wait(look, "step behind the failure")
+        return self.wait(first_incident, "step after the failure")
 
     def has_ended(self) -> int:
-        """It ends by itself: with what."""
+        """Wait until relight run ends by itself. Return its exit code."""
         return self.wait(lambda: self.code, "end of relight run", over=True)
 
     # -- what there is ---------------------------------------------------------------------------------------------------------
@@ -212,15 +213,15 @@ class DrillJob:
         return sorted(incidents, key=lambda incident: incident.id)
 
     def seen(self, path: str | Path) -> str:
-        """A path of the job's, as it is from here."""
+        """Return a path of the job as a path of this process."""
         return str(self.outside / str(path).lstrip("/")) if self._enclosed else str(path)
 
     def run(self) -> Run:
-        """The one that it saves: from its store, not from what it says."""
+        """Return the run that the job saves, as found in its store and not as named in its heartbeats."""
         store = own_store(self.seen(self.store))
         names = list_runs(store)
         if len(names) != 1:
-            raise Wrong(f"its store has {len(names)} runs, and not one" if names else "it has saved nothing")
+            raise Wrong(f"the job's store has {len(names)} runs instead of 1" if names else "the job has saved nothing")
         return Run(store, names[0])
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -242,8 +243,8 @@ class DrillJob:
         """Return the last line of relight run's output."""
         lines = [line for line in self.said().splitlines() if line.strip()]
         ours = [line.removeprefix("relight: ") for line in lines if line.startswith("relight: ") and "relight incidents" not in line]
-        return (ours or lines or ["it said nothing"])[-1][:300]
+        return (ours or lines or ["it printed nothing"])[-1][:300]
 
     def _at(self) -> str:
-        states = [f"rank {rank} {beat.phase}, behind step {beat.step}" for rank, beat in self.beats().items()]
+        states = [f"rank {rank} {beat.phase}, after step {beat.step}" for rank, beat in self.beats().items()]
         return ", ".join(states[:4]) or self.last_words()

@@ -1,4 +1,4 @@
-"""Rehearsals of store failures: the store is full, unavailable, or its bytes are damaged."""
+"""Rehearsals of store failures: a full store, an unavailable store, damaged bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relight.format.names import STORE_FILE
 from relight.log import Checkpoint
 
 FULL_S, AWAY_S = 4.0, 4.0
-"""Least seconds for which a store is full, and unavailable: some saves are due meanwhile."""
+"""Least seconds for which the store is full, or unavailable: several saves are due meanwhile."""
 _SMALL_BYTES = 64 << 20
 _FAILED = re.compile(r"the save at step (\d+) failed")
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
@@ -35,9 +35,9 @@ def full(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         failures = _goes_on_without(job, step, FULL_S)
         empty()
         freed = time.monotonic()
-        saved = job.saves_again(job.durable(), "save behind the time without room")
+        saved = job.saves_again(job.durable(), "save after space was freed")
         and_then = ended(stage, job, incidents=0)
-        why = f"training went on{failures}; {saved - freed:.1f} s after there was room again a save was stored{and_then}"
+        why = f"training continued{failures}; a save was stored {saved - freed:.1f} s after space was freed{and_then}"
         return RehearsalResult(why, steps_lost=0, means=f"{means}, for {freed - broken:.1f} s")
 
 
@@ -56,15 +56,15 @@ def away(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
             meanwhile = move_back(elsewhere, stage.store)
         back = time.monotonic()
         if any(path.name == STORE_FILE for folder in meanwhile for path in folder.rglob("*")):
-            raise Wrong("while its store was away, another was begun in its place")
+            raise Wrong("while its store was unavailable, the job created another store in its place")
         if stored_step > job.checkpoints()[-1].step:
-            raise Wrong(f"while its store was away, step {stored_step} was said to be stored, and is not")
-        saved = job.saves_again(job.durable(), "save behind the store's return")
+            raise Wrong(f"while its store was unavailable, the job reported step {stored_step} as stored, and it is not")
+        saved = job.saves_again(job.durable(), "save after the store's return")
         left = sum(map(_bytes_in, meanwhile))
         and_then = ended(stage, job, incidents=0)
-        why = f"training went on{failures}; {saved - back:.1f} s after the store was back a save was stored{and_then}"
+        why = f"training continued{failures}; a save was stored {saved - back:.1f} s after the store was back{and_then}"
         if left:
-            why += f"; saves that failed had left {left / 1e6:.1f} MB where it had been"
+            why += f"; failed saves had left {left / 1e6:.1f} MB at the store's path"
         return RehearsalResult(why, steps_lost=0, means=f"its directory was moved away for {back - broken:.1f} s")
 
 
@@ -79,7 +79,7 @@ def move_back(elsewhere: Path, store: Path) -> list[Path]:
         try:
             elsewhere.rename(store)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # made once more, just now
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # a save has just created it again
                 raise
         else:
             return aside
@@ -97,7 +97,7 @@ def damage(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
             job.ask_for_a_save()
             return None
 
-        job.wait(two, "second checkpoint (if it keeps but one, there is none to go back to)")
+        job.wait(two, "second checkpoint (a job that keeps only one has none to fall back to)")
         last, broken = job.step(), time.monotonic()
         job.warden.sweep()
         checkpoints = job.checkpoints()
@@ -105,19 +105,19 @@ def damage(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
             bad = job.damage()
             whole = [checkpoint for checkpoint in checkpoints if checkpoint.id not in bad]
             if not whole:
-                raise Wrong(f"all of its {len(checkpoints)} checkpoints need the bytes of the one that is damaged")
+                raise Wrong(f"all of its {len(checkpoints)} checkpoints need bytes of the damaged one")
             before, again = len(job.said()), time.monotonic()
             job.start()
             beats = steps_again(job)
             restored, back = max(beat.restored for beat in beats.values()), max(beat.first_at for beat in beats.values())
             if restored != whole[-1].step:
-                raise Wrong(f"step {whole[-1].step} is the newest whole checkpoint, and it went on from step {restored}")
+                raise Wrong(f"step {whole[-1].step} is the newest undamaged checkpoint, and training continued from step {restored}")
             reported = f"checkpoint {checkpoints[-1].id} (step {checkpoints[-1].step}) is passed over" in job.said()[before:]
             if not reported and stage.target.built_in:
-                raise Wrong(f"the checkpoint of step {checkpoints[-1].step} is damaged, and nothing was said of that")
+                raise Wrong(f"the checkpoint of step {checkpoints[-1].step} is damaged, and the job did not report that")
             and_then = ended(stage, job, incidents=0, may_be_damaged=tuple(bad))
-        passed = f"step {checkpoints[-1].step} was passed over, {'and that was said' if reported else 'of which its output says nothing'}"
-        why = f"{passed}; started again, it went on from step {restored}, {back - again:.1f} s later{and_then}"
+        skipped = f"step {checkpoints[-1].step} was skipped, {'which the job reported' if reported else 'which its output does not report'}"
+        why = f"{skipped}; after a restart, training continued from step {restored}, {back - again:.1f} s later{and_then}"
         return RehearsalResult(why, back_s=round(back - broken, 3), steps_lost=last - restored, means=f"a byte of {where}")
 
 
@@ -138,28 +138,28 @@ def spoiled(job: DrillJob, checkpoint: Checkpoint) -> Iterator[str]:
                     _flip(pack, offset)
             return
         _flip(pack, offset)
-    raise CannotTry(f"no byte of {folder} was found that matters")
+    raise CannotTry(f"changing a byte of {folder} damages no tensor")
 
 
-def _flip(path: Path, at: int) -> None:
+def _flip(path: Path, offset: int) -> None:
     with path.open("r+b") as file:
-        file.seek(at)
+        file.seek(offset)
         byte = file.read(1)[0]
-        file.seek(at)
+        file.seek(offset)
         file.write(bytes([byte ^ 1]))
 
 
 def _goes_on_without(job: DrillJob, step: int, seconds: float) -> str:
-    """Steps are made for so long, whatever saves do: what is said of saves."""
+    """Wait ``seconds``, and until a step after ``step`` is made although saves fail. Return a clause about the failed saves."""
     begun, before = time.monotonic(), len(job.said())
 
-    def look() -> bool | None:
+    def has_stepped() -> bool | None:
         job.ask_for_a_save()
         return True if time.monotonic() > begun + seconds and job.step() > step else None
 
-    job.wait(look, "step while nothing could be saved")
+    job.wait(has_stepped, "step while nothing could be saved")
     failed = len(set(_FAILED.findall(job.said()[before:])))
-    return f", and said of {failed} {'save' if failed == 1 else 'saves'} that it failed" if failed else ""
+    return f", and reported {failed} failed {'save' if failed == 1 else 'saves'}" if failed else ""
 
 
 # -- a full disk ---------------------------------------------------------------------------------------------------------------
@@ -182,13 +182,13 @@ def _without_room(stage: RehearsalStage) -> Iterator[NoRoom]:
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}"]
     stage.folder.mkdir(parents=True, exist_ok=True)
     if size > _memory_available() // 2:
-        reason = f"there is not the memory for a file system of {size >> 20} MiB"
+        reason = f"memory has no room for a file system of {size >> 20} MiB"
     else:
         reason = cannot([*OWN_MOUNTS, *mount, "none", str(stage.folder)])
     if reason:
         with stage.job() as job:
             job.start()
-            means = f"a limit on the size of files, which has another error than a full disk has, as {reason}"
+            means = f"a limit on the size of files, with another error than that of a full disk, because {reason}"
             yield NoRoom(job, means, partial(_limit_files, job), partial(_unlimit_files, job))
         return
     with DrillJob(stage.target, stage.folder, disk / "store", stage.limit, OWN_MOUNTS) as job:
@@ -198,7 +198,7 @@ def _without_room(stage: RehearsalStage) -> Iterator[NoRoom]:
             job.warden.call(["cp", "--archive", str(stage.store), str(job.store)])
         job.start()
         ballast = Path(job.seen(disk / "ballast"))
-        yield NoRoom(job, f"a file system of {size >> 20} MiB in memory that was filled", partial(_fill, ballast), ballast.unlink)
+        yield NoRoom(job, f"a full file system of {size >> 20} MiB in memory", partial(_fill, ballast), ballast.unlink)
 
 
 def cannot(command: Sequence[str]) -> str:
@@ -223,7 +223,7 @@ def _fill(ballast: Path) -> None:
 
 
 def _limit_files(job: DrillJob) -> None:
-    """Half of the newest checkpoint's largest file: what is printed still fits."""
+    """Limit files to half of the newest checkpoint's largest file, so that the log of the output still fits."""
     newest = job.checkpoints()[-1]
     files = Path(job.run().store.url, job.run().name, newest.body.dir).iterdir()
     _set_limit(job, max(path.stat().st_size for path in files) // 2)

@@ -10,26 +10,26 @@ from relight.comm.children import child_command
 from relight.errors import ConfigError
 
 STORE = "{store}"
-"""Stands in the script's arguments, or in ``--env``, for the drill's own store."""
+"""Placeholder for the drill's own store, in the script's arguments or in ``--env``."""
 STEPS = 400
-"""Of the built-in job."""
+"""Number of steps of the built-in job."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrillTarget:
-    """A job. ``flags`` are torchrun's, in front of the script."""
+    """The job to drill. ``flags`` are torchrun's flags, which precede the script."""
 
     flags: Sequence[str] = ("--nproc-per-node", "2")
     script: Sequence[str] = ()
-    """The script and its arguments; empty: the job that is built in."""
+    """The script and its arguments; empty for the built-in job."""
     settings: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     told: bool = True
-    """Whether the script can be told to fail: not if it is no Python script."""
+    """Whether the script can be ordered to fail: True for a Python script."""
 
     @property
     def built_in(self) -> bool:
-        """Whether it is the job that the drill brings: its end is known, to the bit."""
+        """Whether it is the drill's own job. The bits of its final state are known."""
         return not self.script
 
     @property
@@ -38,7 +38,7 @@ class DrillTarget:
         return "the built-in job" if self.built_in else " ".join(self.script)[:200]
 
     def command(self, folder: Path, store: Path, *flags: str, without: int = -1) -> list[str]:
-        """``relight run`` it. ``flags`` are added to torchrun's; the built-in job leaves out the samples of step ``without``."""
+        """Return the command of ``relight run``. ``flags`` are added to torchrun's. The built-in job skips the samples of ``without``."""
         command = child_command("relight", "run", "--incidents", str(folder / "incidents"))
         if self.settings:
             command += ["--settings", self.settings]
@@ -53,12 +53,12 @@ class DrillTarget:
         return [*command, *own, *flags, "-m", "relight.drill.script", str(folder / "orders"), str(store), *script]
 
     def environment(self, store: Path) -> dict[str, str]:
-        """What is added to it."""
+        """Return the environment variables to add for the job."""
         return {name: value.replace(STORE, str(store)) for name, value in self.env.items()}
 
 
 def target_of(arguments: Sequence[str], settings: str, env: Sequence[str]) -> DrillTarget:
-    """As they were typed: torchrun's flags, the script, its arguments. ``ConfigError`` if nothing says where the script is to save."""
+    """Parse the command line: torchrun's flags, the script, its arguments. Raise ``ConfigError`` if no argument names the drill's store."""
     named = {}
     for assignment in env:
         name, equals, value = assignment.partition("=")
@@ -74,10 +74,10 @@ def target_of(arguments: Sequence[str], settings: str, env: Sequence[str]) -> Dr
     script_at = len(arguments) - len(rest) - 1
     script = [options.training_script, *rest]
     if list(arguments[script_at:]) != script:
-        raise ConfigError("it cannot be seen where the script begins", hint="relight drill [TORCHRUN'S FLAGS] SCRIPT [ARGS]…")
+        raise ConfigError("the script's position in the arguments is ambiguous", hint="relight drill [TORCHRUN'S FLAGS] SCRIPT [ARGS]…")
     if not any(STORE in argument for argument in [*rest, *named.values()]):
         raise ConfigError(
-            "nothing says where the script is to save in a drill",
-            hint="write {store} where its store stands: relight drill train.py --store {store}, or --env STORE={store}",
+            "no argument names the drill's store for the script",
+            hint="write {store} in place of its store: relight drill train.py --store {store}, or --env STORE={store}",
         )
     return DrillTarget(tuple(arguments[:script_at]), tuple(script), settings, named, told=not options.no_python)

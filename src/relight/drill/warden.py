@@ -111,23 +111,23 @@ class _Owner:
         self._started: dict[int, subprocess.Popen[bytes]] = {}
         self._codes: dict[int, int] = {}
 
-    def do(self, told: dict[str, Any]) -> dict[str, Any]:
-        if "start" in told:
-            with open(told["log"], "ab") as log:
+    def do(self, command: dict[str, Any]) -> dict[str, Any]:
+        if "start" in command:
+            with open(command["log"], "ab") as log:
                 process = subprocess.Popen(
-                    told["start"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=told["env"], cwd=told["cwd"],
+                    command["start"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=command["env"], cwd=command["cwd"],
                     start_new_session=True,
                 )  # fmt: skip
             self._started[process.pid] = process
             return {"pid": process.pid}
-        if "call" in told:
+        if "call" in command:
             done = subprocess.run(
-                told["call"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=CALL_S, check=False
+                command["call"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=CALL_S, check=False
             )
             return {"code": done.returncode, "said": done.stdout.decode(errors="replace")}
         self.reap()
-        if "poll" in told:
-            return {"code": self._codes.get(told["poll"])}
+        if "poll" in command:
+            return {"code": self._codes.get(command["poll"])}
         kill_below(os.getpid())
         self._codes |= {pid: self._codes.get(pid, -signal.SIGKILL) for pid in self._started}
         return {}

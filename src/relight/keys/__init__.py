@@ -1,7 +1,7 @@
-"""Key-encryption keys: where they come from, and what they wrap with them.
+"""Key-encryption keys: read them from their sources, and wrap and unwrap ring keys with them.
 
-A key is named by a *spec*, never written out: ``file:``, ``env:``, ``passphrase:``, ``keyring:``, ``kms:``, ``vault:``, or one that a
-plug-in knows (entry points ``relight.keys``). Always holds: what a spec leads to is in no message, log, or list of arguments. May import:
+A setting names a key by a *spec*, and never has its value: ``file:``, ``env:``, ``passphrase:``, ``keyring:``, ``kms:``, ``vault:``, or a
+kind of a plug-in (entry points ``relight.keys``). Invariant: no message, log or argument list has the value of a key. May import:
 ``errors``, ``format``. Torch-free; libraries are imported when a spec needs them.
 """
 

@@ -22,27 +22,27 @@ class Keychain:
 
     def __init__(self, providers: Sequence[Provider]) -> None:
         if not providers:
-            raise ConfigError("a key chain without a key")
+            raise ConfigError("the key chain has no key")
         self.providers = tuple(providers)
         keep_out_of_core_dumps()
 
     def __repr__(self) -> str:
-        return f"Keychain({[one.spec for one in self.providers]!r})"
+        return f"Keychain({[provider.spec for provider in self.providers]!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_again, (tuple(one.spec for one in self.providers),))
+        return (_again, (tuple(provider.spec for provider in self.providers),))
 
     @classmethod
     def from_specs(cls, specs: str | Sequence[str]) -> Keychain:
         """Return the keys of these specs. Several in one text are separated by spaces. Keys are read now, except those of key services."""
-        found = specs.split() if isinstance(specs, str) else list(specs)
-        if not found or not all(isinstance(one, str) for one in found):
-            raise ConfigError("which key? A spec is a text", hint=f"there are {_KNOWN}")
-        return cls([resolve(one) for one in found])
+        names = specs.split() if isinstance(specs, str) else list(specs)
+        if not names or not all(isinstance(spec, str) for spec in names):
+            raise ConfigError("a key's spec is missing, or is not a text", hint=f"valid specs: {_KNOWN}")
+        return cls([resolve(spec) for spec in names])
 
     def to_wire(self) -> list[tuple[str, bytes | None]]:
         """Return specs and secrets for another Relight process. Only send this over a private channel."""
-        return [(one.spec, one.resolved()) for one in self.providers]
+        return [(provider.spec, provider.resolved()) for provider in self.providers]
 
     @classmethod
     def from_wire(cls, told: Sequence[tuple[str, bytes | None]]) -> Keychain:
@@ -76,8 +76,8 @@ def resolve(spec: str) -> Provider:
     from importlib.metadata import entry_points  # it takes some time to import
 
     for plugin in entry_points(group="relight.keys", name=kind):
-        found: Provider = plugin.load()(spec)
-        return found
+        provider: Provider = plugin.load()(spec)
+        return provider
     raise ConfigError("invalid key spec: unknown kind", hint=f"valid specs: {_KNOWN}")
 
 
@@ -101,26 +101,26 @@ def _passphrase(rest: str) -> Secret:
     if kind == "env" and name:
         return _variable(name)
     if kind == "file" and name:
-        found = read_small_file(name)
-        if not found.reveal():
-            raise ConfigError("an empty passphrase", where=name)
-        return found
-    raise ConfigError("a passphrase is never written out", hint="passphrase:env:NAME or passphrase:file:PATH says where it is")
+        passphrase = read_small_file(name)
+        if not passphrase.reveal():
+            raise ConfigError("the passphrase is empty", where=name)
+        return passphrase
+    raise ConfigError("a spec must not have the passphrase itself", hint="use passphrase:env:NAME or passphrase:file:PATH")
 
 
 def _from_keyring(rest: str) -> Secret:
     service, _, user = rest.rpartition("/")
     if not service or not user:
-        raise ConfigError("a key in a keyring is keyring:SERVICE/USER")
+        raise ConfigError("invalid spec of a key in a keyring", hint="use keyring:SERVICE/USER")
     try:
         library = importlib.import_module("keyring")
     except ImportError:
         raise ConfigError("keys in an operating system's keyring need the library keyring", hint="pip install keyring") from None
     try:
-        found = library.get_password(service, user)
+        text = library.get_password(service, user)
     except library.errors.KeyringError as error:
         raise ConfigError(f"the keyring does not answer: {type(error).__name__}", where=f"keyring:{rest}") from None
-    if not found:
-        hint = f"keyring set {service} {user}, with what relight keys new writes"
+    if not text:
+        hint = f"run keyring set {service} {user}, with a key that relight keys new has written"
         raise ConfigError("the keyring has no such key", where=f"keyring:{rest}", hint=hint)
-    return Secret(found.encode())
+    return Secret(text.encode())

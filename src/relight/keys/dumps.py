@@ -1,4 +1,4 @@
-"""Keeping keys out of core dumps."""
+"""Keep keys out of core dumps."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _PR_SET_DUMPABLE = 4
 
 
 def keep_out_of_core_dumps(*, whole: bool = False) -> None:
-    """Have this process leave no core dump, as its memory holds keys; ``RELIGHT_CORE_DUMPS=1`` leaves that alone.
+    """Disable core dumps of this process, because its memory has keys. ``RELIGHT_CORE_DUMPS=1`` disables this function.
 
-    A limit of one byte, as Linux takes none at all for "no limit" where dumps go to a program. ``whole``: nor may another process of the
-    same user look into it, which debuggers, and some transports between training processes, do: for processes of our own.
+    The limit is one byte: if dumps are piped to a program, Linux ignores a limit of zero. ``whole`` also forbids other processes of the
+    same user to read this process's memory. Debuggers and some transports between training processes need that access, so ``whole`` is
+    only for Relight's own processes.
     """
     if os.environ.get(KEEP, "").lower() in ("1", "true", "yes"):
         return

@@ -1,4 +1,4 @@
-"""Security settings of a store: encryption keys, signer, trusted signers, and the anchor that remembers the log's end."""
+"""Security settings of a store: encryption keys, signer, trusted signers, and the anchor that records the log's end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class StoreSecurity:
         return {
             "keys": self.keys.to_wire() if self.keys is not None else None,
             "signer": (self.signer.spec, self.signer.resolved()) if self.signer is not None else None,
-            "trust": [(one.spec, one.resolved()) for one in self.trust.verifiers] if self.trust is not None else None,
+            "trust": [(verifier.spec, verifier.resolved()) for verifier in self.trust.verifiers] if self.trust is not None else None,
             "anchor": self.anchor,
         }
 
@@ -75,8 +75,10 @@ class StoreSecurity:
         )
 
     def to_line(self) -> bytes:
-        """Return the settings with their secrets as one line, for the standard input of a child process: arguments and
-        environment are visible to other processes."""
+        """Return the settings with their secrets as one line, for the standard input of a child process.
+
+        Other processes could read them in its arguments or its environment.
+        """
         return base64.b64encode(msgspec.msgpack.encode(self.to_wire())) + b"\n"
 
     @classmethod
@@ -86,5 +88,5 @@ class StoreSecurity:
 
 
 def _absolute(anchor: str) -> str:
-    """Return the anchor as an absolute path or URL, as other processes have other working directories."""
+    """Return the anchor as an absolute path or URL, because other processes have other working directories."""
     return anchor if not anchor or "://" in anchor or anchor.startswith("stripe:") else os.path.abspath(os.path.expanduser(anchor))

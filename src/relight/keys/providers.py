@@ -144,8 +144,8 @@ class Passphrase(NamedKey):
         except ValueError:
             raise WrongKey("the slot's salt is malformed", where=where) from None
         except UnsupportedAlgorithm:
-            what = f"this library's OpenSSL does not do {told.get('kdf')}"
-            raise ConfigError(what, hint="a newer cryptography may: upgrade it") from None
+            what = f"the OpenSSL of the library cryptography does not support {told.get('kdf')}"
+            raise ConfigError(what, hint="upgrade the library cryptography") from None
         if kdf is None:
             raise WrongKey("the slot needs a key derivation that this version of Relight does not support", where=where)
         with _DERIVING:

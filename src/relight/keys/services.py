@@ -1,4 +1,4 @@
-"""Keys that never leave a key service, which wraps and unwraps: AWS KMS, and the transit engine of Vault or OpenBao."""
+"""Keys that never leave a key service, which wraps and unwraps ring keys: AWS KMS, and the transit engine of Vault or OpenBao."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from relight.keys.providers import NamedKey, Told
 
 _TIMEOUT_S = 10
 PLAIN = "RELIGHT_KEYS_OVER_HTTP"
-"""Setting: ``1`` lets key services be reached over http from other machines, which shows keys to the network."""
+"""Setting: ``1`` permits plain http to key services on other machines, which exposes keys to the network."""
 
 
 class KmsKey(NamedKey):
-    """``kms:KEY``, a key's id, ARN or alias; region, credentials and endpoint as boto3 finds them."""
+    """``kms:KEY``, with a key's id, ARN or alias. Region, credentials and endpoint are those that boto3 finds."""
 
     kind = "kms"
 
@@ -54,8 +54,11 @@ class KmsKey(NamedKey):
 
 
 class VaultKey(NamedKey):
-    """``vault:MOUNT/KEY`` of the transit engine; address, token and namespace from ``VAULT_ADDR``, ``VAULT_TOKEN``, ``VAULT_NAMESPACE``,
-    a private CA from ``VAULT_CACERT`` or ``VAULT_CAPATH``, a client's certificate from ``VAULT_CLIENT_CERT`` and ``VAULT_CLIENT_KEY``."""
+    """``vault:MOUNT/KEY`` of the transit engine.
+
+    Address, token and namespace are those of ``VAULT_ADDR``, ``VAULT_TOKEN`` and ``VAULT_NAMESPACE``; a private CA that of
+    ``VAULT_CACERT`` or ``VAULT_CAPATH``; a client certificate that of ``VAULT_CLIENT_CERT`` and ``VAULT_CLIENT_KEY``.
+    """
 
     kind = "vault"
 
@@ -63,7 +66,7 @@ class VaultKey(NamedKey):
         super().__init__(spec)
         self._mount, _, self._name = spec.partition(":")[2].rpartition("/")
         if not self._mount or not self._name:
-            raise ConfigError(f"{spec!r} names no key of Vault", hint="vault:transit/KEY")
+            raise ConfigError(f"{spec!r} does not name a key of Vault", hint="use vault:transit/KEY")
 
     def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
         """See ``Provider``. Cost: one request. A hash of ``said`` precedes the key, as not every Vault key type has associated data."""
@@ -95,9 +98,9 @@ class VaultKey(NamedKey):
 
 
 def check_private(url: str, spec: str) -> None:
-    """``ConfigError`` if a key service at ``url`` is reached over plain http through a network: it would carry tokens and keys.
+    """Raise ``ConfigError`` if ``url`` is plain http to another machine: the network would carry tokens and keys unencrypted.
 
-    Allowed: https, loopback, and what ``RELIGHT_KEYS_OVER_HTTP=1`` permits.
+    Allowed are https, loopback addresses, and everything if ``RELIGHT_KEYS_OVER_HTTP=1``.
     """
     parts = urlsplit(url)
     if parts.scheme == "https" or os.environ.get(PLAIN, "") == "1":
@@ -107,16 +110,16 @@ def check_private(url: str, spec: str) -> None:
         if name == "localhost" or ipaddress.ip_address(name).is_loopback:
             return
     raise ConfigError(
-        f"the key service at {parts.scheme or '?'}://{parts.hostname or '?'} has no TLS: tokens and keys could be read on the way",
+        f"the key service at {parts.scheme or '?'}://{parts.hostname or '?'} has no TLS: the network could read tokens and keys",
         where=spec,
-        hint=f"give its https address (VAULT_ADDR, AWS_ENDPOINT_URL_KMS), or set {PLAIN}=1 if the network is private",
+        hint=f"set its https address (VAULT_ADDR, AWS_ENDPOINT_URL_KMS), or set {PLAIN}=1 if the network is private",
     )
 
 
 def _session(requests: Any, spec: str) -> Any:
-    """Return a session that follows redirects only to where keys may go: Vault's token is sent along.
+    """Return a session that follows redirects only to addresses that ``check_private`` allows, because it sends Vault's token there.
 
-    hvac applies neither Vault's variables nor its own arguments for TLS to a session that it is given, so this function does.
+    hvac applies neither Vault's variables nor its own arguments for TLS to a given session, so this function applies the variables.
     """
 
     class Session(requests.Session):  # type: ignore[misc]
@@ -126,11 +129,11 @@ def _session(requests: Any, spec: str) -> Any:
                 check_private(urljoin(response.url, target), spec)
             return target
 
-    made = Session()
-    made.verify = os.environ.get("VAULT_CACERT") or os.environ.get("VAULT_CAPATH") or True
+    session = Session()
+    session.verify = os.environ.get("VAULT_CACERT") or os.environ.get("VAULT_CAPATH") or True
     if cert := os.environ.get("VAULT_CLIENT_CERT"):
-        made.cert = (cert, os.environ["VAULT_CLIENT_KEY"]) if os.environ.get("VAULT_CLIENT_KEY") else cert
-    return made
+        session.cert = (cert, os.environ["VAULT_CLIENT_KEY"]) if os.environ.get("VAULT_CLIENT_KEY") else cert
+    return session
 
 
 def _library(extra: str, *names: str) -> list[Any]:

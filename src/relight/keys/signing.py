@@ -28,7 +28,7 @@ class Signer(Protocol):
         """Return the signature of a record."""
 
     def resolved(self) -> bytes:
-        """What another process of ours needs besides the spec."""
+        """Return the key bytes that another Relight process needs in addition to the spec."""
 
 
 class Verifier(Protocol):
@@ -41,7 +41,7 @@ class Verifier(Protocol):
         """Return whether this signer signed the record."""
 
     def resolved(self) -> bytes:
-        """What another process of ours needs besides the spec."""
+        """Return the key bytes that another Relight process needs in addition to the spec."""
 
 
 class Ed25519Signer:
@@ -122,19 +122,19 @@ class HashSigner:
 
 
 class Trust:
-    """Trusted signers: records that none of them has signed are invalid."""
+    """Trusted signers: a record without a signature of one of them is invalid."""
 
     def __init__(self, verifiers: Sequence[Verifier]) -> None:
         if not verifiers:
-            raise ConfigError("trust in nobody: no record would count")
+            raise ConfigError("trust= names no signer, so every record would be invalid")
         self.verifiers = tuple(verifiers)
 
     def __repr__(self) -> str:
-        return f"Trust({[one.by for one in self.verifiers]!r})"
+        return f"Trust({[verifier.by for verifier in self.verifiers]!r})"
 
     def believes(self, record: bytes, signature: Signature) -> bool:
         """Return whether a trusted signer has signed the record."""
-        return any(one.by == signature.by and one.holds(record, signature.value) for one in self.verifiers)
+        return any(verifier.by == signature.by and verifier.holds(record, signature.value) for verifier in self.verifiers)
 
 
 def signer_of(spec: str, resolved: bytes | None = None) -> Ed25519Signer | HashSigner:
@@ -144,15 +144,17 @@ def signer_of(spec: str, resolved: bytes | None = None) -> Ed25519Signer | HashS
         return Ed25519Signer(spec, Secret(resolved) if resolved is not None else _private_in(rest.removeprefix("file:")))
     if kind == "hash" and (resolved is not None or rest.startswith(("file:", "env:"))):
         return HashSigner(spec, Secret(resolved) if resolved is not None else _shared(rest))
-    raise ConfigError("this names nobody who signs", hint=f"there are {_KNOWN}; relight keys new --signing FILE writes a key")
+    raise ConfigError("invalid spec of a signing key", hint=f"valid specs: {_KNOWN}; relight keys new --signing FILE writes a key")
 
 
 def trust_of(specs: str | Sequence[str], resolved: Sequence[bytes] | None = None) -> Trust:
-    """Return the trusted signers of these specs: ``ed25519:`` and a public key in base64, ``ed25519:file:PATH``, or ``hash:…`` as for
-    signing. Several in one text are separated by spaces."""
-    found = specs.split() if isinstance(specs, str) else list(specs)
+    """Return the trusted signers of these specs. Several in one text are separated by spaces.
+
+    A spec is ``ed25519:`` and a public key in base64, ``ed25519:file:PATH``, or ``hash:…`` as for signing.
+    """
+    names = specs.split() if isinstance(specs, str) else list(specs)
     verifiers: list[Verifier] = []
-    for number, spec in enumerate(found):
+    for number, spec in enumerate(names):
         kind, _, rest = spec.partition(":")
         known = None if resolved is None else resolved[number]
         if kind == "ed25519":
@@ -160,7 +162,7 @@ def trust_of(specs: str | Sequence[str], resolved: Sequence[bytes] | None = None
         elif kind == "hash":
             verifiers.append(HashSigner(spec, Secret(known) if known is not None else _shared(rest)))
         else:
-            raise ConfigError("this names nobody to believe", hint=f"ed25519:PUBLIC KEY, {_KNOWN}")
+            raise ConfigError("invalid spec of a trusted signer", hint=f"valid specs: ed25519:PUBLIC KEY, {_KNOWN}")
     return Trust(verifiers)
 
 
@@ -178,7 +180,7 @@ def write_signing_key(path: str) -> str:
 def _private_in(path: str) -> Secret:
     text = read_small_file(path).reveal()
     if not text.startswith(PRIVATE.encode()):
-        raise ConfigError("this is no key to sign with", where=path, hint="relight keys new --signing FILE writes one")
+        raise ConfigError("this is not a signing key", where=path, hint="relight keys new --signing FILE writes one")
     return parse_key(Secret(text.removeprefix(PRIVATE.encode())), path)
 
 
@@ -192,21 +194,21 @@ def _public(rest: str) -> bytes:
         except (OSError, UnicodeError) as error:
             raise ConfigError(f"the public key cannot be read: {type(error).__name__}", where=path) from None
     try:
-        found = base64.b64decode(text, validate=True)
+        public = base64.b64decode(text, validate=True)
     except ValueError:
-        found = b""
-    if len(found) != 32:
-        raise ConfigError("this is no public key of 32 bytes in base 64", hint="relight keys new --signing FILE tells it")
-    return found
+        public = b""
+    if len(public) != 32:
+        raise ConfigError("this is not a public key of 32 bytes in base 64", hint="relight keys new --signing FILE prints it")
+    return public
 
 
 def _shared(rest: str) -> Secret:
     from relight.keys.chain import resolve
 
-    found: Any = resolve(rest)
-    if not isinstance(found, HeldKey):
-        raise ConfigError("signing by a keyed hash takes a key from a file or a variable", hint=_KNOWN)
-    return Secret(hkdf(found.resolved() or b"", b"", b"relight keyed hash", 32))
+    provider: Any = resolve(rest)
+    if not isinstance(provider, HeldKey):
+        raise ConfigError("the key of a keyed hash must be in a file or a variable", hint=f"valid specs: {_KNOWN}")
+    return Secret(hkdf(provider.resolved() or b"", b"", b"relight keyed hash", 32))
 
 
 def _by(kind: str, public: bytes) -> str:
