@@ -1,4 +1,4 @@
-"""Lets these tests share ``roundtrip``, whatever the import mode."""
+"""Adds this directory to the path, so that the tests can import ``roundtrip`` in each import mode."""
 
 from __future__ import annotations
 

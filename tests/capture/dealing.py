@@ -61,7 +61,7 @@ class Job:
         return self.steps(10_000)
 
     def save(self) -> tuple[Stored, int]:
-        """Return what a checkpoint would hold, and the number of ranks."""
+        """Return the contents of a checkpoint, and the number of ranks."""
         return save(dict(zip(self.names, self.loaders, strict=True))), len(self.loaders)
 
 
@@ -82,8 +82,7 @@ def resumed(saved: tuple[Stored, int], world: int, make: Make, *, key: str = "k"
 
 
 def in_turn(steps: Sequence[Sequence[Sequence[int]]]) -> list[int]:
-    """Return what was delivered in the order of the sharding: the first sample of each rank, the second of each rank,
-    …"""
+    """Return the delivered samples in the order of the sharding: each rank's first one, each rank's second one, …"""
     ranks = [[sample for step in steps for sample in step[rank]] for rank in range(len(steps[0]) if steps else 0)]
     assert len({len(samples) for samples in ranks}) <= 1
     return [samples[place] for place in range(len(ranks[0]) if ranks else 0) for samples in ranks]

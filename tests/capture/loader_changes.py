@@ -1,4 +1,4 @@
-"""Loaders of each kind, interrupted in a training epoch and resumed after a change: what becomes of the samples."""
+"""Resumes loaders of each kind after a change within a training epoch, and compares the samples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STEPS = 5
 
 @dataclass(frozen=True)
 class Setting:
-    """What a change may change."""
+    """Settings of a loader that a change may alter."""
 
     size: int = 4
     length: int = 48
@@ -46,7 +46,7 @@ class Setting:
 
 
 class Numbers(Dataset):
-    """Samples that are their own numbers."""
+    """A data set in which each sample is its own number."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -59,7 +59,7 @@ class Numbers(Dataset):
 
 
 class Stream(IterableDataset):
-    """Samples in order, every n-th by each of n workers."""
+    """A stream of samples in order. Each of n workers takes every n-th one."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -70,7 +70,7 @@ class Stream(IterableDataset):
 
 
 class Clocked(Stream):
-    """A stream in an order that no seed gives again."""
+    """A stream in an order that no seed reproduces."""
 
     def __iter__(self) -> Iterator[int]:
         order = list(super().__iter__())
@@ -79,7 +79,7 @@ class Clocked(Stream):
 
 
 class Keeping(Stream):
-    """A stream that has a state."""
+    """A stream with a state."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -177,7 +177,7 @@ STARTS = {"0 workers": 0, "2 workers": 2}
 
 
 def ahead(loader: DataLoader) -> Iterator[Any]:
-    """A prefetcher: takes one batch more than the loop has used."""
+    """Yield batches like a prefetcher, which takes one batch more than the loop has used."""
     batches = iter(loader)
     following = next(batches)
     while following is not None:
@@ -212,12 +212,12 @@ class Life:
         return seen
 
     def close(self) -> None:
-        """Give the loader its class back."""
+        """Restore the loader's class."""
         unwatch_loaders({"data": self.loader})
 
 
 def outcome(kind: str, change: str, workers: int) -> str:
-    """What a resume gives; ``SILENT`` if samples are lost or repeated and nothing is reported."""
+    """Return the outcome of a resume; ``SILENT`` if samples are lost or repeated without a report."""
     make, events = KINDS[kind], []
     before = Setting(workers=workers)
     after = CHANGES[change](before)
@@ -253,7 +253,7 @@ def outcome(kind: str, change: str, workers: int) -> str:
 
 
 def outcome_of_ranks(kind: str) -> str:
-    """What two ranks take of a position that one rank saved."""
+    """Return the outcome for two ranks that resume a position of one rank."""
     seeded(7)
     life = Life(KINDS[kind], Setting(), 1)
     life.train(STEPS)

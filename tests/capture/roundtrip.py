@@ -1,4 +1,4 @@
-"""A checkpoint in memory: captured state to bytes through the sources, and back through the sinks, as a store would do it."""
+"""A checkpoint in memory: converts captured state to bytes by the sources, and back by the sinks, like a store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relight.format import Tensor, dtype_named, encode_tree
 
 @dataclass(frozen=True)
 class Stored:
-    """What a part and its packs would hold."""
+    """Contents of a part and its packs."""
 
     tensors: list[Tensor]
     tree: bytes
@@ -21,7 +21,7 @@ class Stored:
 
 
 def store(captured: Captured, *, piece: int = 0) -> Stored:
-    """Read every item: from its memory where it has a view, else (or with ``piece``, elements at a time) by ``fill``."""
+    """Read every item, from its memory if it has a view, else by ``fill``. With ``piece``, fill that many elements."""
     tensors, data, offset = [], [], 0
     for item in captured.items:
         view = None if piece else item.source.view()
@@ -43,12 +43,12 @@ def _fill(source: Any, dtype: str, piece: int) -> bytes:
 
 
 def save(components: Mapping[str, object], *, piece: int = 0, **options: Any) -> Stored:
-    """Capture and store."""
+    """Capture components, and store them in memory."""
     return store(capture(components, **options), piece=piece)
 
 
 def feed(stored: Stored, sinks: Mapping[int, Any], *, piece: int = 0) -> None:
-    """Fill the sinks, last piece first, as order must not matter."""
+    """Fill the sinks, last piece first, because the order must not matter."""
     for index, sink in sinks.items():
         raw = stored.data[index]
         assert sink.length == len(raw)
@@ -63,7 +63,7 @@ def feed(stored: Stored, sinks: Mapping[int, Any], *, piece: int = 0) -> None:
 
 
 def restore(stored: Stored, components: Mapping[str, object], *, piece: int = 0, **options: Any) -> RestorePlan:
-    """Plan, fill, finish."""
+    """Plan a restore, fill its sinks, and finish it."""
     options = {"only": None, "strict": True, "rename": None, "where": "test", **options}
     plan = plan_restore(components, stored.tensors, stored.tree, **options)
     feed(stored, plan.sinks, piece=piece)
@@ -72,14 +72,14 @@ def restore(stored: Stored, components: Mapping[str, object], *, piece: int = 0,
 
 
 def load(stored: Stored, *, only: Sequence[str] | None = None, piece: int = 0) -> Any:
-    """The plain tree."""
+    """Return the stored tree as plain values."""
     plan: LoadPlan = build_tree(stored.tensors, stored.tree, only=only, where="test")
     feed(stored, plan.sinks, piece=piece)
     return plan.result()
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in type, structure and every bit: NaNs, signed zeros, dtypes, shapes."""
+    """Return whether two values are equal in type, structure, dtypes, shapes and every bit, NaNs included."""
     import numpy as np
     import torch
 
@@ -107,7 +107,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def raw(tensor: Any) -> bytes:
-    """The elements of a strided tensor in row-major order, whatever the dtype, by a way the code under test does not use."""
+    """Return a strided tensor's elements in row-major order, independently of the code under test."""
     import torch
 
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()

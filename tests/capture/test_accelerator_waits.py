@@ -10,7 +10,7 @@ from relight.format import Tensor, encode_tree
 
 
 def test_a_restore_waits_before_and_after_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for each device: before the first sink is used, and when all are filled."""
+    """Wait for each device twice: before the first sink is used, and when all are filled."""
     waits: list[torch.device] = []
     monkeypatch.setattr(targets, "finish_kernels", waits.append)
     captured = capture({"a": torch.ones(3), "b": torch.zeros(2)}, rng=False)
@@ -22,7 +22,7 @@ def test_a_restore_waits_before_and_after_it_writes(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_source_waits_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``fill`` waits for the streams of the tensor's device, and never for host memory."""
+    """Wait in ``fill`` for the streams of the tensor's device, and never for host memory."""
     synchronized: list[torch.device] = []
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
     monkeypatch.setattr(torch.accelerator, "synchronize", synchronized.append)

@@ -1,4 +1,4 @@
-"""First calls of elementary functions: made by one thread, and leaving everything else alone."""
+"""First calls of elementary functions are made by one thread, and change nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relight.capture import math_init, warm_up_vector_math
 
 
 def test_random_states_and_settings_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Generators, the default device and dtype, and whether gradients are kept are as before."""
+    """Change no generator, default device, default dtype or gradient mode."""
     monkeypatch.setattr(math_init, "_done", False)
     torch.manual_seed(3)
     random.seed(3)
@@ -27,7 +27,7 @@ def test_random_states_and_settings_stay_as_they_are(monkeypatch: pytest.MonkeyP
 
 
 def test_every_function_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In both widths; the second time, none."""
+    """Call every function in both widths, and none again at a second warm-up."""
     called: list[torch.dtype] = []
     monkeypatch.setattr(math_init, "_done", False)
     monkeypatch.setattr(torch, "tanh", lambda some: called.append(some.dtype))
@@ -37,7 +37,7 @@ def test_every_function_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_restore_comes_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A process that resumes has made the first calls when it gets its state."""
+    """Make the first calls before a restore returns."""
     monkeypatch.setattr(math_init, "_done", False)
     with relight.Checkpointer(tmp_path / "run", state={"value": 1}) as ckpt:
         assert ckpt.restore() == 0

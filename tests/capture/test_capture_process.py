@@ -1,4 +1,4 @@
-"""The process's own state: generators, swapped weights, the environment it runs in."""
+"""Capture of the process's own state: generators, swapped weights, the environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def draw() -> tuple:
 
 
 def test_host_generators_go_on_where_they_were() -> None:
-    """Python's, NumPy's and torch's next numbers after a resume are the uninterrupted ones, without being asked for."""
+    """Continue Python's, NumPy's and torch's generators by default as in the uninterrupted run."""
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     draw()
     stored = save({})
@@ -80,7 +80,7 @@ def test_accelerators_this_machine_lacks_are_noted() -> None:
 
 
 def pair() -> tuple[nn.Module, nn.Module]:
-    """A model and its average, different in parameters and in buffers."""
+    """Return a model and its average, which differ in parameters and buffers."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
@@ -90,7 +90,7 @@ def pair() -> tuple[nn.Module, nn.Module]:
 
 
 def values(module: nn.Module) -> dict[str, list]:
-    """Its state as lists."""
+    """Return a module's state as lists."""
     return {key.removeprefix("module."): tensor.tolist() for key, tensor in module.state_dict().items() if key != "n_averaged"}
 
 
@@ -106,7 +106,7 @@ def test_a_swap_exchanges_parameters_and_buffers() -> None:
 
 
 def test_a_failing_block_swaps_back() -> None:
-    """An exception in evaluation does not leave training on averaged weights."""
+    """Swap back after an exception, so that training does not continue on averaged weights."""
     model, averaged = pair()
     own = values(model)
     with pytest.raises(ValueError, match="no"), Swap(model, averaged):
@@ -132,7 +132,7 @@ def test_a_save_while_swapped_resumes_swapped() -> None:
 
 
 def test_a_swap_works_through_wrappers_and_on_copies() -> None:
-    """A compiled model and a plain deep copy pair up by their own names."""
+    """Pair a compiled model and a plain deep copy by their own names."""
     model, _ = pair()
     twin = copy.deepcopy(model)
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_a_swap_works_through_wrappers_and_on_copies() -> None:
 
 
 def test_a_swap_with_a_stranger_changes_nothing() -> None:
-    """Modules that do not pair up are refused before any value has moved."""
+    """Refuse modules that do not match before any value was exchanged."""
     model, _ = pair()
     stranger = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     own, other = values(model), values(stranger)
@@ -173,7 +173,7 @@ def test_other_libraries_flags_are_reported(attribute: str) -> None:
 
 
 def test_the_environment_is_json_and_equal_to_itself() -> None:
-    """It goes into a root, and nothing differs from itself."""
+    """Return an environment that JSON can represent, and that equals itself."""
     now = environment()
     assert json.loads(json.dumps(now)) == now
     assert differences(now, environment()) == []
@@ -182,7 +182,7 @@ def test_the_environment_is_json_and_equal_to_itself() -> None:
 
 
 def test_flags_that_break_exactness_are_told_one_by_one() -> None:
-    """Threads, determinism, precision, TF32, versions: each difference is a sentence."""
+    """Report each difference of threads, determinism, precision, TF32 and versions as a sentence."""
     before, threads = environment(), torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
@@ -202,7 +202,7 @@ def test_flags_that_break_exactness_are_told_one_by_one() -> None:
 
 
 def test_the_code_revision_is_that_of_the_script_not_of_the_folder(tmp_path: Path) -> None:
-    """Started from anywhere, the revision is the script's repository's; outside one it is None; and it does not take long."""
+    """Return the revision of the script's repository from any working directory, quickly; None without a repository."""
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(tmp_path)]
     script = tmp_path / "train.py"
     script.write_text("import json\nfrom relight.capture import environment\nprint(json.dumps(environment()['code']))\n")
@@ -224,7 +224,7 @@ def test_the_code_revision_is_that_of_the_script_not_of_the_folder(tmp_path: Pat
 
 
 def test_git_answers_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is waited for when the answer is wanted, by as many as want it; one that never comes is none."""
+    """Wait for git only when its answer is needed, in any number of threads. A missing answer counts as none."""
     module = sys.modules["relight.capture.environment"]
 
     asked, may_answer = threading.Event(), threading.Event()

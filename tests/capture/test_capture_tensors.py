@@ -1,4 +1,4 @@
-"""Tensors and arrays of every dtype, layout and stride: out, back, and in place."""
+"""Capture and restore of tensors and arrays of every dtype, layout and stride."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIGHT = settings(max_examples=40, deadline=None, suppress_health_check=list(Heal
 
 
 def make(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
-    """Random bits as a tensor of any dtype; booleans are 0 or 1."""
+    """Return random bits as a tensor of any dtype. Booleans are 0 or 1."""
     dtype = getattr(torch, name)
     size = torch.empty(0, dtype=dtype).element_size()
     generator = torch.Generator().manual_seed(seed)
@@ -33,7 +33,7 @@ def make(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 
 
 def views(base: str) -> dict[str, torch.Tensor]:
-    """One tensor of every kind of stride."""
+    """Return one tensor of every kind of stride."""
     return {
         "plain": make(base, (3, 4)),
         "scalar": make(base, ()),
@@ -74,7 +74,7 @@ def test_every_dtype_in_every_stride_is_restored_in_place(name: str) -> None:
 
 
 def test_contiguous_memory_is_read_and_written_without_a_copy() -> None:
-    """A contiguous host tensor's source and sink are its own memory."""
+    """Use a contiguous host tensor's own memory as its source and sink."""
     live = torch.arange(6.0)
     captured = capture({"x": live}, rng=False)
     view = captured.items[0].source.view()
@@ -161,7 +161,7 @@ def _sparse() -> dict[str, torch.Tensor]:
 
 
 def test_sparse_tensors_of_every_layout_come_back() -> None:
-    """Indices, values, shape and whether coalesced, exactly."""
+    """Restore indices, values, shape and the coalesced flag exactly."""
     state = _sparse()
     loaded = load(save({"s": state}, rng=False))["s"]
     for key, value in state.items():
@@ -172,7 +172,7 @@ def test_sparse_tensors_of_every_layout_come_back() -> None:
 
 
 def test_a_sparse_component_comes_back_whatever_the_live_one_holds() -> None:
-    """A sparse tensor's number of elements may differ from the live one's; the live object, or the plan's value, gets the stored one."""
+    """Restore a sparse tensor also if the live one has another number of elements."""
     for key, value in _sparse().items():
         components = {"x": torch.zeros_like(value)}
         plan = restore(save({"x": value}, rng=False), components)
@@ -181,7 +181,7 @@ def test_a_sparse_component_comes_back_whatever_the_live_one_holds() -> None:
 
 
 def test_quantised_tensors_come_back() -> None:
-    """Per tensor and per channel: integers, scales, zero points, axis."""
+    """Restore integers, scales, zero points and axis, per tensor and per channel."""
     x = torch.randn(3, 4)
     state = {
         "tensor": torch.quantize_per_tensor(x, 0.1, 3, torch.quint8),
@@ -222,7 +222,7 @@ def _unsavable() -> dict[str, object]:
 
 
 def test_all_that_cannot_be_saved_is_refused_at_once_by_path() -> None:
-    """One error, before anything is written, names every value that cannot be saved."""
+    """Name every value that cannot be saved in one error, before anything is written."""
     bad = _unsavable()
     with pytest.raises(IncompatibleState) as caught:
         capture({"model": torch.nn.Linear(2, 2), "bad": bad})
@@ -232,7 +232,7 @@ def test_all_that_cannot_be_saved_is_refused_at_once_by_path() -> None:
 
 
 def test_parameters_that_only_look_like_parameters_are_refused() -> None:
-    """A subclass of Tensor does not pass because it was wrapped as a parameter: its memory is not its state."""
+    """Refuse a subclass of Tensor also if it was wrapped as a parameter, because its memory is not its state."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -264,7 +264,7 @@ ARRAYS = {
 
 
 def test_numpy_arrays_of_every_kind_come_back() -> None:
-    """Numbers, booleans, text, bytes and times: the same dtype (byte order too), shape and bytes."""
+    """Load arrays of numbers, booleans, text, bytes and times with the same dtype, byte order, shape and bytes."""
     loaded = load(save({"s": ARRAYS}, rng=False))["s"]
     for key, value in ARRAYS.items():
         assert loaded[key].dtype == value.dtype and loaded[key].shape == value.shape, key
@@ -272,7 +272,7 @@ def test_numpy_arrays_of_every_kind_come_back() -> None:
 
 
 def test_numpy_arrays_are_restored_in_place() -> None:
-    """A live array of the same dtype and shape is written, not replaced, on its own and inside containers."""
+    """Write a live array of the same dtype and shape in place, on its own and inside containers."""
     stored = save({"s": ARRAYS, "alone": np.arange(3.0)}, rng=False)
     live = {key: np.zeros_like(value) for key, value in ARRAYS.items()}
     originals = dict(live)
@@ -296,7 +296,7 @@ SCALARS = [
 
 
 def test_numpy_scalars_stay_numpy_scalars() -> None:
-    """np.float64 is a float and np.str_ a str: neither silently becomes one."""
+    """Keep the types of np.float64 and np.str_, although they are subclasses of float and str."""
     loaded = load(save({"s": SCALARS}, rng=False))["s"]
     assert [type(value) for value in loaded] == [type(value) for value in SCALARS]
     assert all(same(a, b) for a, b in zip(loaded, SCALARS, strict=True))
@@ -328,7 +328,7 @@ def test_a_malformed_leaf_is_unsafe_content(kind: str, dtype: str, shape: tuple[
 
 
 def test_sparse_indices_are_checked_before_they_are_used() -> None:
-    """Indices that leave the shape would read foreign memory: refused."""
+    """Refuse indices outside the shape, because they would read foreign memory."""
     stored = save({"x": torch.eye(3).to_sparse()}, rng=False)
     data = [bytes([200] * len(stored.data[0])), *stored.data[1:]]
     with pytest.raises(UnsafeContent):
@@ -361,7 +361,7 @@ def test_a_shape_that_overflows_is_unsafe_content() -> None:
 
 @pytest.mark.parametrize("meta", ["onnx", "nn", "load", "compile", "float99", 3])
 def test_a_dtype_leaf_names_a_dtype_or_nothing(meta: object) -> None:
-    """A stored dtype's name reaches into torch for dtypes only."""
+    """Accept only dtypes for a stored dtype's name, and no other attribute of torch."""
     with pytest.raises(UnsafeContent):
         build_tree([], encode_tree({"x": Leaf("torch_dtype", (), meta)}), where="test").result()
 
@@ -399,7 +399,7 @@ plain = st.recursive(
 
 
 def _native(value: object) -> object:
-    """The value with arrays of foreign byte order in native order, which is what version 1 gives back."""
+    """Return the value with arrays in native byte order, as version 1 loads them."""
     if isinstance(value, np.ndarray):
         return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
     if isinstance(value, dict):
@@ -410,7 +410,7 @@ def _native(value: object) -> object:
 @LIGHT
 @given(st.dictionaries(st.text(max_size=3).filter(lambda key: key not in ("rng", "grad")), plain, max_size=4), st.sampled_from([0, 1, 3]))
 def test_any_tree_comes_back(state: dict[str, object], piece: int) -> None:
-    """Whatever can be saved is loaded equal in type, order and every bit."""
+    """Load each value that can be saved with equal type, order and bits."""
     assert same(_native(load(save(state, rng=False, piece=piece), piece=piece)), _native(state))
 
 
@@ -425,7 +425,7 @@ def test_capturing_what_was_loaded_gives_the_same_bytes(state: dict[str, object]
 
 
 def test_large_strided_tensors_are_gathered_in_bounded_memory() -> None:
-    """One fill of a whole strided tensor does not make a second copy of it."""
+    """Fill a whole strided tensor without a second copy of it."""
     tensor = torch.zeros(64, 1 << 20).t()  # 256 MiB of float32, not contiguous
     source = capture({"x": tensor}, rng=False).items[0].source
     target = memoryview(bytearray(source.length))

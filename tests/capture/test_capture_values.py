@@ -1,4 +1,4 @@
-"""Plain components: restored in place, returned as a value, or refused."""
+"""Plain components are restored in place, returned as a value, or refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relight.errors import IncompatibleState, RelightError
 
 
 def test_immutable_components_come_back_as_values() -> None:
-    """A number, text, None or tuple cannot be changed in place: the plan gives it."""
+    """Return a number, text, None or tuple from the plan, because it cannot be changed in place."""
     state = {"epoch": 7, "best": float("inf"), "name": "run", "none": None, "pair": (1, "a"), "flag": True, "scalar": np.float32(2)}
     plan = restore(
         save(state, rng=False), {"epoch": 0, "best": 0.0, "name": "", "none": 1, "pair": (), "flag": False, "scalar": np.float32(0)}
@@ -141,7 +141,7 @@ class Stateful:
 @pytest.mark.parametrize(("value", "live"), CLASSES, ids=["int enum", "enum", "named tuple", "deque", "nested"])
 @pytest.mark.parametrize("stateful", [False, True])
 def test_enums_deques_and_named_tuples_get_the_class_of_the_live_value(value: Any, live: Any, stateful: bool) -> None:
-    """A checkpoint stores their plain values. A live deque keeps its identity and its ``maxlen``."""
+    """Store their plain values, and restore the live value's class. A deque keeps its identity and ``maxlen``."""
     value, live = copy.deepcopy(value), copy.deepcopy(live)
     if stateful:
         holder = Stateful(live)
@@ -156,14 +156,14 @@ def test_enums_deques_and_named_tuples_get_the_class_of_the_live_value(value: An
 
 
 def test_a_value_that_no_member_has_is_refused() -> None:
-    """The enum of the live script has lost the member that was saved."""
+    """Refuse a saved enum value that the live script's enum no longer has."""
     with pytest.raises(IncompatibleState, match="no member of Colour has the stored value 7"):
         restore(save({"d": {"x": 7}}, rng=False), {"d": {"x": Colour.RED}})
 
 
 @pytest.mark.parametrize("value", ["\ud800", 1 << 20000, {"\ud800": 1}], ids=["surrogate", "huge", "surrogate key"])
 def test_values_the_format_cannot_hold_are_refused_by_capture(value: object) -> None:
-    """What encoding would refuse later is refused now, together with everything else."""
+    """Refuse values at the capture, together with all others, that the encoding would refuse later."""
     with pytest.raises(IncompatibleState) as caught:
         capture({"x": {"y": value}, "z": object()}, rng=False)
     assert any(detail.startswith("x/y") for detail in caught.value.details)
@@ -180,7 +180,7 @@ def test_the_captured_tree_does_not_change_with_the_live_values() -> None:
 
 
 class Meter:
-    """Anything with a state."""
+    """An object with a state."""
 
     def __init__(self, state: object = None) -> None:
         self.state = state
@@ -228,7 +228,7 @@ def test_only_touches_what_it_names() -> None:
 
 
 def test_only_loads_what_it_names() -> None:
-    """``build_tree`` with patterns reads just those leaves and drops the paths that are empty then."""
+    """Read only the leaves that patterns of ``build_tree`` select, and drop empty paths."""
     stored = save({"a": {"x": torch.ones(1), "y": torch.ones(2)}, "b": {"c": {"d": torch.zeros(1)}}, "n": 5}, rng=False)
     assert list(load(stored, only=["a/x"])) == ["a"]
     assert same(load(stored, only=["b"]), {"b": {"c": {"d": torch.zeros(1)}}})
@@ -247,7 +247,7 @@ def test_missing_and_unexpected_components_are_one_error() -> None:
 
 
 def test_the_names_capture_uses_itself_are_refused() -> None:
-    """A component called rng or grad would be mistaken for Relight's own: an error, not a loss."""
+    """Refuse a component named rng or grad, which are Relight's own names."""
     for name in ("rng", "grad"):
         with pytest.raises(RelightError):
             capture({name: {"x": 1}}, micro_step=0)
@@ -267,7 +267,7 @@ def test_the_names_capture_uses_itself_are_refused() -> None:
     ids=["torch", "pcg64", "mt19937", "philox", "sfc64", "legacy", "python"],
 )
 def test_generators_handed_over_go_on_where_they_were(make) -> None:
-    """The next numbers after a resume are those the uninterrupted run would have drawn, also half way through a pair of normals."""
+    """Draw the uninterrupted run's numbers after a resume, also in the middle of a pair of normals."""
 
     def draw(generator) -> list:
         if isinstance(generator, torch.Generator):
@@ -286,7 +286,7 @@ def test_generators_handed_over_go_on_where_they_were(make) -> None:
 
 
 def test_a_generator_of_another_kind_is_noticed_before_anything_is_written() -> None:
-    """A state that another kind of generator wrote is a mismatch of the plan, not a crash half way through."""
+    """Report a state of another kind of generator as a mismatch of the plan."""
     stored = save({"g": np.random.default_rng(1), "w": torch.ones(2)}, rng=False)
     live = torch.zeros(2)
     with pytest.raises(IncompatibleState):
@@ -295,7 +295,7 @@ def test_a_generator_of_another_kind_is_noticed_before_anything_is_written() -> 
 
 
 def test_small_components_are_remembered_by_value() -> None:
-    """What is not large may be captured every step and kept: later changes of the live objects must not reach it."""
+    """Keep captured small values unchanged when the live objects change later."""
     scratch = {"x": torch.zeros(2), "n": np.zeros(2)}
     if not is_large(scratch):
         kept = capture({"s": scratch}, rng=False)

@@ -1,5 +1,4 @@
-"""Another number of ranks resumes in the middle of a training epoch: each of its samples is delivered, and none
-twice."""
+"""Resume in the middle of a training epoch with another number of ranks: each sample is delivered once."""
 
 from __future__ import annotations
 

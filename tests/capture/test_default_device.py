@@ -1,4 +1,4 @@
-"""``torch.set_default_device``: Relight's own tensors stay in host memory, whatever device the script makes its tensors on."""
+"""Relight's own tensors stay in host memory, for every default device of ``torch.set_default_device``."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ import relight
 
 SOURCE = Path(relight.__file__).parent
 OWN_PROCESSES = {"bench", "demo", "drill", "testing", "prediction"}
-"""Packages that make tensors for a training of their own, never inside a user's process."""
+"""Packages that make tensors only in processes of their own, never in a user's process."""
 
 
 @pytest.fixture(autouse=True)
 def _default_device() -> Iterator[None]:
     yield
-    torch.set_default_device(None)  # any device, "cpu" too, would be a mode that each call of torch goes through
+    torch.set_default_device(None)  # with any device, also "cpu", each call of torch passes a mode
 
 
 def parts(seed: int) -> dict[str, Any]:
-    """A training's objects, on the CPU by their own choice; what is drawn at random depends on ``seed``."""
+    """Return a training's objects, explicitly on the CPU, with random values from ``seed``."""
     torch.manual_seed(seed)
     with torch.device("cpu"):
         model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1))
@@ -46,7 +46,7 @@ def parts(seed: int) -> dict[str, Any]:
 
 
 def flat(value: Any) -> Any:
-    """``value`` without tensors, for comparing."""
+    """Return ``value`` without tensors, for comparisons."""
     if isinstance(value, torch.Tensor):
         return value.detach().to_dense().tolist()
     if isinstance(value, dict):
@@ -57,7 +57,7 @@ def flat(value: Any) -> Any:
 @pytest.mark.parametrize("when", ["both", "save", "restore"])
 @pytest.mark.parametrize("background", [False, True])
 def test_saves_and_restores_are_the_same_under_another_default_device(tmp_path: Path, when: str, background: bool) -> None:
-    """With "meta" in the place of "cuda", a buffer of Relight's own on the default device would have no memory."""
+    """Save and restore with the default device "meta": a buffer of Relight on it would have no memory."""
     saved, live = parts(1), parts(2)
     if when != "restore":
         torch.set_default_device("meta")
@@ -82,7 +82,7 @@ def test_saves_and_restores_are_the_same_under_another_default_device(tmp_path: 
 
 
 def test_every_tensor_that_relight_makes_names_its_device() -> None:
-    """A constructor without ``device=`` follows ``torch.set_default_device``. The only such calls are in processes of Relight's own."""
+    """Give each constructor a ``device=``, except in Relight's own processes: else it uses the default device."""
     names = {function.__name__ for function in _device_constructors()}
     calls = []
     for path in sorted(SOURCE.rglob("*.py")):

@@ -14,7 +14,7 @@ from relight.capture import leave_epoch
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("taken", [2, 5])
 def test_the_next_epoch_begins(kind, taken, tmp_path) -> None:
-    """Two batches of five, or all five but not the word that there are no more: the next epoch is the uninterrupted run's, and whole."""
+    """Deliver the uninterrupted run's whole next epoch, after a loop that left the last one before its end."""
     torch.manual_seed(0)
     loader = kind(list(range(10)), batch_size=2, shuffle=True)
     with relight.Checkpointer(tmp_path / "run", data=loader, signals=False) as ckpt:

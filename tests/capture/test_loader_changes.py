@@ -1,5 +1,4 @@
-"""A resume after a change of the loader is exact, delivers each sample once, or is refused. No sample is lost
-silently."""
+"""A resume after a change of the loader is exact, delivers each sample once, or is refused. No loss is silent."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ WITH_WORKERS = ("none", "batch size", "workers", "no workers", "prefetcher")
 
 
 def table() -> dict[str, dict[str, str]]:
-    """The page's table: kind, change, outcome."""
+    """Return the page's table: kind, change, outcome."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     head = next(line for line in lines if line.startswith("| loader |"))
     names = [cell.strip() for cell in head.strip("|").split("|")][1:]
@@ -31,7 +30,7 @@ def table() -> dict[str, dict[str, str]]:
 
 
 def test_the_page_has_every_kind_and_every_change() -> None:
-    """The documented table is whole."""
+    """Document every kind of loader and every change."""
     assert table().keys() == KINDS.keys()
     assert all(row.keys() == {*CHANGES, "ranks"} for row in table().values())
 
@@ -39,18 +38,18 @@ def test_the_page_has_every_kind_and_every_change() -> None:
 @pytest.mark.parametrize("change", [name for name in CHANGES if name != "no workers"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_change_has_the_documented_outcome(kind: str, change: str) -> None:
-    """Without workers, each cell of the table is what happens."""
+    """Check each cell of the table without workers."""
     assert outcome(kind, change, 0) == table()[kind][change]
 
 
 @pytest.mark.parametrize("change", WITH_WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_change_with_workers_has_the_documented_outcome(kind: str, change: str) -> None:
-    """With two workers, each cell of the table is what happens."""
+    """Check each cell of the table with two workers."""
     assert outcome(kind, change, 2) == table()[kind][change]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_number_of_ranks_has_the_documented_outcome(kind: str) -> None:
-    """Two ranks continue what one rank saved, or begin the training epoch again and report it."""
+    """Continue one rank's training epoch with two ranks, or restart it and report that."""
     assert outcome_of_ranks(kind) == table()[kind]["ranks"]

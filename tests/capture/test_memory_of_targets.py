@@ -1,4 +1,4 @@
-"""Live objects that cannot take the bytes of a checkpoint: a restore refuses them by name, and never reports a step that it did not load."""
+"""A restore refuses live objects without memory by name, and never reports a step that it did not load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def state(device: str = "cpu") -> dict[str, Any]:
 
 @pytest.fixture(name="run")
 def run_fixture(tmp_path: Path) -> Path:
-    """A run with one checkpoint."""
+    """Return a run with one checkpoint."""
     saved = {**state(), "table": torch.ones(5000)}
     saved["model"](torch.randn(2, 4)).sum().backward()
     saved["optimizer"].step()
@@ -62,7 +62,7 @@ def refused(run: Path, **other: object) -> IncompatibleState:
 
 
 def test_a_model_on_the_meta_device_is_refused_with_the_way_to_give_it_memory(run: Path) -> None:
-    """A copy into a meta tensor does nothing and raises nothing. ``to_empty`` as the message names it makes the restore work."""
+    """Refuse a meta tensor, into which copies have no effect. The ``to_empty`` that the message names is the remedy."""
     model = state("meta")["model"]
     error = refused(run, model=model)
     assert "model/0.weight: the live tensor is on the meta device and has no memory: call to_empty(device=…)" in str(error)
@@ -78,7 +78,7 @@ def test_a_model_on_the_meta_device_is_refused_with_the_way_to_give_it_memory(ru
 
 @pytest.mark.parametrize("where", ["value", "below", "buffer"])
 def test_a_meta_tensor_anywhere_is_refused(run: Path, where: str) -> None:
-    """A plain component, a tensor in a container, a single buffer."""
+    """Refuse a meta tensor as a plain component, in a container, and as a buffer."""
     live = state()
     if where == "value":
         live["table"] = torch.zeros(5000, device="meta")
@@ -91,13 +91,13 @@ def test_a_meta_tensor_anywhere_is_refused(run: Path, where: str) -> None:
 
 
 def test_traced_and_read_only_tensors_are_refused(run: Path, tmp_path: Path) -> None:
-    """A write into a file that is mapped for reading ends the process with SIGSEGV."""
+    """Refuse fake tensors, and files mapped for reading: a write would end the process with SIGSEGV."""
     assert "is a FakeTensor and has no memory" in str(refused(run, model=fake()))
     assert "table: the live tensor is in read-only memory" in str(refused(run, table=mapped(tmp_path)))
 
 
 def test_without_strict_what_has_no_memory_is_left_out_and_listed(run: Path, tmp_path: Path) -> None:
-    """The rest is restored, and nothing is written to read-only memory."""
+    """Restore the rest, and write nothing to read-only memory."""
     live = {**state(), "table": mapped(tmp_path), "held": {"list": [torch.zeros(2, device="meta")]}}
     with relight.Checkpointer(run, **live, save=None, background=False) as ckpt:
         assert ckpt.restore(strict=False) == 1

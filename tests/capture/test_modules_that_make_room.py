@@ -1,4 +1,4 @@
-"""Modules with loading code that allocates: observers, lazy layers, buffers that are None at first."""
+"""Modules with loading code that allocates: observers, lazy layers, buffers that begin as None."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ warnings.filterwarnings("ignore")
 
 
 class Range(nn.Module):
-    """The range of values seen so far, empty at first; loading resizes its buffers (an observer's kind)."""
+    """An observer of the range of values, empty at first. Loading resizes its buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Range(nn.Module):
 
 
 class Hooked(nn.Module):
-    """The same by a hook."""
+    """An observer that resizes its buffers in a hook."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Hooked(nn.Module):
 
 
 class NoneAtFirst(nn.Module):
-    """A buffer that is registered, and None until the first batch."""
+    """A module with a registered buffer that is None until the first batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class NoneAtFirst(nn.Module):
 
 
 class Gains(nn.Module):
-    """A buffer that is made at the first batch, and by loading."""
+    """A module that makes its buffer at the first batch, and by loading."""
 
     def see(self, x: torch.Tensor) -> None:
         """Keep the range."""
@@ -76,20 +76,20 @@ class Gains(nn.Module):
 
 
 class Narrow(Range):
-    """Loading code of its own that makes no room."""
+    """A module with its own loading code that allocates nothing."""
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
 
 
 def around(watch: nn.Module) -> nn.Sequential:
-    """A network with the module in it."""
+    """Return a network that contains the module."""
     return nn.Sequential(nn.Linear(3, 4), watch)
 
 
 @pytest.mark.parametrize("kind", [Range, Hooked, NoneAtFirst, Gains])
 def test_a_buffer_that_grew_is_restored(kind: Any) -> None:
-    """What a module's loading code makes room for is restored into a module that has seen no data yet."""
+    """Restore a buffer that the loading code enlarges, into a module that has seen no data yet."""
     model = around(kind())
     model[1].see(model[0].weight.detach())
     fresh = around(kind())
@@ -99,7 +99,7 @@ def test_a_buffer_that_grew_is_restored(kind: Any) -> None:
 
 
 def test_loading_code_that_makes_no_room_is_found_before_a_byte_is_read() -> None:
-    """Loading code is tried on a copy without memory, so that a refusal leaves the live module unchanged."""
+    """Try the loading code on a copy without memory, so that a refusal leaves the live module unchanged."""
     model = around(Range())
     model[1].see(model[0].weight.detach())
     fresh = around(Narrow())
@@ -111,12 +111,12 @@ def test_loading_code_that_makes_no_room_is_found_before_a_byte_is_read() -> Non
 
 
 def lazy() -> nn.Sequential:
-    """A network with layers that learn their shapes from the first batch."""
+    """Return a network of layers that get their shapes from the first batch."""
     return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(2))
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
-    """Losses of some steps."""
+    """Train some steps, and return the losses."""
     losses = []
     for seed in steps:
         loss = model(torch.randn(6, 5, generator=torch.Generator().manual_seed(seed))).square().mean()
@@ -128,7 +128,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> l
 
 
 def test_lazy_layers_are_restored_with_their_optimizer() -> None:
-    """A network of lazy layers that has seen no data takes the stored shapes, and training resumes to the bit."""
+    """Give the stored shapes to lazy layers that have seen no data, and resume training bit for bit."""
     torch.manual_seed(0)
     model = lazy()
     model(torch.randn(6, 5))
@@ -143,7 +143,7 @@ def test_lazy_layers_are_restored_with_their_optimizer() -> None:
 
 
 def test_a_refused_restore_leaves_layers_lazy() -> None:
-    """If a restore is refused, lazy parameters have no shape still: a first batch of another width may give them one."""
+    """Leave lazy parameters without a shape after a refused restore, so that the first batch can give them one."""
     model = lazy()
     model(torch.randn(6, 5))
     fresh = nn.Sequential(*lazy(), nn.Linear(2, 2))
@@ -154,14 +154,14 @@ def test_a_refused_restore_leaves_layers_lazy() -> None:
 
 
 def test_a_lazy_layer_that_is_not_stored_is_named() -> None:
-    """A lazy parameter without a stored one is refused with the advice to run a forward pass."""
+    """Refuse a lazy parameter without a stored one, with the advice to run a forward pass."""
     stored = save({"model": nn.Sequential(nn.Linear(3, 3))})
     with pytest.raises(IncompatibleState, match="run a forward pass"):
         restore(stored, {"model": nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(2))})
 
 
 class Converted(nn.Module):
-    """A weight of a tensor subclass."""
+    """A module with a weight of a tensor subclass."""
 
     def __init__(self, value: float, scale: float = 2.0) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Converted(nn.Module):
 
 
 def test_inner_tensors_of_a_subclass_are_restored_in_place() -> None:
-    """A parameter of a subclass that consists of inner tensors is saved by them, and restored into those of the live one."""
+    """Save a parameter with inner tensors by these, and restore them into those of the live parameter."""
     model, fresh = Converted(1.0), Converted(5.0)
     stored = save({"model": model})
     assert [tensor.name for tensor in stored.tensors[:2]] == ["model/weight/first", "model/weight/second"]
@@ -182,19 +182,19 @@ def test_inner_tensors_of_a_subclass_are_restored_in_place() -> None:
 
 @pytest.mark.parametrize("fresh", [nn.Linear(3, 2, bias=False), Converted(0.0, scale=3.0)], ids=["plain", "other settings"])
 def test_a_subclass_goes_into_its_like_only(fresh: nn.Module) -> None:
-    """Inner tensors are refused by a plain tensor and by one with other settings."""
+    """Refuse inner tensors for a plain tensor, and for a subclass with other settings."""
     with pytest.raises(IncompatibleState, match="TwoTensors"):
         restore(save({"model": Converted(1.0)}), {"model": fresh})
 
 
 def test_a_plain_tensor_does_not_go_into_a_subclass() -> None:
-    """A plain stored tensor is refused by a converted one, with the order in which it works."""
+    """Refuse a plain stored tensor for a converted one, with the order that works."""
     with pytest.raises(IncompatibleState, match="load it before it is converted"):
         restore(save({"model": nn.Linear(3, 2, bias=False)}), {"model": Converted(0.0)})
 
 
 class Gives(nn.Module):
-    """A state_dict with an entry that load_state_dict does not take."""
+    """A module with an entry in state_dict that load_state_dict refuses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class Gives(nn.Module):
 
 
 def test_an_entry_that_loading_does_not_take_is_found_without_a_restore() -> None:
-    """A plan of the restore finds what state_dict gives and load_state_dict refuses, and changes nothing."""
+    """Detect such an entry by a plan of the restore, without a change."""
     model = nn.Sequential(Gives())
     (mismatch,) = mismatches({"model": model}, capture({"model": model}))
     assert "model/0.norm" in mismatch
@@ -217,20 +217,20 @@ def test_an_entry_that_loading_does_not_take_is_found_without_a_restore() -> Non
     "model", [around(Range()), lazy(), Converted(1.0), around(NoneAtFirst())], ids=["observer", "lazy", "subclass", "none"]
 )
 def test_what_can_be_restored_is_not_refused(model: nn.Module) -> None:
-    """The plan at the first save accepts all that a restore takes."""
+    """Accept, at the first save, every module that can be restored."""
     if isinstance(model, nn.Sequential):
         model(torch.randn(6, 5)) if len(model) == 4 else model[1].see(torch.randn(4, 4))
     assert mismatches({"model": model}, capture({"model": model})) == []
 
 
 class Packed(nn.Parameter):
-    """A parameter with memory of its own that also holds a scale (bitsandbytes' kind)."""
+    """A parameter with its own memory and a scale, as in bitsandbytes."""
 
     scale: torch.Tensor
 
 
 class PackedLinear(nn.Module):
-    """Gives the scale next to the weight, and has no loading code for it."""
+    """A module that saves the scale in addition to the weight, without loading code for it."""
 
     def __init__(self, value: int, scale: float, blocks: int = 2) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class PackedLinear(nn.Module):
 
 
 def test_a_packed_parameter_is_restored_with_what_it_holds() -> None:
-    """A parameter of a subclass with memory of its own is restored in place, and so is what the module gives next to it."""
+    """Restore such a parameter in place, and its scale too."""
     model, fresh = nn.Sequential(PackedLinear(7, 3.0)), nn.Sequential(PackedLinear(1, 1.0))
     assert mismatches({"model": model}, capture({"model": model})) == []
     restore(save({"model": model}), {"model": fresh})
@@ -255,6 +255,6 @@ def test_a_packed_parameter_is_restored_with_what_it_holds() -> None:
 
 
 def test_a_packed_parameter_with_other_settings_is_refused() -> None:
-    """What the module computes from a parameter's settings must be the same in the live one."""
+    """Refuse a packed parameter if the live one has other settings."""
     with pytest.raises(IncompatibleState, match="other settings"):
         restore(save({"model": PackedLinear(7, 3.0)}), {"model": PackedLinear(1, 1.0, blocks=4)})

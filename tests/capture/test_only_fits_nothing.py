@@ -13,7 +13,7 @@ from relight.errors import IncompatibleState
 
 @pytest.fixture
 def run(tmp_path: Path) -> str:
-    """A run with a model and a value."""
+    """Return a run with a model and a value."""
     model = torch.nn.Linear(2, 2)
     with relight.Checkpointer(tmp_path / "runs" / "demo", state={"count": 3}, model=model, background=False, save=None) as ckpt:
         ckpt.save(5)
@@ -34,14 +34,14 @@ def test_a_pattern_that_fits_nothing_is_refused(run: str, only: list[str]) -> No
 
 @pytest.mark.parametrize("only", [["model"], ["model/*"], ["model/weight"], ["count"], ["*/bias", "model/w*"]])
 def test_patterns_that_fit_are_restored(run: str, only: list[str]) -> None:
-    """Whole components, parts of them and several patterns."""
+    """Restore by patterns for whole components, for parts of them, and by several patterns."""
     ckpt = relight.Checkpointer(run, state={"count": 0}, model=torch.nn.Linear(2, 2), background=False, save=None)
     assert ckpt.restore(only=only) == 6
     ckpt.close()
 
 
 def test_load_refuses_patterns_that_fit_nothing(run: str) -> None:
-    """``load`` gives no empty dictionary for a slip."""
+    """Raise an error in ``load`` instead of returning an empty dictionary."""
     assert list(relight.load(run, only=["model/*", "other/*"])) == ["model"]
     with pytest.raises(IncompatibleState, match="nothing in the checkpoint fits"):
         relight.load(run, only=["modle/*"])

@@ -1,4 +1,4 @@
-"""Optimizers with a state of another form than torch's: wrappers, inner optimizers, objects, transposed tensors, tensor subclasses."""
+"""Optimizers with another form of state than torch's: wrappers, objects, transposed tensors, tensor subclasses."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def net(seed: int) -> nn.Sequential:
-    """A small module."""
+    """Return a small module."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    """One step on a batch that the seed determines."""
+    """Take one step on a batch that the seed determines."""
     optimizer.zero_grad()
     model(torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
     optimizer.step()
@@ -55,7 +55,7 @@ class Lookahead(torch.optim.Optimizer):
         return {"inner": self.inner.state_dict(), "slow": list(self.slow), "n": self.n}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore both."""
+        """Restore the inner state and the slow weights."""
         self.inner.load_state_dict(state_dict["inner"])
         self.param_groups, self.n = self.inner.param_groups, state_dict["n"]
         for mine, theirs in zip(self.slow, state_dict["slow"], strict=True):
@@ -70,12 +70,12 @@ class Several(torch.optim.Optimizer):
         self.inner = [torch.optim.Adam([parameter], lr=0.05) for parameter in parameters]
 
     def step(self, closure: Any = None) -> None:
-        """Step each."""
+        """Step each optimizer."""
         for optimizer in self.inner:
             optimizer.step()
 
     def state_dict(self) -> Any:
-        """The list of states."""
+        """Return the list of states."""
         return [optimizer.state_dict() for optimizer in self.inner]
 
     def load_state_dict(self, state_dict: Any) -> None:
@@ -102,7 +102,7 @@ class Silent(torch.optim.Optimizer):
         inner.step()
 
     def step(self, closure: Any = None) -> None:
-        """Step the inner one."""
+        """Step the inner optimizer."""
         self.base_step()
 
 
@@ -110,7 +110,7 @@ class LoadsItself(Silent):
     """A SAM-like optimizer with its own loading code."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As SAM has it."""
+        """Restore as SAM does."""
         super().load_state_dict(state_dict)
         self.held.param_groups = self.param_groups
 
@@ -169,7 +169,7 @@ class Other:
         self.rank, self.matrix, self.recent = rank, torch.ones(1), [torch.ones(())]
 
     def low(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient itself."""
+        """Return the gradient unchanged."""
         self.matrix = torch.eye(gradient.shape[0])
         return gradient
 
@@ -188,7 +188,7 @@ class Transposed(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """One step."""
+        """Take one step."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.ndim == 2:
@@ -198,7 +198,7 @@ class Transposed(torch.optim.Optimizer):
 
 
 class Halves(torch.optim.Optimizer):
-    """Keeps its momentum in a tensor subclass with two inner tensors, made by the first step (torchao's kind)."""
+    """An optimizer with its momentum in a tensor subclass with two inner tensors, as in torchao."""
 
     def __init__(self, parameters: Any, scale: float = 2.0) -> None:
         super().__init__(parameters, {"lr": 0.1})
@@ -206,7 +206,7 @@ class Halves(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """One step."""
+        """Take one step."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]

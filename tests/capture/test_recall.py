@@ -73,7 +73,7 @@ def stepped(model, optimizer, rng):
     try:
         model(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
-    except RuntimeError:  # dtypes no longer fit each other: then there is no step
+    except RuntimeError:  # the dtypes no longer fit each other, so there is no step
         pass
 
 
@@ -212,7 +212,7 @@ def test_most_of_a_second_capture_is_known() -> None:
 
 
 def calls(parts, recall) -> int:
-    """Python functions entered by a capture."""
+    """Return how many Python functions a capture calls."""
     count = 0
 
     def watch(frame, event, arg):
@@ -228,7 +228,7 @@ def calls(parts, recall) -> int:
 
 
 def test_a_second_capture_calls_almost_nothing_for_a_tensor() -> None:
-    """Twice the tensors: less than one Python function more for each."""
+    """Call less than one further Python function for each further tensor."""
     counts = []
     for layers in (100, 200):
         model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))

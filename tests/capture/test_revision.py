@@ -1,4 +1,4 @@
-"""The revision of the script's code: what it holds, and that no program runs that a repository's configuration names."""
+"""The revision of the script's code: its contents, and that it runs no program of a repository's configuration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def repository(folder: Path, *options: str) -> Path:
-    """A repository with a script that is committed."""
+    """Make a repository with a committed script."""
     folder.mkdir()
     git(folder, "init", "-q", *options)
     (folder / "train.py").write_text("pass\n")
@@ -50,8 +50,10 @@ def repository(folder: Path, *options: str) -> Path:
 
 
 def hostile(folder: Path, *, partial: bool = False) -> Path:
-    """Have the repository's configuration name a program wherever git takes one; each leaves its name in ``ran``. ``partial``: as a partial clone
-    it lacks a file that git then fetches."""
+    """Name programs in the repository's configuration wherever git allows one. Each writes its name to ``ran``.
+
+    ``partial``: the repository is a partial clone that lacks a file, which git then fetches.
+    """
     ran = folder.parent / "ran"
     ran.mkdir()
 
@@ -94,7 +96,7 @@ def hostile(folder: Path, *, partial: bool = False) -> Path:
 
 @pytest.mark.parametrize("partial", [False, True], ids=["whole", "partial"])
 def test_no_program_of_the_scripts_repository_runs(tmp_path: Path, main: Callable[[Path | None], None], partial: bool) -> None:
-    """The configuration of the script's own repository starts no program, and the commit is recorded all the same."""
+    """Run no program of the configuration of the script's own repository, and record the commit."""
     folder = repository(tmp_path / "repo")
     ran = hostile(folder, partial=partial)
     main(folder / "train.py")
@@ -124,7 +126,7 @@ def test_without_a_script_git_is_not_started(
 def test_the_repository_of_the_working_directory_is_not_the_scripts(
     tmp_path: Path, main: Callable[[Path | None], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script outside of any repository has no revision, wherever it is started; ``GIT_DIR`` does not change that."""
+    """Record no revision for a script outside a repository, from any working directory and with ``GIT_DIR`` too."""
     folder = repository(tmp_path / "repo")
     (tmp_path / "outside.py").write_text("pass\n")
     main(tmp_path / "outside.py")
@@ -144,7 +146,7 @@ def test_the_repository_of_the_working_directory_is_not_the_scripts(
 
 @pytest.mark.parametrize("options", [[], ["--object-format=sha256"]], ids=["sha1", "sha256"])
 def test_changes_have_a_digest(tmp_path: Path, main: Callable[[Path | None], None], options: list[str]) -> None:
-    """A clean tree has no digest of changes; each change has its own, which comes back with it; so in a linked work tree."""
+    """Record a digest for each change, equal for equal changes, and none for a clean tree, also in linked trees."""
     folder = repository(tmp_path / "repo", *options)
     git(folder, "worktree", "add", "-q", "--detach", str(tmp_path / "linked"))
     for place in (folder, tmp_path / "linked"):
@@ -156,7 +158,7 @@ def test_changes_have_a_digest(tmp_path: Path, main: Callable[[Path | None], Non
             (place / "train.py").write_text(text)
             seen.append(environment()["code"]["changes"])
         assert seen[0] == seen[2] != seen[1] and None not in seen
-        git(place, "add", "train.py")  # staged is changed all the same
+        git(place, "add", "train.py")  # a staged file counts as changed, too
         assert environment()["code"]["changes"] == seen[0]
 
 
@@ -164,7 +166,7 @@ def test_changes_have_a_digest(tmp_path: Path, main: Callable[[Path | None], Non
 def test_what_the_repository_does_not_count_as_a_change_is_none(
     tmp_path: Path, main: Callable[[Path | None], None], name: str, value: str
 ) -> None:
-    """The repository's settings of modes and line ends decide what counts as a change."""
+    """Follow the repository's settings of modes and line ends for what counts as a change."""
     folder = repository(tmp_path / "repo")
     (folder / ".gitattributes").write_text("*.txt text\n")
     git(folder, "commit", "-qam", "second")
@@ -181,7 +183,7 @@ def test_what_the_repository_does_not_count_as_a_change_is_none(
 def test_a_git_that_does_not_answer_leaves_the_changes_unknown(
     tmp_path: Path, main: Callable[[Path | None], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A comparison that took too long is not a clean tree, and differs from no other revision of that commit."""
+    """Record an unknown state, not a clean tree, if the comparison took too long. It differs from no other revision."""
     folder = repository(tmp_path / "repo")
     main(folder / "train.py")
     clean = environment()
@@ -201,7 +203,7 @@ def test_a_git_that_does_not_answer_leaves_the_changes_unknown(
 
 
 def test_another_users_repository_is_refused(tmp_path: Path, main: Callable[[Path | None], None]) -> None:
-    """git's own check of the owner (safe.directory) is not bypassed."""
+    """Keep git's own check of the owner (safe.directory)."""
     if os.getuid():
         pytest.skip("only the superuser can give a directory away")
     folder = repository(tmp_path / "repo")
@@ -214,7 +216,7 @@ def test_another_users_repository_is_refused(tmp_path: Path, main: Callable[[Pat
 def test_a_git_in_the_working_directory_is_not_run(
     tmp_path: Path, main: Callable[[Path | None], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Relative entries of ``PATH`` name no git."""
+    """Ignore relative entries of ``PATH`` in the search for git."""
     folder = repository(tmp_path / "repo")
     (folder / "git").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     (folder / "git").chmod(0o755)

@@ -32,5 +32,5 @@ class TwoTensors(torch.Tensor):
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten.detach.default:
             return TwoTensors(args[0].first.detach(), args[0].second.detach(), args[0].scale)
-        plain = [one.first + one.second * one.scale if isinstance(one, TwoTensors) else one for one in args]
+        plain = [value.first + value.second * value.scale if isinstance(value, TwoTensors) else value for value in args]
         return function(*plain, **(kwargs or {}))

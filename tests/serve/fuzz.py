@@ -1,6 +1,7 @@
-"""``make fuzz``: schemathesis asks the API whatever its own schema allows, and what it does not; as each role, against a store that is really there.
+"""``make fuzz``: schemathesis sends valid and invalid requests to the API, made from its schema, as each role.
 
-An answer of 5xx, one that the schema does not have, a traceback in it: each ends this with the question that gave it.
+The server has a real store. A status of 5xx, an answer outside the schema, or a traceback in an answer ends the run, and
+the request is printed.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from relight.serve.app import ServerSettings, create_app
 
 ROLES = ("admin", "operator", "viewer", "scoped")
 NOT_ASKED = [positive_data_acceptance]
-"""A name that is none, or of nothing, is well formed and refused all the same: no schema says which runs there are."""
+"""Names of unknown runs are well formed, but refused: no schema has the existing runs."""
 SCHEMA = "/api/v1/openapi.json"
 
 
 def ask(operation: Any, mode: GenerationMode, headers: dict[str, str], examples: int, number: int, seen: Counter[int]) -> None:
-    """One operation as one role; raises with what was asked."""
+    """Request one operation as one role. An error names the request."""
 
     @seed(number)
     @settings(
@@ -48,11 +49,11 @@ def ask(operation: Any, mode: GenerationMode, headers: dict[str, str], examples:
 
 
 def main() -> int:
-    """All operations, all roles, what is valid and what is not."""
+    """Request all operations as all roles, validly and invalidly."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--examples", type=int, default=100, help="questions of each operation, role and kind")
     parser.add_argument("--seed", type=int, default=1)
-    told = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="relight-fuzz-") as where:
         root = Path(where)
         app = create_app(ServerSettings([str(make_many_runs(root / "runs", 3, 5))], root / "serve.sqlite", rules=FREE))
@@ -65,13 +66,13 @@ def main() -> int:
         schema = schemathesis.openapi.from_asgi(
             SCHEMA, app, headers={"authorization": f"Bearer {tokens['admin']}", "host": HOST.partition("//")[2]}
         )
-        for number, found in enumerate(schema.get_all_operations()):
-            operation = found.ok()
+        for number, result in enumerate(schema.get_all_operations()):
+            operation = result.ok()
             for role in ROLES:
                 headers = {"authorization": f"Bearer {tokens[role]}", "host": HOST.partition("//")[2]}
                 for mode in GenerationMode:
                     if mode is not GenerationMode.NEGATIVE or operation.query or operation.path_parameters or operation.body:
-                        ask(operation, mode, headers, told.examples, told.seed + number, seen)
+                        ask(operation, mode, headers, options.examples, options.seed + number, seen)
             print(
                 f"{operation.method.upper():5} {operation.path:45} {sum(seen.values()):>7,} asked, {time.monotonic() - begun:4.0f} s",
                 flush=True,

@@ -1,4 +1,4 @@
-"""The pages over made values: an application with the policy that the server has, for tests of pages and for browsers."""
+"""The pages over synthetic values: an application with the server's content policy, for tests and for browsers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from relight.serve.scope import Caller
 from relight.serve.tasks import ServerTask
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it would rather have httpx2; httpx is what the other tests have
+    warnings.simplefilter("ignore")  # it prefers httpx2, but the other tests use httpx
     from fastapi.testclient import TestClient
 
 __all__ = ["TestClient", "application"]
@@ -30,13 +30,13 @@ POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 's
 
 
 class MadeActs:
-    """Writes down what it is asked for."""
+    """Records the requested actions."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, dict[str, str]]] = []
 
     def plan(self, verb: str, fields: Mapping[str, str], who: Any) -> pages_actions.Planned:
-        """What it would do; some tags cannot be."""
+        """Return the plan of an action. The tag ``taken`` is refused."""
         if fields.get("name") == "taken":
             raise ConfigError("the tag 'taken' is there already", hint="choose another name")
         rows = [[name, value] for name, value in fields.items()]
@@ -46,22 +46,22 @@ class MadeActs:
         )
 
     def execute(self, verb: str, fields: Mapping[str, str], who: Any, digest: str = "") -> pages_actions.ActionOutcome:
-        """Note it."""
+        """Record an action."""
         self.done.append((verb, dict(fields)))
         return pages_actions.ActionOutcome(True, f"{verb}: done")
 
     def refused(self, verb: str, who: Any, reason: str) -> None:
-        """Nothing: it has no audit log."""
+        """Do nothing, because there is no audit log."""
 
 
 class MadeTasks:
-    """One that has ended, one that goes on; what they say is as hostile as the index's names."""
+    """An ended task and a running one. Their texts are as hostile as the index's names."""
 
     def __init__(self, evil: str) -> None:
         self._evil = evil
 
     def get(self, id_: str) -> ServerTask:
-        """Either."""
+        """Return the running task for ``going``, else the ended one."""
         task = ServerTask(
             id_,
             "drill",
@@ -79,7 +79,7 @@ class MadeTasks:
 
 
 def application(index: Any = None) -> FastAPI:
-    """It; ``app.state.changed`` tells all streams that something has changed."""
+    """Return the application. ``app.state.changed`` sends an event of a change to all streams."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.state.tasks = MadeTasks(getattr(index, "evil", ""))
     app.state.index, app.state.acts, app.state.streams, app.state.asked = index or MadeIndex(), MadeActs(), [], []

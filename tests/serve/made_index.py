@@ -1,4 +1,4 @@
-"""Values such as the index gives, of a few lively runs, for tests of pages; every name can be made hostile."""
+"""Values like the index's, of a few active runs, for tests of pages. Every name can be made hostile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVIL = "<script>alert(1)</script>\"'&{{7*7}}\u202e"
 
 
 def rows(evil: str = "", count: int = 6) -> list[Any]:
-    """Runs of all healths."""
+    """Return runs in every state of health."""
     kinds = ["failed", "late", "good", "good", "idle", "good"]
     names = ["llama-8b-sft", "ablation-lr-3e4", "gpt2-small", "vit-l-pretrain", "old-baseline", "moe-16x"]
     return [
@@ -27,13 +27,13 @@ def rows(evil: str = "", count: int = 6) -> list[Any]:
 
 
 def stores(evil: str = "") -> list[Any]:
-    """One that is read, one that is not."""
+    """Return a store that was read, and one that was not."""
     return [v.StoreRow(id="main", name="/data/runs" + evil, runs=6, bytes=1_552_500_000_000, state="ok", read_at=NOW - 3),
             v.StoreRow(id="far", name="s3://team/runs" + evil, runs=0, bytes=0, state="store_unavailable: no answer within 20 s" + evil, read_at=NOW - 400)]  # fmt: skip
 
 
 def detail(evil: str = "") -> Any:
-    """One run with everything there is."""
+    """Return one run with every kind of detail."""
     losses = [
         (step, 4.2 * math.exp(-step / 4000) + 1.9 + 0.12 * math.sin(step / 37) + (1.6 if 7200 < step < 7260 else 0))
         for step in range(0, 12_000, 10)
@@ -69,13 +69,13 @@ def detail(evil: str = "") -> Any:
 
 
 def checkpoints(evil: str = "", count: int = 12) -> list[Any]:
-    """Of that run."""
+    """Return checkpoints of that run."""
     return [v.CheckpointRow(id=f"{0xabc000 + i:012x}", step=12_000 - 1000 * i, at=NOW - 60 - 3600 * i, bytes=1.49e9, seconds=2.5 + 0.1 * (i % 3), good=i != 4, tags=["best" + evil] if i == 3 else [])
             for i in range(count)]  # fmt: skip
 
 
 def incidents(evil: str = "") -> list[Any]:
-    """Three."""
+    """Return three incidents."""
     return [
         v.IncidentRow(id=f"6b107{i}", store="main", run="gpt2-small" + evil, at=NOW - 7300 * (i + 1), kind=kind, why=why + evil, rank=i, step=7210 - 900 * i, action=action,
              reason="the newest checkpoint is good" + evil, steps_lost=i * 3, seconds=3.7 + i, clues=[("rank 0", "was ended by SIGKILL" + evil, 50)],
@@ -86,7 +86,7 @@ def incidents(evil: str = "") -> list[Any]:
 
 
 def checkpoint(evil: str = "", layers: int = 12) -> Any:
-    """GPT-2 small with its optimizer."""
+    """Return a checkpoint of GPT-2 small with its optimizer."""
     tensors = []
     for part, dtype, codec in (
         ("model", "bf16", "zstd, planes"),
@@ -120,31 +120,31 @@ def checkpoint(evil: str = "", layers: int = 12) -> Any:
 
 
 def diff(evil: str = "") -> Any:
-    """Most tensors changed, one came, one went."""
-    found = [
+    """Return a comparison: most tensors have changed, one was added, one was removed."""
+    rows = [
         v.DiffRow(
-            name=one.path,
-            kind="changed" if one.path.startswith("model") and len(one.shape) == 2 else "same",
-            share=(0.97 - 0.004 * i) if one.path.startswith("model") and len(one.shape) == 2 else 0.0,
+            name=tensor.path,
+            kind="changed" if tensor.path.startswith("model") and len(tensor.shape) == 2 else "same",
+            share=(0.97 - 0.004 * i) if tensor.path.startswith("model") and len(tensor.shape) == 2 else 0.0,
             largest=0.013 / (i + 1),
-            bytes=one.bytes,
+            bytes=tensor.bytes,
         )
-        for i, one in enumerate(checkpoint(evil).tensors[:64])
+        for i, tensor in enumerate(checkpoint(evil).tensors[:64])
     ]
-    found += [
+    rows += [
         v.DiffRow(name="model/lora.a" + evil, kind="added", share=None, largest=None, bytes=5),
         v.DiffRow(name="model/head.bias" + evil, kind="removed", share=None, largest=None, bytes=5),
     ]
     return v.DiffDetail(
         a="gpt2-small@step=9000" + evil,
         b="gpt2-small@latest",
-        tensors=found,
+        tensors=rows,
         values=[("scheduler.last_epoch" + evil, 9000, "12000" + evil)],
     )
 
 
 def lineage(evil: str = "") -> list[Any]:
-    """A run, a branch of it, a branch of that, and another run."""
+    """Return a run, its branch, that branch's branch, and another run."""
     return [v.LineageRow(run="gpt2-small" + evil, parent=None, at_step=None, steps=list(range(1000, 13_000, 1000)), tags=[(9000, "best" + evil)]),
             v.LineageRow(run="gpt2-small-lr" + evil, parent="gpt2-small" + evil, at_step=6000, steps=[7000, 8000, 9000], tags=[]),
             v.LineageRow(run="gpt2-small-lr-b", parent="gpt2-small-lr" + evil, at_step=8000, steps=[9000, 10_000, 11_000, 12_000], tags=[(12_000, "shipped")]),
@@ -152,20 +152,20 @@ def lineage(evil: str = "") -> list[Any]:
 
 
 def storage(evil: str = "") -> Any:
-    """Two tiers, a month, three that go."""
+    """Return two tiers, a month of sizes, and three checkpoints to delete."""
     return v.StorageDetail(tiers=[v.TierUse(name="near (NVMe)" + evil, used=1.1e12, limit=1.2e12, free=1e11), v.TierUse(name="s3://far", used=1.5e12, limit=None, free=None)],
                 trend=[(NOW - 86400 * (30 - i), 4e11 + 3.7e10 * i) for i in range(31)], full_at=NOW + 2.7 * 86400,
                 retention=[v.PlanRow(run="gpt2-small" + evil, id=f"00000000000{i}", step=1000 * i, what="delete", why="not among the last 3, and not each 5000th" + evil, bytes=1.49e9) for i in range(1, 4)])  # fmt: skip
 
 
 def risks(evil: str = "") -> list[Any]:
-    """Two."""
+    """Return two predicted failures."""
     return [v.RiskRow(store="main", run="llama-8b-sft" + evil, node="node-17" + evil, at=NOW - 40, detector="forest", risk=0.62, why="link errors rise: 4 in an hour, 0 the day before" + evil),
             v.RiskRow(store="main", run="gpt2-small", node="node-3", at=NOW - 400, detector="rules", risk=0.11, why="warm: 84 °C, usually 71")]  # fmt: skip
 
 
 def audit(evil: str = "") -> list[Any]:
-    """What was done."""
+    """Return audit entries."""
     return [
         v.AuditRow(
             seq=3 - i, at=NOW - 100 * (i + 1), who="anna" + evil, role="operator", what=what, on="main/gpt2-small@step=9000" + evil, how=how
@@ -175,7 +175,7 @@ def audit(evil: str = "") -> list[Any]:
 
 
 def settings(evil: str = "") -> Any:
-    """A token, a rule, a policy."""
+    """Return tokens, an alert rule and a policy."""
     return v.SettingsDetail(
         tokens=[v.TokenRow(id="rl_7Q2", name="grafana" + evil, role="viewer", scope="main" + evil, made_at=NOW - 9e5, ends_at=NOW + 9e6, state="valid"),
                 v.TokenRow(id="rl_9ZZ", name="anna", role="operator", scope="", made_at=NOW - 9e6, ends_at=None, state="revoked")],
@@ -185,33 +185,33 @@ def settings(evil: str = "") -> Any:
 
 
 class MadeIndex:
-    """Gives all of the above, as the server's index does."""
+    """An index that returns the values above."""
 
     def __init__(self, evil: str = "", count: int = 6) -> None:
         self.evil, self.count = evil, count
 
     def stores(self) -> list[Any]:
-        """Both."""
+        """Return both stores."""
         return stores(self.evil)
 
     def runs(self, after: str | None, limit: int) -> Any:
-        """All, in one piece."""
+        """Return all runs in one piece."""
         return v.ListPage(rows=rows(self.evil, self.count), next=None, total=self.count)
 
     def run(self, store: str, run: str) -> Any:
-        """One for all."""
+        """Return the same run for every name."""
         return detail(self.evil)
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Any:
-        """A page, and one behind it."""
+        """Return a piece of the list, with a next one."""
         return v.ListPage(rows=checkpoints(self.evil), next=None if after else "older" + self.evil, total=24)
 
     def checkpoint(self, store: str, run: str, which: str) -> Any:
-        """GPT-2 small."""
+        """Return the checkpoint of GPT-2 small."""
         return checkpoint(self.evil)
 
     def values(self, store: str, run: str, which: str, path: str) -> Any:
-        """There at once, but for one that takes its time, and one that cannot be read."""
+        """Return the values of most tensors at once. One is still being read, and one is damaged."""
         if "wpe" in path:
             return v.Working(0.4, "its values are being read" + self.evil)
         if "ln_f" in path:
@@ -224,75 +224,75 @@ class MadeIndex:
         )
 
     def diff(self, a: str, b: str) -> Any:
-        """There at once, but for one that is asked for as slow."""
+        """Return the comparison. ``slow`` is still running, and ``missing`` is unknown."""
         if a == "missing":
             raise CheckpointNotFound("no checkpoint 'missing' in run gpt2-small" + self.evil)
         return v.Working(0.4) if a == "slow" else diff(self.evil)
 
     def lineage(self, store: str) -> list[Any]:
-        """Of each store."""
+        """Return the lineage of the store ``main``."""
         return lineage(self.evil) if store == "main" else []
 
     def storage(self, store: str) -> Any:
-        """Of each store."""
+        """Return the storage of the store ``main``."""
         return storage(self.evil) if store == "main" else v.StorageDetail()
 
     def incidents(self, after: str | None, limit: int) -> Any:
-        """Three."""
+        """Return three incidents."""
         return v.ListPage(rows=incidents(self.evil), next=None, total=3)
 
     def incident(self, store: str, run: str, which: str) -> Any:
-        """The first."""
+        """Return the first incident."""
         return incidents(self.evil)[0]
 
     def risk(self) -> list[Any]:
-        """Two."""
+        """Return two predicted failures."""
         return risks(self.evil)
 
     def audit(self, after: str | None, limit: int) -> Any:
-        """Three."""
+        """Return three audit entries, with more to follow."""
         return v.ListPage(rows=audit(self.evil), next="3", total=9)
 
     def settings(self) -> Any:
-        """What an admin sees."""
+        """Return the settings for an admin."""
         return settings(self.evil)
 
 
 class Empty(MadeIndex):
-    """A server on its first day."""
+    """An index without data, as of a new server."""
 
     def stores(self) -> list[Any]:
-        """None."""
+        """Return nothing."""
         return []
 
     def runs(self, after: str | None, limit: int) -> Any:
-        """None."""
+        """Return nothing."""
         return v.ListPage(rows=[], next=None, total=0)
 
     def run(self, store: str, run: str) -> Any:
-        """One that has just begun."""
+        """Return a run that has just begun."""
         return v.RunDetail(row=v.RunRow("main", "new"))
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Any:
-        """None."""
+        """Return nothing."""
         return v.ListPage(rows=[], next=None, total=0)
 
     def checkpoint(self, store: str, run: str, which: str) -> Any:
-        """Without tensors."""
+        """Return a checkpoint without tensors."""
         return v.CheckpointDetail(row=checkpoints()[0])
 
     def incidents(self, after: str | None, limit: int) -> Any:
-        """None."""
+        """Return nothing."""
         return v.ListPage(rows=[], next=None, total=0)
 
     def risk(self) -> list[Any]:
-        """None."""
+        """Return nothing."""
         return []
 
     def audit(self, after: str | None, limit: int) -> Any:
-        """None."""
+        """Return nothing."""
         return v.ListPage(rows=[], next=None, total=0)
 
     def settings(self) -> Any:
-        """None."""
+        """Return nothing."""
         return v.SettingsDetail()

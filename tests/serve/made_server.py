@@ -1,4 +1,4 @@
-"""The real server over made stores, for tests: without a socket, each asker with a token of his own."""
+"""The real server over synthetic stores, for tests: without a socket, with a token for each role."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from relight.serve.app import ServerSettings, create_app
 from relight.serve.auth_middleware import AccessRules
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it would rather have httpx2; httpx is what the other tests have
+    warnings.simplefilter("ignore")  # it prefers httpx2, but the other tests use httpx
     from fastapi.testclient import TestClient
 
 HOST = "http://127.0.0.1:8484"
 FREE = AccessRules(requests_per_second=100_000, burst=100_000, failures_per_minute=100_000)
-"""Rules under which no test is held up; those of limits have their own."""
+"""Rules that limit no test. Tests of limits have their own rules."""
 
 
 @dataclass
 class Server:
-    """An application that is served, and who may ask it."""
+    """A served application, and the tokens for it."""
 
     app: Any
     client: TestClient
     tokens: dict[str, str] = field(default_factory=dict)
 
     def headers(self, role: str) -> dict[str, str]:
-        """What somebody of that role sends; ``nobody`` sends nothing."""
+        """Return the headers of a client with that role. ``nobody`` has none."""
         return {"authorization": f"Bearer {self.tokens[role]}"} if role != "nobody" else {}
 
     def get(self, path: str, role: str = "viewer", **more: Any) -> Any:
-        """As that role."""
+        """Send a GET as that role."""
         return self.client.get(path, headers=self.headers(role) | more.pop("headers", {}), follow_redirects=False, **more)
 
     def post(self, path: str, role: str = "viewer", **more: Any) -> Any:
-        """As that role."""
+        """Send a POST as that role."""
         return self.client.post(path, headers=self.headers(role) | more.pop("headers", {}), follow_redirects=False, **more)
 
 
 @contextmanager
 def serving(stores: list[Path], state: Path, rules: AccessRules = FREE, poll_s: float = 0.2) -> Iterator[Server]:
-    """A server that has read everything, with a token for each role, and one that sees ``run-000`` of the first store alone."""
-    app = create_app(ServerSettings([str(one) for one in stores], state / "serve.sqlite", rules=rules, poll_s=poll_s))
+    """Yield a server that has read its stores, with a token for each role, and one with scope ``run-000``."""
+    app = create_app(ServerSettings([str(store) for store in stores], state / "serve.sqlite", rules=rules, poll_s=poll_s))
     tokens = {role: app.state.store.new_token(role, role)[1] for role in ("viewer", "operator", "admin")}
     first = app.state.readers[0].id
     tokens["scoped"] = app.state.store.new_token("scoped", "admin", f"{first}/run-000")[1]

@@ -1,4 +1,4 @@
-"""Stores of many runs and checkpoints in little time: real records through the real log, roots and parts left out but for those asked for."""
+"""Makes stores of many runs and checkpoints in little time: real records of the log, without roots and parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def checkpoint_id(number: int) -> str:
-    """Ten letters that are one checkpoint's."""
+    """Return a checkpoint's id of ten letters."""
     text = ""
     for _ in range(10):
         number, rest = divmod(number, 36)
@@ -25,25 +25,25 @@ def checkpoint_id(number: int) -> str:
 
 
 def make_run(root: Path, store_id: str, name: str, count: int, first: int, *, minutes: int = 10) -> None:
-    """A run with ``count`` checkpoints up to now, chained as the log itself does it."""
+    """Make a run with ``count`` checkpoints up to now, with the log's own chain of records."""
     directory = root / name / "log"
     directory.mkdir(parents=True)
     run_id, previous = hexdigest(name.encode())[:32], ZERO_HEX
     begun = datetime.now(UTC) - timedelta(minutes=minutes * count)
     bodies: list[tuple[Body, int]] = [(RunBody(name=name), 0), (FenceBody(attempt="made", reason="made"), 1)]
     for number in range(count):
-        one, step = checkpoint_id(first + number), (number + 1) * 100
+        id_, step = checkpoint_id(first + number), (number + 1) * 100
         parents = [checkpoint_id(first + number - 1)] if number else []
         body = CommitBody(
-            id=one, step=step, dir=str(CheckpointDir(step, one, 1)), root=hexdigest(one.encode()), root_bytes=1000, parents=parents, reason="every",
+            id=id_, step=step, dir=str(CheckpointDir(step, id_, 1)), root=hexdigest(id_.encode()), root_bytes=1000, parents=parents, reason="every",
             metrics={"loss": 4.0 / (number + 1)}, logical_bytes=10**9, stored_bytes=8 * 10**8, new_bytes=8 * 10**8, requires=[],
         )  # fmt: skip
         bodies.append((body, 1))
     bodies.append((TagBody(name="best-so-far", id=checkpoint_id(first + count - 1)), 1))
     for seq, (body, epoch) in enumerate(bodies):
-        at = begun + timedelta(minutes=minutes * seq)
+        time = begun + timedelta(minutes=minutes * seq)
         record = Record(
-            seq=seq, prev=previous, store=store_id, run=run_id, epoch=epoch, time=at.strftime("%Y-%m-%dT%H:%M:%SZ"), writer="made:1:0", body=body
+            seq=seq, prev=previous, store=store_id, run=run_id, epoch=epoch, time=time.strftime("%Y-%m-%dT%H:%M:%SZ"), writer="made:1:0", body=body
         )  # fmt: skip
         data = encode_record(record)
         (directory / record_file(seq)).write_bytes(data)
@@ -51,7 +51,7 @@ def make_run(root: Path, store_id: str, name: str, count: int, first: int, *, mi
 
 
 def make_store(root: Path, runs: int, checkpoints: int) -> Path:
-    """A store of so many runs of so many checkpoints each."""
+    """Make a store of ``runs`` runs, each with ``checkpoints`` checkpoints."""
     store_id = require_store(open_bytes(str(root))).id
     for number in range(runs):
         make_run(root, store_id, f"run-{number:03d}", checkpoints, number * checkpoints)

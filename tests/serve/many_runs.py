@@ -1,4 +1,4 @@
-"""A store of fifty runs of a hundred checkpoints each, made by the code that saves: real records, roots, parts and tiny packs, in seconds."""
+"""Makes stores of many runs in seconds, with the code that saves: real records, roots, parts and tiny packs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident, IncidentLog, RecoveryRecord
 
 MINUTES = 10
-"""Between two checkpoints; the newest of each run is of now."""
+"""Minutes between two checkpoints. The newest of each run is of now."""
 
 
 def make_many_runs(root: Path, runs: int, checkpoints: int, *, incidents: int = 3) -> Path:
-    """The store at ``root``. Each run is saved in memory, where there is nothing to wait for, and then written out."""
+    """Make a store at ``root``. Each run is saved in memory first, because that is fast, and then written to disk."""
     require_store(open_bytes(str(root)))
     identity = {STORE_FILE: (root / STORE_FILE).read_bytes()}
     for number in range(runs):
@@ -34,9 +34,9 @@ def make_many_runs(root: Path, runs: int, checkpoints: int, *, incidents: int = 
         book = IncidentLog(root)
         book.at(store, name)
         for count in range(incidents):
-            one = _incident(number * incidents + count, clock())
-            book.write(one)
-            book.write(RecoveryRecord(one.id, restored=one.durable, steps_lost=7, seconds={"noticed": 0.2, "all": 4.5}))
+            incident = _incident(number * incidents + count, clock())
+            book.write(incident)
+            book.write(RecoveryRecord(incident.id, restored=incident.durable, steps_lost=7, seconds={"noticed": 0.2, "all": 4.5}))
         book.keep(
             Account(
                 name, clock(), 1000.0, {"training": 940.0, "starting": 20.0}, {"killed": {"again": 40.0}}, {"killed": incidents}, 10_000, 21
@@ -47,7 +47,7 @@ def make_many_runs(root: Path, runs: int, checkpoints: int, *, incidents: int = 
 
 
 class _Clock:
-    """Goes on by ``MINUTES`` when it is told to."""
+    """A clock that advances by ``MINUTES`` at each tick."""
 
     def __init__(self, at: datetime) -> None:
         self._at = at
@@ -56,7 +56,7 @@ class _Clock:
         return self._at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def tick(self) -> None:
-        """One checkpoint later."""
+        """Advance to the next checkpoint's time."""
         self._at += timedelta(minutes=MINUTES)
 
 

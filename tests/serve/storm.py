@@ -1,7 +1,8 @@
 """A storm of readers on ``relight serve``: a real process that may open 256 files. ``make readers``; a slice is in the suite.
 
-Clients hold idle connections, send requests byte by byte, do not read answers, guess tokens, start verifications and comparisons and leave,
-listen to events, and ask for the largest pages: from many addresses of the loopback network, by a seed. Meanwhile:
+Clients hold idle connections, send requests byte by byte, do not read answers, guess tokens, start verifications and
+comparisons and leave, listen to events, and request the largest pages. They use many addresses of the loopback network,
+chosen by a seed. Meanwhile:
 
 - ``/healthz`` answers within 1 s, each time;
 - a client with a token is never refused for its token, its address or its rate;
@@ -51,15 +52,15 @@ print(json.dumps([seen.health, seen.unanswered, seen.descriptors]))
 
 
 def make_store(root: Path, tensors: int = 100_000, wide_bytes: int = 64 << 20) -> Path:
-    """Two runs: ``many`` of very many tensors, ``wide`` of few large ones; two checkpoints each, all of whose bytes differ."""
+    """Make two runs, ``many`` of very many tensors and ``wide`` of few large ones, each with two checkpoints."""
     for name, rows in (
         ("many", [(f"model/block.{n // 100}/layer.{n}.weight", "float32", (4,), "param", True) for n in range(tensors)]),
         ("wide", [(f"model/w{n}", "float32", (wide_bytes // 16,), "param", True) for n in range(4)]),
     ):
         attempt = Attempt.begin(open_bytes(str(root)), name)
         for step in (100, 200):
-            held = values(step, rows)
-            items = [Item(path, dtype, shape, role, Bytes(held[path]), trainable=t) for path, dtype, shape, role, t in rows]
+            contents = values(step, rows)
+            items = [Item(path, dtype, shape, role, Bytes(contents[path]), trainable=t) for path, dtype, shape, role, t in rows]
             tree = {"model": {str(n): Leaf("tensor", (n,)) for n in range(len(rows))}}
             attempt.save(SaveRequest(SaveInfo(step=step, metrics={"loss": 1.0 / step}), tree=encode_tree(tree), items=items))
     return root
@@ -67,28 +68,30 @@ def make_store(root: Path, tensors: int = 100_000, wide_bytes: int = 64 << 20) -
 
 @dataclass
 class Seen:
-    """What clients saw."""
+    """The clients' observations."""
 
     health: list[float] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
     token_answers: Counter[int] = field(default_factory=Counter)
     status: Counter[str] = field(default_factory=Counter)
     rounds: Counter[str] = field(default_factory=Counter)
-    """Connections or requests that clients of each kind began: how often the server let them begin again."""
+    """Connections or requests that clients of each kind began, so how often the server let them begin again."""
     largest: tuple[int, str] = (0, "")
     descriptors: int = 0
 
 
 class Storm:
-    """The clients of one server at ``port``. ``tokens``: an operator's, which asks for verifications up to its limit of requests, and
-    that of a client which asks seldom."""
+    """The clients of one server at ``port``.
+
+    ``tokens``: an operator's, which requests verifications up to its limit, and one of a client with few requests.
+    """
 
     def __init__(self, port: int, tokens: tuple[str, str], seed: int, kinds: dict[str, int]) -> None:
         self.port, self.kinds, (self.operator, self.reader) = port, kinds, tokens
         self.rng, self.seen, self.ends = random.Random(seed), Seen(), 0.0
 
     async def rage(self, seconds: float) -> None:
-        """All clients, for so long."""
+        """Run all clients for ``seconds``."""
         self.ends = time.monotonic() + seconds
         clients: dict[str, Callable[[], Awaitable[None]]] = {
             "idle": self._idle, "headers": self._headers, "bodies": self._bodies, "deaf": self._deaf, "guesses": self._guess,
@@ -97,8 +100,8 @@ class Storm:
         tasks = [asyncio.create_task(self._again(kind, clients[kind])) for kind, count in self.kinds.items() for _ in range(count)]
         tasks += [asyncio.create_task(self._verify()), asyncio.create_task(self._client())]
         await asyncio.sleep(seconds)
-        for one in tasks:
-            one.cancel()
+        for task in tasks:
+            task.cancel()
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(ended, Exception):
                 raise ended
@@ -112,7 +115,7 @@ class Storm:
 
     @contextlib.asynccontextmanager
     async def _open(self, own: bool = False) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A connection, of a stranger's address or of our own."""
+        """Open a connection from a random address, or with ``own`` from this host's."""
         place = None if own else (f"127.{self.rng.randrange(1, 4)}.0.{self.rng.randrange(1, 20)}", 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=place)
         try:
@@ -121,7 +124,7 @@ class Storm:
             writer.close()
 
     async def ask(self, path: str, *, token: str = "", body: Any = None, own: bool = False, wait_s: float = 20.0) -> tuple[int, bytes]:
-        """One request on a connection of its own."""
+        """Send one request on a connection of its own. Return the status and the body."""
         async with asyncio.timeout(wait_s), self._open(own) as (reader, writer):
             data = json.dumps(body).encode() if body is not None else b""
             head = f"{'POST' if data else 'GET'} {path} HTTP/1.1\r\nhost: localhost:{self.port}\r\nconnection: close\r\n"
@@ -157,8 +160,8 @@ class Storm:
 
     async def _deaf(self) -> None:
         async with self._open() as (_, writer):
-            one = f"GET /api/v1/runs/runs/many/checkpoints/latest?limit=500 HTTP/1.1\r\nhost: localhost:{self.port}\r\n\r\n"
-            writer.write(one.encode() * 50)
+            request = f"GET /api/v1/runs/runs/many/checkpoints/latest?limit=500 HTTP/1.1\r\nhost: localhost:{self.port}\r\n\r\n"
+            writer.write(request.encode() * 50)
             await asyncio.sleep(self.ends - time.monotonic())
 
     async def _guess(self) -> None:
@@ -180,7 +183,7 @@ class Storm:
                 pass
 
     async def _verify(self) -> None:
-        """84 verifications at once, as the review asked for them; again when they have been answered."""
+        """Send 84 requests for a verification at once, again and again."""
         fields = {"store": "runs", "run": "wide", "which": "latest"}
         while time.monotonic() < self.ends:
             status, body = await self.ask("/api/v1/actions/verify", token=self.operator, body={"fields": fields}, own=True)
@@ -191,7 +194,7 @@ class Storm:
             await asyncio.sleep(0.5)
 
     async def _client(self) -> None:
-        """A client with a token, from the address that guesses, too."""
+        """A client with a token, from an address that other clients use to guess tokens."""
         while time.monotonic() < self.ends:
             status, _ = await self.ask("/api/v1/stores", token=self.reader, own=True)
             self.seen.token_answers[status] += 1
@@ -199,13 +202,13 @@ class Storm:
 
 
 def watch_health(port: int, seen: Seen, stop: threading.Event, pid: int = 0) -> None:
-    """Ask for ``/healthz`` on a new connection, ten times a second, by a thread; count the process' descriptors."""
+    """Request ``/healthz`` on a new connection ten times a second, until ``stop``. Count the descriptors of ``pid``."""
     while not stop.wait(0.1):
         begun = time.monotonic()
         try:
-            with socket.create_connection(("127.0.0.1", port), timeout=5) as one:
-                one.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-                answer = one.recv(64)
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                answer = connection.recv(64)
             if not answer.startswith(b"HTTP/1.1 200"):
                 seen.unanswered.append(answer[:40].decode("latin-1") or "closed")
         except OSError as error:
@@ -216,7 +219,7 @@ def watch_health(port: int, seen: Seen, stop: threading.Event, pid: int = 0) -> 
 
 
 def main() -> int:
-    """The whole storm, on a real process."""
+    """Run the whole storm on a real process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
@@ -249,12 +252,12 @@ def _rage(server: subprocess.Popen[bytes], port: int, tokens: tuple[str, str], s
         time.sleep(0.2)
     time.sleep(2.0)
     before = len(os.listdir(f"/proc/{server.pid}/fd"))
-    health = subprocess.Popen(  # a process of its own: the clients' must not slow it down
+    health = subprocess.Popen(  # a separate process, so that the clients do not slow it down
         [sys.executable, "-c", _HEALTH, str(port), str(seconds), str(server.pid)], stdout=subprocess.PIPE
     )
     asyncio.run(storm.rage(seconds))
-    told = json.loads(health.communicate(timeout=60)[0])
-    storm.seen.health, storm.seen.unanswered, storm.seen.descriptors = told
+    counts = json.loads(health.communicate(timeout=60)[0])
+    storm.seen.health, storm.seen.unanswered, storm.seen.descriptors = counts
     time.sleep(15.0)
     after, seen = len(os.listdir(f"/proc/{server.pid}/fd")), storm.seen
     slow = sorted(seen.health)

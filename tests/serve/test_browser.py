@@ -33,7 +33,7 @@ PAGES = {
 
 
 class Site:
-    """A server of pages on loopback."""
+    """A server of the pages on loopback."""
 
     def __init__(self, index: Any = None, app: Any = None) -> None:
         self.app = app or application(index)
@@ -44,32 +44,32 @@ class Site:
         self._thread.start()
 
     def close(self) -> None:
-        """End it."""
+        """End the server."""
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(10)
 
 
 @pytest.fixture(scope="module")
 def sites() -> Iterator[dict[str, Site]]:
-    """Lively runs, hostile names, nothing at all."""
+    """Yield servers with active runs, with hostile names, and without data."""
     made = {"lively": Site(MadeIndex()), "hostile": Site(MadeIndex(EVIL)), "empty": Site(Empty())}
     yield made
-    for one in made.values():
-        one.close()
+    for site in made.values():
+        site.close()
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium, once."""
+    """Yield Chromium, started once."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="make pages has it")
     with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM)
-        yield found
-        found.close()
+        launched = playwright.chromium.launch(executable_path=CHROMIUM)
+        yield launched
+        launched.close()
 
 
 class Tab:
-    """A page of a browser that writes down what it says and asks for."""
+    """A browser page that records its messages and requests."""
 
     def __init__(self, browser: Any, width: int = 1440, scheme: str = "light", scripts: bool = True) -> None:
         self.context = browser.new_context(
@@ -90,25 +90,32 @@ class Tab:
         self.context.close()
 
     def go(self, address: str) -> Any:
-        """To a page, which has come whole."""
+        """Load a page completely, and return it."""
         answer = self.page.goto(address, wait_until="load")
         assert answer.status == 200, address
         self.page.wait_for_timeout(150)
         return self.page
 
     def axe(self) -> list[str]:
-        """Serious findings of the accessibility scan; run beside the page's policy, as a browser's tools do."""
+        """Return serious findings of the accessibility scan, which runs outside the page's policy."""
         tools = self.context.new_cdp_session(self.page)
         asked = "; axe.run(document, {resultTypes: ['violations']}).then(found => JSON.stringify(found.violations))"
         answer = tools.send("Runtime.evaluate", {"expression": AXE.read_text() + asked, "awaitPromise": True, "returnByValue": True})
-        found = json.loads(answer["result"]["value"])
-        return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found if one["impact"] in ("serious", "critical")]
+        violations = json.loads(answer["result"]["value"])
+        return [
+            f"{violation['id']}: {violation['nodes'][0]['html'][:200]}"
+            for violation in violations
+            if violation["impact"] in ("serious", "critical")
+        ]
 
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
 @pytest.mark.parametrize("name", PAGES)
 def test_pages(browser: Any, sites: dict[str, Site], name: str, width: int, scheme: str) -> None:
-    """No word on the console (so none against the policy either), no request to elsewhere, no sideways scrolling, nothing serious for axe; a picture is kept."""
+    """A page has no console message, foreign request, sideways scrolling or serious accessibility finding.
+
+    A picture of it is kept.
+    """
     with Tab(browser, width, scheme) as tab:
         page = tab.go(sites["lively"].url + PAGES[name])
         SHOTS.mkdir(parents=True, exist_ok=True)
@@ -116,22 +123,22 @@ def test_pages(browser: Any, sites: dict[str, Site], name: str, width: int, sche
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert tab.axe() == []
         assert tab.said == []
-        assert [one for one in tab.asked if not one.startswith(sites["lively"].url + "/")] == []
+        assert [url for url in tab.asked if not url.startswith(sites["lively"].url + "/")] == []
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_hostile_names_do_nothing(browser: Any, sites: dict[str, Site], name: str) -> None:
-    """Names that are attacks: no dialog, no error, no request that is not ours."""
+    """Names that are attacks cause no dialog, no error and no foreign request."""
     with Tab(browser) as tab:
         tab.go(sites["hostile"].url + PAGES[name])
         assert tab.said == []
-        assert [one for one in tab.asked if not one.startswith(sites["hostile"].url + "/")] == []
+        assert [url for url in tab.asked if not url.startswith(sites["hostile"].url + "/")] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["runs", "run", "checkpoint", "lineage", "storage", "incidents", "risk", "audit", "settings"])
 def test_first_day(browser: Any, sites: dict[str, Site], name: str, scheme: str) -> None:
-    """With nothing to show, pages are as well made."""
+    """Pages without data have no accessibility finding and no console message."""
     with Tab(browser, 390, scheme) as tab:
         page = tab.go(sites["empty"].url + PAGES[name])
         page.screenshot(path=str(SHOTS / f"empty-{name}-390-{scheme}.png"), full_page=True)
@@ -139,7 +146,7 @@ def test_first_day(browser: Any, sites: dict[str, Site], name: str, scheme: str)
 
 
 def test_without_scripts(browser: Any, sites: dict[str, Site]) -> None:
-    """Curves and areas are seen, links lead on, an action can be asked for and confirmed."""
+    """Without scripts, charts are visible, links work, and an action can be requested and confirmed."""
     with Tab(browser, scripts=False) as tab:
         page = tab.go(sites["lively"].url)
         page.click("text=gpt2-small")
@@ -155,7 +162,7 @@ def test_without_scripts(browser: Any, sites: dict[str, Site]) -> None:
 
 
 def test_charts_are_drawn_and_zoom(browser: Any, sites: dict[str, Site]) -> None:
-    """In place of the picture a chart of the same height stands; dragging over it shows less of it."""
+    """A chart replaces the picture. Dragging over it zooms in."""
     with Tab(browser) as tab:
         page = tab.go(sites["lively"].url + PAGES["run"])
         assert page.locator(".uplot canvas").count() == 2 and page.locator("svg.line").count() == 0
@@ -174,7 +181,7 @@ def test_charts_are_drawn_and_zoom(browser: Any, sites: dict[str, Site]) -> None
 
 
 def test_live(browser: Any, sites: dict[str, Site]) -> None:
-    """What has changed is on the page within two seconds, without a reload, charts included; what is being typed stays."""
+    """A change is on the page within two seconds, without a reload, charts included. Half-typed text stays."""
     site = sites["lively"]
     with Tab(browser) as tab:
         page = tab.go(site.url + PAGES["run"])
@@ -205,7 +212,7 @@ def test_live(browser: Any, sites: dict[str, Site]) -> None:
      ("checkpoint", "Promote"), ("settings", "Revoke")],
 )  # fmt: skip
 def test_actions(browser: Any, sites: dict[str, Site], page_name: str, button: str, width: int, scheme: str) -> None:
-    """Each is asked for, shown, confirmed, told; every step is as accessible as the pages."""
+    """Each action is requested, shown, confirmed and reported. Every step is accessible."""
     site = sites["lively"]
     with Tab(browser, width, scheme) as tab:
         page = tab.go(site.url + PAGES[page_name])
@@ -226,7 +233,7 @@ def test_actions(browser: Any, sites: dict[str, Site], page_name: str, button: s
 
 
 def test_by_keyboard(browser: Any, sites: dict[str, Site]) -> None:
-    """The first stop leads past the menu; the focus is seen; a run is opened without a mouse."""
+    """The first stop skips the menu, the focus is visible, and a run is opened without a mouse."""
     with Tab(browser) as tab:
         page = tab.go(sites["lively"].url)
         page.keyboard.press("Tab")
@@ -242,7 +249,7 @@ def test_by_keyboard(browser: Any, sites: dict[str, Site]) -> None:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The server itself over a run that was trained: its address, and an admin's token."""
+    """Yield the address of a real server over a trained run, and an admin's token."""
     import torch
 
     import relight
@@ -251,7 +258,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     home = tmp_path_factory.mktemp("real")
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
     optimizer = torch.optim.AdamW(model.parameters())
-    queued = relight.Limits(when_busy="queue")  # each save is made, however fast steps are
+    queued = relight.Limits(when_busy="queue")  # no save is skipped, although steps are fast
     loop = relight.Checkpointer(str(home / "runs" / "real"), model=model, optimizer=optimizer, save=relight.every(steps=5), limits=queued)
     for step in range(loop.restore(), 40):
         loss = model(torch.randn(8, 64)).square().mean()
@@ -268,7 +275,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
 
 
 def test_a_real_run(browser: Any, real: tuple[str, str]) -> None:
-    """Log in with a token; every page of a run that was trained is whole; a tag is set and seen; log out, and nothing is shown any more."""
+    """After a login every page of a trained run works, and a tag can be set. After the logout no page is shown."""
     url, token = real
     with Tab(browser, 390) as tab:
         page = tab.go(url)
@@ -302,4 +309,4 @@ def test_a_real_run(browser: Any, real: tuple[str, str]) -> None:
         page.wait_for_url("**/login")
         page.goto(url + "/runs/x/real")
         assert page.url == f"{url}/login"
-        assert [one for one in tab.said if "favicon" not in one] == []
+        assert [message for message in tab.said if "favicon" not in message] == []

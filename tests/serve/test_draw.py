@@ -1,4 +1,4 @@
-"""Pictures of the server: right places, all numbers kept, nothing hostile comes through."""
+"""Pictures of the server have correct positions and all numbers, and no hostile content."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EVIL = "<script>alert(1)</script>\"'&\u202e\x00]]>javascript:"
 
 
 def pictures(name: str) -> dict[str, Markup]:
-    """Each kind of picture, with this name at every place that takes one."""
+    """Return each kind of picture, with this name at every place for a name."""
     return {
         "treemap": treemap([Tile(name, 5, name, href="/a?" + name), Tile("b", 3, name)], name),
         "bar": bar([BarPart(name, 2, name), BarPart("b", 1, name)], name),
@@ -56,25 +56,25 @@ def pictures(name: str) -> dict[str, Markup]:
 
 @pytest.mark.parametrize("kind", sorted(pictures("x")))
 def test_names_stay_text(kind: str) -> None:
-    """Whatever a name holds, the picture is well-formed, has no elements that we did not make, no handlers and no styles."""
+    """With any name the picture is well formed, without foreign elements, handlers and styles."""
     tree = ElementTree.fromstring(pictures(EVIL)[kind])
-    made = {one.tag.removeprefix(SVG) for one in tree.iter()}
+    made = {element.tag.removeprefix(SVG) for element in tree.iter()}
     assert made <= {"svg", "title", "g", "a", "rect", "text", "line", "path", "circle"}
-    for one in tree.iter():
-        assert not [key for key in one.attrib if key.startswith("on") or key == "style"]
-        assert not one.attrib.get("href", "/").lower().startswith("javascript")
+    for element in tree.iter():
+        assert not [key for key in element.attrib if key.startswith("on") or key == "style"]
+        assert not element.attrib.get("href", "/").lower().startswith("javascript")
     assert "\u202e" not in pictures(EVIL)[kind]
     assert tree.attrib["role"] in ("img", "group") and tree.attrib["aria-label"]
 
 
 def test_pictures_differ_with_what_they_show() -> None:
-    """A name is really in each picture: the test above looks at something."""
+    """Each picture contains the name, so the test above checks something."""
     assert all("zebras" in markup for markup in pictures("zebras").values())
 
 
 @given(st.lists(st.floats(1, 1e9), min_size=1, max_size=60))
 def test_areas_are_the_sizes(sizes: list[float]) -> None:
-    """Of the treemap: each box its share, all inside, none over another (areas add up to the whole)."""
+    """Each box of a treemap has the area of its share, is inside the picture, and overlaps no other box."""
     sizes.sort(reverse=True)
     boxes = squarify(sizes, TileBox(0, 0, 960, 420))
     assert len(boxes) == len(sizes)
@@ -89,19 +89,19 @@ def test_areas_are_the_sizes(sizes: list[float]) -> None:
 
 
 def test_a_treemap_of_thousands_stays_small() -> None:
-    """The smallest are one tile together, whose size is theirs."""
+    """One tile stands for the smallest ones, with their total size."""
     markup = treemap([Tile(f"t{i}", 10_000 - i, "x") for i in range(9_000)], "many")
     assert markup.count("<rect") == 400
     assert "8601 more" in markup
 
 
 def test_squares_are_better_than_stripes() -> None:
-    """Twelve like sizes make boxes that are at most twice as long as they are wide."""
+    """Twelve equal sizes make boxes that are at most twice as long as wide."""
     assert all(max(box.width / box.height, box.height / box.width) < 2 for box in squarify([1.0] * 12, TileBox(0, 0, 960, 420)))
 
 
 def test_a_spike_is_seen() -> None:
-    """One value among 100,000 that stands out is on the curve; so is the gap of what is no number."""
+    """One spike among 100,000 values is on the curve, and a NaN makes a gap."""
     ys = [1.0] * 100_000
     ys[31_337] = 9.0
     markup = line([Curve("loss", range(100_000), ys)], [], "loss")
@@ -116,12 +116,12 @@ def test_a_spike_is_seen() -> None:
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-3, 1e9), st.integers(2, 9))
 def test_ticks_are_round_and_inside(low: float, width: float, about: int) -> None:
-    """One to twice as many as asked for, within the bounds, evenly apart by 1, 2 or 5 times a power of ten."""
-    found = ticks(low, low + width, about)
-    assert len(found) <= about + 1
-    assert all(low - width * 1e-6 <= at <= low + width * (1 + 1e-6) for at in found)
-    if len(found) > 1 and width > abs(low) * 1e-6:
-        step = (found[-1] - found[0]) / (len(found) - 1)
+    """Ticks are within the limits, and apart by 1, 2 or 5 times a power of ten; at most one more than requested."""
+    positions = ticks(low, low + width, about)
+    assert len(positions) <= about + 1
+    assert all(low - width * 1e-6 <= position <= low + width * (1 + 1e-6) for position in positions)
+    if len(positions) > 1 and width > abs(low) * 1e-6:
+        step = (positions[-1] - positions[0]) / (len(positions) - 1)
         lead = step / 10 ** math.floor(math.log10(step * 1.0000001))
         assert min(abs(lead - round_) for round_ in (1, 2, 5, 10)) < 1e-3
 
@@ -137,16 +137,16 @@ NOTHING: list[Callable[[], Markup]] = [
 
 @pytest.mark.parametrize("drawn", NOTHING, ids=range(len(NOTHING)))
 def test_nothing_is_a_picture_too(drawn: Callable[[], Markup]) -> None:
-    """Empty, zero, infinite, one point: well-formed, with numbers that a browser takes."""
+    """Pictures of empty, zero, infinite or single values are well formed, with valid numbers."""
     tree = ElementTree.fromstring(drawn())
-    for one in tree.iter():
+    for element in tree.iter():
         for name in ("x", "y", "width", "height", "x1", "x2", "y1", "y2", "cx", "cy", "d"):
-            assert not re.search("nan|inf", one.attrib.get(name, "")), one.attrib
+            assert not re.search("nan|inf", element.attrib.get(name, "")), element.attrib
 
 
 @given(st.text(max_size=300), st.floats(0, 500))
 def test_words_fit(says: str, width: float) -> None:
-    """A name is never longer than its room, and keeps both of its ends."""
+    """A shortened name fits its space, and keeps both ends."""
     fit = fitting(says, width)
     assert len(fit) <= max(width / 6.2, 0)
     assert fit.isprintable()
@@ -155,7 +155,7 @@ def test_words_fit(says: str, width: float) -> None:
 
 
 def test_phases_that_overlap_are_both_seen() -> None:
-    """Hashing while writing: one below the other in the lane; what comes after is in the first row again."""
+    """Overlapping phases have separate rows in the lane. A later phase is in the first row again."""
     markup = lanes(
         [RankRow("rank 0", [TimeRange("hash", 0, 2, "x"), TimeRange("write", 1, 3, "x"), TimeRange("commit", 3, 4, "x")])], "save"
     )
@@ -164,7 +164,7 @@ def test_phases_that_overlap_are_both_seen() -> None:
 
 
 def test_depth_and_kind_are_shapes() -> None:
-    """Of a comparison: a cell of each kind has a form of its own, not a colour alone."""
+    """A comparison's cell of each kind has its own shape, not only its own colour."""
     markup = strip([StripItem("r", "n", 0.0, "s", kind) for kind in ("same", "changed", "added", "removed")], "kinds")
     shapes = re.findall(r'<(rect|path) [^>]*class="cell (\w+)', markup)
     assert {kind for _, kind in shapes} == {"same", "changed", "added", "removed"}

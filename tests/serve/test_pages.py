@@ -135,7 +135,7 @@ def test_charts_say_the_same_to_scripts(client: TestClient) -> None:
     assert {mark["kind"] for mark in charts[0]["marks"]} == {"checkpoint", "incident"}
 
 
-@pytest.mark.parametrize("page", pages.PAGES, ids=lambda one: one.path)
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.path)
 def test_each_page_is_behind_its_role(page: pages.WebRoute) -> None:
     """Each page's route checks the role that the page declares."""
     app = application()

@@ -1,4 +1,4 @@
-"""Units on pages."""
+"""Texts for sizes, durations and times on pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relight.serve.pages_words import ago, number, plural, share, size, span, wh
      (1.49e9, "1.49 GB"), (5e12, "5 TB"), (2e15, "2 PB"), (3e20, "300,000 PB"), (None, "–"), (math.nan, "–")],
 )  # fmt: skip
 def test_sizes(count: float | None, said: str) -> None:
-    """Three figures and a unit; what is not known is a dash."""
+    """A size has three digits and a unit. An unknown size is a dash."""
     assert size(count) == said
 
 
@@ -25,12 +25,12 @@ def test_sizes(count: float | None, said: str) -> None:
      (172_800, "2 days"), (-3.4, "-3.4 s"), (None, "–"), (math.inf, "–")],
 )  # fmt: skip
 def test_spans(seconds: float | None, said: str) -> None:
-    """From milliseconds to days, never 60 of something."""
+    """Durations have units from milliseconds to days, and never 60 of a unit."""
     assert span(seconds) == said
 
 
 def test_ages_and_shares() -> None:
-    """Past, future, never; per cent; counts with groups."""
+    """Ages, shares, numbers and plurals have their texts."""
     assert (ago(1), ago(300), ago(-300), ago(None)) == ("just now", "5 min ago", "in 5 min", "never")
     assert (share(0.9138), share(None)) == ("91.4 %", "–")
     assert (number(1234567), number(0.1), number(True), number(None), number(10**400)) == ("1 234 567", "0.1", "true", "–", "very large")
@@ -38,7 +38,7 @@ def test_ages_and_shares() -> None:
 
 
 def test_times_say_both() -> None:
-    """How long ago, and exactly; what is no time is text, and nothing but text."""
+    """A time has its age and the exact time. An invalid time is escaped text."""
     assert when("2026-11-22T10:00:00Z", 1795341660.0) == (
         '<time datetime="2026-11-22T10:00:00+00:00" title="2026-11-22 10:00:00 UTC">1 min ago</time>'
     )

@@ -1,4 +1,4 @@
-"""What Kubernetes asks of a server: is it alive, has it read its stores."""
+"""Probes of Kubernetes: whether the server is alive, and whether it has read its stores."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from relight.serve.app import ServerSettings, create_app
 
 
 def test_ready_when_each_store_was_tried_once(tmp_path: Path) -> None:
-    """Alive from the beginning, to whoever asks; ready when every store has been read, or has been found not to be readable."""
+    """The server is alive from the beginning, and ready after one attempt to read each store."""
     stores = [str(make_store(tmp_path / "runs", 1, 1)), str(make_store(tmp_path / "more", 1, 1))]
     app = create_app(ServerSettings(stores, tmp_path / "serve.sqlite"))
-    client = TestClient(app, base_url=HOST)  # not entered: its readers do not begin by themselves
+    client = TestClient(app, base_url=HOST)  # without ``with``, so its readers do not start by themselves
     assert client.get("/healthz").status_code == 200
     assert client.get("/readyz").status_code == 503
     app.state.readers[0].poll()

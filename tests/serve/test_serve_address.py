@@ -14,7 +14,7 @@ from tests.cli import at_hand
 
 @pytest.fixture(autouse=True)
 def process() -> Iterator[None]:
-    """What the server sets for its process is set back."""
+    """Restore the settings that the server changes for its process."""
     before = sys.getswitchinterval(), gc.get_threshold()
     yield
     sys.setswitchinterval(before[0])
@@ -24,7 +24,7 @@ def process() -> Iterator[None]:
 def test_no_address_is_printed_of_a_port_that_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """If the port is in use, the error stands alone: no address was printed that another program answers."""
+    """If the port is in use, only the error is printed, and no address."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         arguments = ["serve", str(tmp_path / "runs"), "--anonymous-read", "--state", str(tmp_path / "s.sqlite"), "--listen"]
@@ -36,7 +36,7 @@ def test_no_address_is_printed_of_a_port_that_is_taken(
 def test_the_address_is_printed_when_connections_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """At the moment at which the address is printed a client can connect."""
+    """When the address is printed, a client can connect."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     at_hand.fill(tmp_path / "runs")
@@ -46,8 +46,8 @@ def test_the_address_is_printed_when_connections_are_accepted(
         reached.append("http://127.0.0.1" in capfd.readouterr().err)
         with socket.create_connection(("127.0.0.1", port), 5):
             reached.append(True)
-        for one in sockets:
-            one.close()
+        for listening in sockets:
+            listening.close()
 
     monkeypatch.setattr("uvicorn.Server.run", run)
     arguments = ["serve", str(tmp_path / "runs"), "--anonymous-read", "--state", str(tmp_path / "s.sqlite"), "--listen"]

@@ -14,7 +14,7 @@ from relight.store import open_bytes
 
 
 def test_addresses_take_the_run_s_own_best_and_state_by_what(tmp_path: Path) -> None:
-    """The recorded metric, and any other by name, also one with a slash; the answer and the page state which, an error lists them."""
+    """``best`` uses the recorded metric, or any metric by name. The answer and page name it; an error lists them."""
     store = tmp_path / "runs"
     for step, value in enumerate([0.1, 0.9, 0.5]):
         for run in ("demo", "bare"):
@@ -27,9 +27,9 @@ def test_addresses_take_the_run_s_own_best_and_state_by_what(tmp_path: Path) -> 
             f"{base}/bare/checkpoints/best:val/acc:max",
             f"{base}/bare/checkpoints/best:val%2Facc",
         ):
-            found = server.get(address).json()
-            assert found["row"]["step"] == 1, found
-            assert dict(found["facts"])["chosen"].startswith("best by val/acc (max): 0.9 at step 1")
+            answer = server.get(address).json()
+            assert answer["row"]["step"] == 1, answer
+            assert dict(answer["facts"])["chosen"].startswith("best by val/acc (max): 0.9 at step 1")
         assert server.get(f"{base}/bare/checkpoints/best:loss").json()["row"]["step"] == 2
         assert "numbers" in server.get(f"{base}/demo/checkpoints/best/values?path=w").json()
         refused = server.get(f"{base}/bare/checkpoints/best")

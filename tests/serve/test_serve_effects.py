@@ -1,4 +1,4 @@
-"""Effects, roles and ways: who can cause an effect, whichever way leads to it, and what a token with a scope can learn."""
+"""Effects, roles and routes: who can cause an effect by any route, and what a token with a scope can learn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OURS, SECRET = "run-000", "secret-project"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """A run that the scoped token reaches, and a secret one, which is a branch of it and has a branch of its own."""
+    """Yield a server with a run for the scoped token, and a secret run that is a branch of it and has a branch."""
     root = make_store(tmp_path / "runs", 1, 3)
     store = open_bytes(str(root))
     make_run(root, read_store(store).id, "other", 2, 900)
@@ -53,12 +53,12 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def test_every_route_declares_its_effect_and_takes_its_role(server: Server) -> None:
-    """A route that is not in the table of effects, or takes another role than its effect, fails here."""
-    found = {(method, path): role for method, path, role in routes(server.app)}
-    assert found.keys() == ROUTES.keys(), found.keys() ^ ROUTES.keys()
+    """A route without an entry in the table of effects, or with another role than its effect, fails here."""
+    roles = {(method, path): role for method, path, role in routes(server.app)}
+    assert roles.keys() == ROUTES.keys(), roles.keys() ^ ROUTES.keys()
     for way, effect in ROUTES.items():
         expected = "operator" if effect == "by action" else EFFECTS[effect].role or None
-        assert found[way] == expected, way
+        assert roles[way] == expected, way
 
 
 def test_every_action_command_and_call_declares_its_effects() -> None:
@@ -73,27 +73,27 @@ def test_every_action_command_and_call_declares_its_effects() -> None:
 
 
 def effects_since(server: Server, before: dict[str, int]) -> set[tuple[str, str]]:
-    """What happened to the store: ``(effect, run)``, from the records that were written and the runs that were made."""
+    """Return the effects on the store as ``(effect, run)``, from the new records and runs."""
     store = server.app.state.readers[0].store
-    found: set[tuple[str, str]] = set()
+    effects: set[tuple[str, str]] = set()
     for name in list_runs(store):
         if name not in before:
-            found.add(("create run", name))
+            effects.add(("create run", name))
         for record in Log(store, name).read().records[before.get(name, 0) :]:
             body = record.body
             if isinstance(body, TagBody) and not body.name.startswith("branches/"):
-                found.add(("stage" if body.name in STAGES else "tag", name))
+                effects.add(("stage" if body.name in STAGES else "tag", name))
             elif isinstance(body, RetireBody):
-                found.add(("retire", name))
+                effects.add(("retire", name))
             elif isinstance(body, RecallBody):
-                found.add(("undelete", name))
+                effects.add(("undelete", name))
             elif isinstance(body, NoteBody) and body.topic == "hold":
-                found.add(("hold", name))
-    return found
+                effects.add(("hold", name))
+    return effects
 
 
 def attempts() -> Iterator[tuple[str, dict[str, str]]]:
-    """Each action with each run, and a stage or another run's name in every field that takes a name."""
+    """Yield each action with each run, and with a stage or another run's name in every field for a name."""
     for run in (OURS, SECRET, "other"):
         base = {"store": "runs", "run": run, "which": "latest"}
         for name in ("good", *STAGES, "branches/x", "Production"):
@@ -108,7 +108,7 @@ def attempts() -> Iterator[tuple[str, dict[str, str]]]:
 
 @pytest.mark.parametrize("asker", ["viewer", "operator", "admin", "scoped viewer", "scoped operator", "scoped"])
 def test_an_effect_takes_its_role_and_scope_whichever_way_leads_to_it(server: Server, asker: str) -> None:
-    """What happened to the store after every attempt of an asker is within the role and the scope of its token."""
+    """The effects of all attempts of a client are within the role and the scope of its token."""
     role = {"scoped": "admin"}.get(asker, asker.removeprefix("scoped "))
     who, scope = Caller(asker, role), f"runs/{OURS}" if asker.startswith("scoped") else ""
     store = server.app.state.readers[0].store
@@ -120,18 +120,18 @@ def test_an_effect_takes_its_role_and_scope_whichever_way_leads_to_it(server: Se
         page = server.post(f"/act/{verb}", asker, data={**fields, "go": digest})
         assert plan.status_code < 500 and done.status_code < 500 and page.status_code < 500, (verb, fields)
         server.app.state.readers[0].poll()
-    found = effects_since(server, before)
-    for effect, run in found:
+    effects = effects_since(server, before)
+    for effect, run in effects:
         assert who.may(role_of(effect)), (effect, run)
         assert in_scope(scope, "runs", {run}), (effect, run)
     expected = {"viewer": set(), "operator": {"tag", "create run", "hold"}, "admin": {"tag", "create run", "hold", "stage"}}[role]
     if scope:
         expected = expected - {"create run"}
-    assert expected <= {effect for effect, _ in found}, found
+    assert expected <= {effect for effect, _ in effects}, effects
 
 
 def test_no_way_but_promote_moves_a_stage(tmp_path: Path) -> None:
-    """Tags of the library, the command line, saves, pushes and agents leave stages where they are."""
+    """Tags of the library, the command line, saves, pushes and agents do not move stages."""
     torch.set_num_threads(1)
     for step in (1, 2):
         relight.save(tmp_path / "s" / "run", {"x": torch.zeros(2)}, step=step)
@@ -158,7 +158,7 @@ def test_no_way_but_promote_moves_a_stage(tmp_path: Path) -> None:
     with relight.Checkpointer(path, model=torch.nn.Linear(1, 1), background=False) as ckpt, pytest.raises(ConfigError, match="is a stage"):
         ckpt.save(3, tag="production")
     for stage in STAGES[:2]:
-        branch(run, last, stage)  # a run may be called so; it is no stage
+        branch(run, last, stage)  # a run may have this name; it is not a stage
     assert production() == first.id
     target = open_bytes(tmp_path / "mirror")
     execute_push(plan_push(run, target, "run"))
@@ -172,7 +172,7 @@ def test_no_way_but_promote_moves_a_stage(tmp_path: Path) -> None:
 
 
 def test_a_scoped_token_learns_no_other_runs_name(server: Server) -> None:
-    """No page, answer, error, task, audit entry or branch tag that a scoped token can get has the name of a run outside its scope."""
+    """No page, answer, error, task, audit entry or branch tag for a scoped token names a run outside its scope."""
     acts = server.app.state.acts
     admin = Caller("admin", "admin", "", "tokenid000")
     for verb, fields in (

@@ -1,4 +1,4 @@
-"""The API against its own schema, a slice of what ``make fuzz`` does: made from a seed, by hand, of values of the right and of every wrong kind."""
+"""Requests to the API from its own schema, a slice of ``make fuzz``, with valid and invalid values, from a seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.serve.made_server import Server, serving
 from tests.serve.many_runs import make_many_runs
 
 ROUNDS = 40
-"""Of each operation."""
+"""Number of requests of each operation."""
 ODD = [
     "", " ", "latest", "best", "0", "-1", "1", "99999999999999999999999", "1e999", "NaN", "null", "true", "[]", "{}", "..", "../../etc/passwd", "..\\..\\x", "%2e%2e%2f",
     "%252e%252e", "/", "//", "\\", ".", "run-000", "run-000@latest", "runs/run-000@100", "runs/run-000@../..", "a" * 401, "ü", "\u202e", "\x00", "\r\nset-cookie: a=b",
@@ -24,25 +24,25 @@ LEAKS = ("Traceback", 'File "/', "site-packages", "sqlite3.")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two runs of three checkpoints."""
+    """Yield a server with two runs of three checkpoints."""
     root = tmp_path_factory.mktemp("fuzz")
     with serving([make_many_runs(root / "runs", 2, 3)], root) as made:
         yield made
 
 
 def operations(schema: Any) -> list[tuple[str, str, Any]]:
-    """Method, address, and what the schema says of it."""
-    return [(method, path, said) for path, methods in schema["paths"].items() for method, said in methods.items()]
+    """Return each operation: method, address, and the schema's description."""
+    return [(method, path, operation) for path, methods in schema["paths"].items() for method, operation in methods.items()]
 
 
 def odd(rng: random.Random) -> Any:
-    """Anything that JSON can say."""
+    """Return a random JSON value."""
     kinds = [None, True, -1, 2**70, 1.5, [], {}, ["a"], {"a": {"b": []}}, rng.choice(ODD)]
     return rng.choice(kinds)
 
 
 def body(rng: random.Random) -> Any:
-    """An action: nearly right, or not at all."""
+    """Return the body of an action, nearly valid or invalid."""
     names = ["store", "run", "which", "name", "to", "stage", "keep_last", "id", "role", "__proto__", rng.choice(ODD)]
     good = {"store": "runs", "run": "run-001", "which": "latest"}
     fields = good | {name: rng.choice(ODD) for name in rng.sample(names, rng.randrange(5))}
@@ -61,22 +61,22 @@ def body(rng: random.Random) -> Any:
 
 
 def encoded(text: str) -> str:
-    """In an address; what is no text as bytes that are none."""
+    """Quote a text for an address. A lone surrogate becomes invalid bytes."""
     return quote(text.encode("utf-8", "surrogatepass"), safe="")
 
 
 def asked(server: Server, rng: random.Random, method: str, path: str, said: Any) -> tuple[Any, str]:
-    """One question, and how it was put."""
+    """Send one request. Return the answer and a description of the request."""
     address, query = path, []
-    for one in said.get("parameters", []):
+    for parameter in said.get("parameters", []):
         right = {"store": "runs", "run": "run-001", "which": "latest", "verb": rng.choice(["tag", "verify", "prune", "save"])}.get(
-            one["name"], "runs/run-001@latest"
+            parameter["name"], "runs/run-001@latest"
         )
         value = right if rng.random() < 0.5 else rng.choice(ODD)
-        if one["in"] == "path":
-            address = address.replace("{" + one["name"] + "}", encoded(value))
+        if parameter["in"] == "path":
+            address = address.replace("{" + parameter["name"] + "}", encoded(value))
         elif rng.random() < 0.8:
-            query.append(f"{one['name']}={encoded(value)}")
+            query.append(f"{parameter['name']}={encoded(value)}")
     address += "?" + "&".join(query) if query else ""
     role = rng.choice(["admin", "admin", "operator", "viewer", "scoped"])
     if method == "get":
@@ -86,13 +86,13 @@ def asked(server: Server, rng: random.Random, method: str, path: str, said: Any)
 
 
 def test_no_question_however_put_is_too_much(server: Server) -> None:
-    """Each operation of the schema, asked forty ways: never 5xx, never a traceback, JSON always, and of an error the words."""
+    """Forty requests of each operation cause no 5xx and no traceback. Each answer is JSON; an error has a text."""
     schema = server.get("/api/v1/openapi.json").json()
     rng, seen = random.Random(20_260_801), dict[int, int]()
     assert len(operations(schema)) >= 13
-    for method, path, said in operations(schema):
+    for method, path, operation in operations(schema):
         for _ in range(ROUNDS):
-            answer, how = asked(server, rng, method, path, said)
+            answer, how = asked(server, rng, method, path, operation)
             seen[answer.status_code] = seen.get(answer.status_code, 0) + 1
             assert answer.status_code < 500, (how, answer.status_code, answer.text[:300])
             assert not any(leak in answer.text for leak in LEAKS), how
@@ -105,15 +105,15 @@ def test_no_question_however_put_is_too_much(server: Server) -> None:
 
 
 def test_what_was_asked_oddly_has_changed_nothing(server: Server) -> None:
-    """No digest was guessed, so nothing was done: the runs are what they were, tags and all."""
+    """No digest was guessed, so no action was executed: the runs and their tags are unchanged."""
     for name in ("run-000", "run-001"):
-        found = server.get(f"/api/v1/runs/runs/{name}", "admin").json()
-        assert found["row"]["checkpoints"] == 3 and found["tags"] == [], name
+        answer = server.get(f"/api/v1/runs/runs/{name}", "admin").json()
+        assert answer["row"]["checkpoints"] == 3 and answer["tags"] == [], name
     assert {row["run"] for row in server.get("/api/v1/runs", "admin").json()["rows"]} == {"run-000", "run-001"}
 
 
 def test_the_schema_names_every_route_and_its_version(server: Server) -> None:
-    """What can be asked is what the schema says: each route of the API is in it, all below one version."""
+    """Each route of the API is in the schema, and all have the same version."""
     paths = server.get("/api/v1/openapi.json").json()["paths"]
     assert all(path.startswith("/api/v1/") for path in paths)
     assert {"/api/v1/runs", "/api/v1/runs/{store}/{run}/checkpoints", "/api/v1/actions/{verb}", "/api/v1/audit"} <= paths.keys()

@@ -26,7 +26,7 @@ SPANS = [("blocked", 10.0, 10.1), ("snapshot", 10.1, 10.4), ("write", 10.2, 11.0
 
 
 def until(look: Any, wanted: Any) -> None:
-    """Wait until ``look`` returns ``wanted``: up to 20 s, as a busy machine takes long to import the sender of alerts."""
+    """Wait until ``look`` returns ``wanted``, up to 20 s: a busy machine takes long to import the sender of alerts."""
     ends = time.monotonic() + 20
     while (value := look()) != wanted and time.monotonic() < ends:
         time.sleep(0.05)
@@ -74,7 +74,7 @@ def test_saves_risk_and_alerts_come_from_events(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_was_told_of_a_run_counts_on_its_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run whose process ended is idle, not late, whatever the age of its saves. A checkpoint reported as damaged is not good."""
+    """A run is idle, not late, once its process has ended. A checkpoint that was reported as damaged is not good."""
     events = tmp_path / "events"
     monkeypatch.setenv("RELIGHT_EVENTS", str(events))
     root = make_store(tmp_path / "runs", 2, 3)
@@ -111,7 +111,7 @@ def test_losses_between_saves_come_from_events(tmp_path: Path, monkeypatch: pyte
 
 
 def test_curves_are_kept_within_bounds(tmp_path: Path) -> None:
-    """A long series loses every other point but keeps the newest; the least recently updated runs go; the first metrics stay."""
+    """A long series keeps every other point and the newest. The least recently updated runs are dropped."""
     around = EventFeed(
         open_readers([str(make_store(tmp_path / "runs", 1, 1))], lambda store, runs: None), Alerting(), events=tmp_path / "events"
     )
@@ -134,7 +134,7 @@ def test_curves_are_kept_within_bounds(tmp_path: Path) -> None:
 
 
 def test_without_events_pages_say_so_and_nothing_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages work on a server whose machine has no events."""
+    """Pages work on a machine without events."""
     monkeypatch.setenv("RELIGHT_EVENTS", "0")
     root = make_store(tmp_path / "runs", 1, 2)
     with serving([root], tmp_path) as server:

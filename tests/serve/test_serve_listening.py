@@ -1,4 +1,4 @@
-"""Event streams over checkpoints that are really saved: told again and again, each of its own run; who hangs up makes room."""
+"""Event streams over real saves: each stream gets the changes of its own run, and a closed stream frees its place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Running(NamedTuple):
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    """Two runs, followed a few times a second; in a thread of this process."""
+    """Yield a server over two runs in a thread of this process. It polls a few times a second."""
     root = make_many_runs(tmp_path / "runs", 2, 3)
     app = create_app(ServerSettings([str(root)], tmp_path / "serve.sqlite", rules=FREE, poll_s=0.2))
     token = app.state.store.new_token("me", "admin")[1]
@@ -61,48 +61,48 @@ class Client:
 
     @classmethod
     async def open(cls, at: Running, query: str = "") -> Client:
-        """Asked for; nothing is read yet."""
+        """Request a stream, and read nothing yet."""
         reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
         writer.write(f"GET /events{query} HTTP/1.1\r\nhost: 127.0.0.1:{at.port}\r\nauthorization: Bearer {at.token}\r\n\r\n".encode())
         await writer.drain()
         return cls(reader, writer)
 
     async def until(self, word: bytes, seconds: float) -> None:
-        """That has come."""
+        """Read until ``word`` arrives."""
         async with asyncio.timeout(seconds):
             await self.reader.readuntil(word)
 
     async def quiet(self) -> None:
-        """All that is on its way has come, and nothing for a while."""
+        """Read until nothing has arrived for a while."""
         with contextlib.suppress(TimeoutError):
             while True:
                 async with asyncio.timeout(0.7):
                     assert await self.reader.read(65536)
 
     async def close(self) -> None:
-        """Go."""
+        """Close the connection."""
         self.writer.close()
         with contextlib.suppress(OSError):
             await self.writer.wait_closed()
 
 
 async def every(waiting: Iterable[Any]) -> None:
-    """All of them."""
+    """Wait for all of them."""
     await asyncio.gather(*waiting)
 
 
 def save(at: Running, run: str, step: int) -> None:
-    """A checkpoint more, by another writer."""
+    """Save one more checkpoint, as another writer."""
     Attempt.begin(open_bytes(str(at.root)), run).save(request(step))
 
 
 def test_a_stream_hears_of_its_own_run_alone_and_again_and_again(running: Running) -> None:
-    """Also of what comes after it has heard for the first time; what another run does is none of its business."""
+    """A stream gets every change of its own run, also after the first one, and no change of another run."""
 
     async def play() -> None:
         own, other = await Client.open(running, "?store=runs&run=run-001"), await Client.open(running, "?store=runs&run=run-000")
-        await every(one.until(b"event: hello", 20) for one in (own, other))
-        await every(one.quiet() for one in (own, other))  # the store was read when nobody listened: that is told to the first
+        await every(client.until(b"event: hello", 20) for client in (own, other))
+        await every(client.quiet() for client in (own, other))  # the first stream gets the store's first read
         for number in range(3):
             await asyncio.to_thread(save, running, "run-001", 2000 + number)
             await own.until(b"event: changed", 20)
@@ -111,19 +111,19 @@ def test_a_stream_hears_of_its_own_run_alone_and_again_and_again(running: Runnin
             await other.until(b"event: changed", 1.5)
         await asyncio.to_thread(save, running, "run-000", 3000)
         await other.until(b"event: changed", 20)
-        await every(one.close() for one in (own, other))
+        await every(client.close() for client in (own, other))
 
     asyncio.run(play())
 
 
 def test_listeners_that_go_make_room(running: Running) -> None:
-    """Whoever has as many streams as one may is refused another, in words; those that hang up are forgotten."""
+    """A client with the maximum of streams is refused another, with a text. A closed stream frees its place."""
 
     async def play() -> None:
         hub = running.app.state.hub
         first = await Client.open(running)
         await first.until(b"event: hello", 20)
-        taken = next(iter(hub._streams))  # noqa: SLF001 (the bound is reached without opening so many)
+        taken = next(iter(hub._streams))  # noqa: SLF001 (the limit is reached without opening so many)
         many = {type(taken)("", "", taken.asker) for _ in range(STREAMS_OF_ONE_MAX)}
         hub._streams |= many  # noqa: SLF001
         refused = await Client.open(running)
@@ -131,7 +131,7 @@ def test_listeners_that_go_make_room(running: Running) -> None:
         hub._streams -= many  # noqa: SLF001
         again = await Client.open(running)
         await again.until(b"event: hello", 20)
-        await every(one.close() for one in (first, refused, again))
+        await every(client.close() for client in (first, refused, again))
         until = time.monotonic() + 10
         while hub.count and time.monotonic() < until:
             await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Who can log in while other clients hold requests: half-sent bodies, wrong tokens, pages that clients without credentials ask for."""
+"""Login while other clients hold requests: half-sent bodies, wrong tokens, and pages without credentials."""
 
 from __future__ import annotations
 
@@ -42,48 +42,48 @@ class Site:
             time.sleep(0.02)
 
     def send(self, data: bytes, host: str) -> socket.socket:
-        """A connection from that address, which has sent ``data``."""
-        one = socket.create_connection(("127.0.0.1", self.port), timeout=20, source_address=(host, 0))
-        one.sendall(data)
-        return one
+        """Open a connection from that address, and send ``data``."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20, source_address=(host, 0))
+        connection.sendall(data)
+        return connection
 
     def form(self, token: str, length: int = 0) -> bytes:
-        """The login form. With ``length`` its body is not complete."""
+        """Return a request with the login form. With ``length`` its body is not complete."""
         body = f"token={token}".encode()
         head = f"POST /login HTTP/1.1\r\nhost: 127.0.0.1:{self.port}\r\norigin: http://127.0.0.1:{self.port}\r\nconnection: close\r\n"
         head += f"content-type: application/x-www-form-urlencoded\r\ncontent-length: {length or len(body)}\r\n\r\n"
         return head.encode() + body
 
     def status(self, data: bytes, host: str = "127.0.0.9") -> tuple[int, float]:
-        """The status of the answer, and its seconds."""
+        """Send ``data``. Return the status of the answer, and the seconds."""
         began = time.monotonic()
-        with self.send(data, host) as one:
-            return int(one.recv(200).split()[1]), time.monotonic() - began
+        with self.send(data, host) as connection:
+            return int(connection.recv(200).split()[1]), time.monotonic() - began
 
     def close(self) -> None:
-        """End it."""
+        """End the server."""
         self.server.should_exit = True
         self._thread.join(30)
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """A server that is ended."""
+    """Yield a server, and end it afterwards."""
     made = Site(tmp_path)
     yield made
     made.close()
 
 
 def test_half_sent_bodies_keep_no_client_from_logging_in(site: Site) -> None:
-    """A slow sender holds its connection and nothing else, with whatever address it posts to."""
-    held = [site.send(site.form("", 60), f"127.0.0.{5 + n % 3}") for n in range(24)]
-    held += [site.send(site.form("", 60).replace(b"/login", b"/api/v1/actions/tag"), "127.0.0.5") for _ in range(12)]
+    """A slow sender holds only its connection, for any address that it posts to."""
+    connections = [site.send(site.form("", 60), f"127.0.0.{5 + n % 3}") for n in range(24)]
+    connections += [site.send(site.form("", 60).replace(b"/login", b"/api/v1/actions/tag"), "127.0.0.5") for _ in range(12)]
     time.sleep(0.2)
     status, seconds = site.status(site.form(site.token))
     assert status == 303 and seconds < 2
     assert site.status(b"GET /login HTTP/1.1\r\nhost: localhost\r\n\r\n")[0] == 200
-    for one in held:
-        one.close()
+    for connection in connections:
+        connection.close()
 
 
 def test_delayed_wrong_tokens_keep_no_client_from_logging_in(site: Site) -> None:
@@ -95,17 +95,17 @@ def test_delayed_wrong_tokens_keep_no_client_from_logging_in(site: Site) -> None
             await asyncio.sleep(0.02)
 
     site.app.state.failures._sleep = sleep  # noqa: SLF001
-    held = [site.send(site.form(WRONG), f"127.0.0.{n}") for n in (5, 5, 5, 6, 7, 8) for _ in range(4)]
+    connections = [site.send(site.form(WRONG), f"127.0.0.{n}") for n in (5, 5, 5, 6, 7, 8) for _ in range(4)]
     time.sleep(0.3)
     status, seconds = site.status(site.form(site.token))
     assert status == 303 and seconds < 2
     over.set()
-    for one in held:
-        one.close()
+    for connection in connections:
+        connection.close()
 
 
 def test_requests_without_credentials_are_refused_before_their_body(tmp_path: Path) -> None:
-    """Only login takes a body from a client without credentials, and a small one; no other request of it takes a slot."""
+    """Only login accepts a body without credentials, and only a small one. Other such requests take no slot."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, FREE) as server:
         slots = {
             path: server.client.post(path, headers={"origin": "http://127.0.0.1:8484"}, json={}).status_code
@@ -120,26 +120,26 @@ def test_requests_without_credentials_are_refused_before_their_body(tmp_path: Pa
 
 
 def test_one_client_without_credentials_never_has_the_last_slot() -> None:
-    """Clients without credentials share few slots and few places in the queue; neither can be taken by one of them, or from tokens."""
+    """Clients without credentials share few slots and places. One of them cannot take all, nor those of tokens."""
 
     async def play() -> None:
         slots = StreamSlots()
         first = [asyncio.create_task(slots.take("anonymous 1")) for _ in range(OF_ANONYMOUS + 2)]
         await asyncio.sleep(0)
-        assert sum(one.done() for one in first) == OF_ANONYMOUS - 1
+        assert sum(request.done() for request in first) == OF_ANONYMOUS - 1
         assert await slots.take("anonymous 2")
         rest = [asyncio.create_task(slots.take(f"anonymous {n}")) for n in range(3, 3 + WAITING_MAX)]
         await asyncio.sleep(0)
-        assert any(one.done() and not one.result() for one in rest), "clients without credentials do not fill the queue"
+        assert any(request.done() and not request.result() for request in rest), "clients without credentials do not fill the queue"
         busy = [asyncio.create_task(slots.take(f"token {n}")) for n in range(MOST - OF_ANONYMOUS)]
         await asyncio.sleep(0)
         last = asyncio.create_task(slots.take("token last"))
         await asyncio.sleep(0)
-        assert all(one.done() for one in busy) and not last.done(), "a token waits for its turn"
+        assert all(request.done() for request in busy) and not last.done(), "a token waits for its turn"
         slots.give("token 0")
         assert await last
-        for one in [*first, *rest, *busy]:
-            one.cancel()
+        for request in [*first, *rest, *busy]:
+            request.cancel()
         await asyncio.gather(*first, *rest, *busy, return_exceptions=True)
 
     asyncio.run(play())

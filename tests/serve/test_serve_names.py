@@ -1,4 +1,4 @@
-"""Runs whose names are escaped on disk: pages, API, addresses and tokens have the name."""
+"""Names of runs that are escaped on disk: pages, API, addresses and tokens have the original name."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ NAME = "lr=0.1, bs=32 (größer)"
 
 
 def test_pages_and_api_show_and_take_the_name(tmp_path: Path) -> None:
-    """No page or answer has the escaped directory; addresses carry the quoted name; a token's scope is the name."""
+    """No page or answer has the escaped directory. Addresses have the quoted name, and a token's scope has the name."""
     pytest.importorskip("fastapi")
     relight.save(tmp_path / "runs" / NAME, {"x": 1}, step=5)
     with serving([tmp_path / "runs"], tmp_path) as server:
         first = server.app.state.readers[0].id
-        at = f"{quote(first)}/{quote(NAME, safe='')}"
+        address_of_run = f"{quote(first)}/{quote(NAME, safe='')}"
         server.tokens["mine"] = server.app.state.store.new_token("mine", "operator", f"{first}/{NAME}")[1]
         for role in ("viewer", "mine"):
             for address in (
-                "/", f"/runs/{at}", f"/runs/{at}/checkpoints/latest", "/lineage", "/api/v1/runs", f"/api/v1/runs/{at}",
-                f"/api/v1/runs/{at}/checkpoints", f"/api/v1/runs/{at}/checkpoints/5", f"/runs/{at}/checkpoints/99",
+                "/", f"/runs/{address_of_run}", f"/runs/{address_of_run}/checkpoints/latest", "/lineage", "/api/v1/runs", f"/api/v1/runs/{address_of_run}",
+                f"/api/v1/runs/{address_of_run}/checkpoints", f"/api/v1/runs/{address_of_run}/checkpoints/5", f"/runs/{address_of_run}/checkpoints/99",
             ):  # fmt: skip
                 answer = server.get(address, role)
                 assert answer.status_code == (404 if address.endswith("99") else 200), (address, answer.text[:300])
                 assert "_-" not in answer.text, address
         assert server.get("/api/v1/runs").json()["rows"][0]["run"] == NAME
-        assert f"/runs/{at}" in server.get("/").text
+        assert f"/runs/{address_of_run}" in server.get("/").text
         planned = server.post(
             "/api/v1/actions/tag",
             "mine",

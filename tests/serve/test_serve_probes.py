@@ -43,7 +43,7 @@ ROUTED = {
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    """A real server that answers probes at once."""
+    """Yield a real server that answers probes at once."""
     server = Running(tmp_path)
     server.gate.answers_probe = ProbeResponder(FREE).respond
     yield server
@@ -51,7 +51,10 @@ def running(tmp_path: Path) -> Iterator[Running]:
 
 
 def whole_answer(connection: socket.socket) -> tuple[bytes, dict[str, str], bytes]:
-    """Return status line, headers and body of an answer. ``ConnectionResetError`` unless the connection is closed in order."""
+    """Return status line, headers and body of an answer.
+
+    Raise ``ConnectionResetError`` if the connection is not closed in order.
+    """
     data = b""
     while received := connection.recv(4096):
         data += received
@@ -92,7 +95,7 @@ def test_a_probe_that_arrives_in_parts_or_names_a_foreign_host_is_routed(running
 
 @pytest.mark.parametrize("request_bytes", ROUTED.values(), ids=ROUTED.keys())
 def test_other_requests_are_left_unread(request_bytes: bytes) -> None:
-    """Nothing is answered, and the route can read every byte."""
+    """Other requests get no answer here, and the route can read every byte."""
     server, client = socket.socketpair()
     with server, client:
         client.sendall(request_bytes)

@@ -1,4 +1,4 @@
-"""``relight serve`` with a TLS proxy before it: who may log in, what cookies and headers say, whose address counts; with a real nginx, too."""
+"""``relight serve`` through a TLS proxy, also a real nginx: logins, cookies, headers and clients' addresses."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
 
 def log_in(server: Server, origin: str, host: str = "relight.lab", token: str = "") -> Any:
-    """The form, as a browser sends it."""
+    """Send the login form as a browser does."""
     data = {"token": token or server.tokens["admin"]}
     return server.client.post("/login", data=data, headers={"origin": origin, "host": host}, follow_redirects=False)
 
 
 def test_a_browser_logs_in_through_a_tls_proxy(tmp_path: Path) -> None:
-    """--public decides the origin, the names, ``Secure`` and HSTS, whatever Host the proxy sends; other origins stay refused."""
+    """--public sets the origin, the names, ``Secure`` and HSTS for every Host header. Other origins are refused."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules(public=PUBLIC)) as server:
         for host in ("relight.lab", "127.0.0.1:8484", "relight.lab:443"):
             entered = log_in(server, PUBLIC, host)
@@ -54,14 +54,14 @@ def test_a_browser_logs_in_through_a_tls_proxy(tmp_path: Path) -> None:
 
 
 def test_without_public_the_refusal_names_the_way_out(tmp_path: Path) -> None:
-    """The origin of a TLS proxy is not the server's own: the answer names the option."""
+    """The origin of a TLS proxy is refused, and the answer names the option that allows it."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules(hosts=("relight.lab",))) as server:
         refused = log_in(server, PUBLIC)
         assert refused.status_code == 403 and "--public https://NAME" in refused.text
 
 
 def test_a_wrong_guesser_locks_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All come from the proxy's address: thirty wrong tokens later a right one is admitted at once, in a header and in the form."""
+    """After thirty wrong tokens from the proxy's address, a valid one is admitted at once, by header and by form."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules(public=PUBLIC)) as server:
         waited: list[float] = []
 
@@ -91,18 +91,18 @@ HOPS = [
 
 @pytest.mark.parametrize(("peer", "forwarded", "client"), HOPS)
 def test_the_clients_address_is_the_last_that_a_trusted_proxy_wrote(peer: str, forwarded: list[str], client: str) -> None:
-    """What the client itself wrote into the header is not read, nor is the header of a peer that is no proxy."""
+    """Text that the client itself wrote into the header is ignored, and the header of a peer that is not a proxy."""
     assert Proxies(PROXIES).client_of(peer, forwarded) == client
 
 
 def test_clients_are_counted_by_what_one_of_them_owns() -> None:
-    """An IPv6 client chooses its address freely in a /64; IPv4 written as IPv6 is the same client."""
+    """All IPv6 addresses of one /64 count as one client, and an IPv4 address written as IPv6 as the same client."""
     assert asker_of("2001:db8::1") == asker_of("2001:db8::ffff:2") != asker_of("2001:db8:0:1::1")
     assert asker_of("::ffff:192.0.2.1") == asker_of("192.0.2.1") == "192.0.2.1"
 
 
 def test_clients_of_a_proxy_are_counted_by_their_own_address(tmp_path: Path) -> None:
-    """One that floods is refused; another with the same proxy is not."""
+    """A client with too many requests is refused. Another client of the same proxy is not."""
     rules = AccessRules(public=PUBLIC, proxy_from=("testclient",), requests_per_second=0.1, burst=5)
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, rules) as server:
         flood = [server.client.get("/api/v1/runs", headers={"x-forwarded-for": f"9.9.9.{n}, 198.51.100.9"}).status_code for n in range(8)]
@@ -111,7 +111,7 @@ def test_clients_of_a_proxy_are_counted_by_their_own_address(tmp_path: Path) -> 
 
 
 def test_options_that_cannot_mean_what_is_wanted_are_refused() -> None:
-    """An http address, a path, every address as a proxy: each is a mistake that opens the server."""
+    """Options that would open the server by mistake are refused: an http address, a path, every address as a proxy."""
     assert public_origin("https://Relight.LAB:443/") == PUBLIC
     assert public_origin("https://relight.lab:8443") == PUBLIC + ":8443"
     assert public_origin("https://relight.lab.") == PUBLIC and public_origin("https://node_7.lab:8443/") == "https://node_7.lab:8443"
@@ -134,7 +134,7 @@ def test_options_that_cannot_mean_what_is_wanted_are_refused() -> None:
 
 
 def test_a_proxy_that_logs_in_by_basic_auth(tmp_path: Path) -> None:
-    """Credentials that a proxy asked for are its own: only Bearer is read from it, and only Bearer needs no word of a form."""
+    """Basic credentials belong to the proxy. Only Bearer is read as a token, and only Bearer needs no CSRF token."""
     rules = AccessRules(public=PUBLIC, proxy_from=("testclient",), proxy_header="X-Remote-User", proxy_role="operator")
     with serving([make_store(tmp_path / "runs", 1, 2)], tmp_path, rules) as server:
         anna = {"host": "relight.lab", "x-remote-user": "anna", "authorization": "Basic YW5uYTp4"}
@@ -154,7 +154,7 @@ def test_a_proxy_that_logs_in_by_basic_auth(tmp_path: Path) -> None:
         away = server.client.get(
             "/", headers={"host": "relight.lab", "authorization": "Basic x", "accept": "text/html"}, follow_redirects=False
         )
-        assert away.status_code == 303, "who has no name from the proxy logs in here"
+        assert away.status_code == 303, "a client without a name from the proxy logs in here"
     (tmp_path / "two").mkdir()
     with serving([make_store(tmp_path / "two" / "runs", 1, 1)], tmp_path / "two", AccessRules(anonymous_read=True)) as server:
         assert server.client.get("/api/v1/runs", headers={"authorization": "Basic YW5uYTp4"}).status_code == 401
@@ -165,7 +165,7 @@ ODD = ['prefs={"theme":"dark"}', "x=a b", "_xsrf=2|a,b", "a[b]=1", "flag", "=", 
 
 @pytest.mark.parametrize("odd", ODD, ids=[str(n) for n in range(len(ODD))])
 def test_cookies_of_other_programs_log_nobody_out(tmp_path: Path, odd: str) -> None:
-    """Browsers send the cookies of every port of this host: those of other programs change nothing, whatever their form."""
+    """Browsers send the cookies of every port of this host. Those of other programs have no effect."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules()) as server:
         entered = log_in(server, HOST, "127.0.0.1:8484")
         ours = entered.headers["set-cookie"].partition(";")[0]
@@ -176,7 +176,7 @@ def test_cookies_of_other_programs_log_nobody_out(tmp_path: Path, odd: str) -> N
 
 
 class Site:
-    """nginx with TLS, as the page of documentation configures it, and a server that it forwards to."""
+    """nginx with TLS, configured as in the documentation, and a server that it forwards to."""
 
     def __init__(self, root: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -217,13 +217,13 @@ class Site:
             return False
 
     def client(self) -> httpx.Client:
-        """A client that takes the certificate."""
+        """Return a client that accepts the certificate."""
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return httpx.Client(base_url=self.origin, verify=context, trust_env=False)
 
     def close(self) -> None:
-        """End both."""
+        """End nginx and the server."""
         self._nginx.terminate()
         self._nginx.wait(10)
         self._server.should_exit = True
@@ -232,16 +232,16 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """It."""
+    """Yield nginx with a server, or skip the test without nginx."""
     if not NGINX or shutil.which("openssl") is None:
-        pytest.skip("there is no nginx (or openssl): name it with NGINX=PATH")
+        pytest.skip("nginx or openssl is missing: set NGINX=PATH")
     made = Site(tmp_path)
     yield made
     made.close()
 
 
 def test_a_real_nginx(site: Site) -> None:
-    """As documented: log in, look, hear events, after ten wrong tokens as before; a page elsewhere is refused."""
+    """The documented configuration works, also after wrong tokens. A foreign origin is refused."""
     with site.client() as client:
         for number in range(12):
             wrong = client.post("/login", data={"token": f"rl_{number:010d}.{'A' * 43}"}, headers={"origin": site.origin})
@@ -259,7 +259,7 @@ def test_a_real_nginx(site: Site) -> None:
 
 @pytest.mark.slow
 def test_a_real_browser_through_a_real_nginx(site: Site) -> None:
-    """The form, the cookie, a page, an action's form: as a person uses them."""
+    """A browser can use the login form, the cookie and a page."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="make pages has it")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

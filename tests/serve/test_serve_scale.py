@@ -1,6 +1,6 @@
-"""Fifty runs, five thousand checkpoints: how long a server takes to know them, and each page and answer to come.
+"""Times of a server with fifty runs and five thousand checkpoints: reading them, and answering each page and request.
 
-A bound holds for the least of some tries: that is what it takes when nobody else wants the processor. What was measured is printed.
+A limit applies to the least of some tries, because other processes use the processor too. The measured times are printed.
 """
 
 from __future__ import annotations
@@ -25,46 +25,48 @@ from relight.store import open_bytes
 RUNS, CHECKPOINTS = 50, 100
 FIRST_S, PAGE_S, TRIES = 1.0, 0.3, 5
 LOOK_S = 0.5
-"""How long a look may take at a store in which nothing is new."""
+"""Seconds that a poll of an unchanged store may take."""
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store's directory."""
+    """Make the store, and return its directory."""
     return make_many_runs(tmp_path_factory.mktemp("scale") / "runs", RUNS, CHECKPOINTS)
 
 
 @pytest.fixture(scope="module")
 def server(root: Path) -> Iterator[Server]:
-    """A server that knows it."""
+    """Yield a server that has read the store."""
     with serving([root], root.parent) as made:
         yield made
 
 
 def addresses(server: Server) -> list[str]:
-    """Every address that can be looked at, of a run in the middle; lists with their longest pieces, too. But for those of one task, of which
-    there is none."""
+    """Return every address of a GET for one run, and lists with their longest pieces.
+
+    Addresses of one task are left out, because there is no task.
+    """
     name = "run-025"
-    ids = [one.id for one in server.app.state.readers[0].now.runs[name].history.live]
-    incident = next(one.id for one in server.app.state.readers[0].now.runs[name].incidents)
-    found = []
+    ids = [item.id for item in server.app.state.readers[0].now.runs[name].history.live]
+    incident = next(item.id for item in server.app.state.readers[0].now.runs[name].incidents)
+    paths = []
     for method, path, role in routes(server.app):
         if method != "GET" or path in OPEN or path == "/events" or role is None or "{task}" in path:
             continue
         parts = {"store": "runs", "run": name, "which": incident if "incidents" in path else "latest"}
-        found.append(re.sub(r"\{(\w+)(?::\w+)?\}", lambda part: parts[part[1]], path))
-    found += ["/api/v1/runs?limit=500", f"/api/v1/runs/runs/{name}/checkpoints?limit=500", "/api/v1/incidents?limit=500"]
+        paths.append(re.sub(r"\{(\w+)(?::\w+)?\}", lambda part: parts[part[1]], path))
+    paths += ["/api/v1/runs?limit=500", f"/api/v1/runs/runs/{name}/checkpoints?limit=500", "/api/v1/incidents?limit=500"]
     spec = f"?a=runs/{name}@{ids[3]}&b=runs/{name}@{ids[40]}"
     latest = f"/api/v1/runs/runs/{name}/checkpoints/latest"
     ends = time.monotonic() + 20
     while not (tensors := server.get(latest).json()["tensors"]) and time.monotonic() < ends:
         time.sleep(0.05)
     asks = {"/compare": spec, "/api/v1/diff": spec, f"{latest}/values": f"?path={tensors[0]['path']}"}
-    return [one + asks.get(one, "") for one in found]
+    return [item + asks.get(item, "") for item in paths]
 
 
 def least(server: Server, address: str, tries: int = TRIES) -> tuple[float, Any]:
-    """The least time of some tries, and the last answer."""
+    """Return the least time of some tries, and the last answer."""
     times = []
     for _ in range(tries):
         begun = time.perf_counter()
@@ -74,7 +76,7 @@ def least(server: Server, address: str, tries: int = TRIES) -> tuple[float, Any]
 
 
 def test_every_page_and_answer_comes_within_its_time(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    """All of them, from the routes' own list; each says what it should, and none asks a store while it is made."""
+    """Every address of the routes has status 200 within its time."""
     taken = {}
     for address in addresses(server):
         taken[address], answer = least(server, address)
@@ -87,7 +89,7 @@ def test_every_page_and_answer_comes_within_its_time(server: Server, capsys: pyt
 
 
 def test_the_overview_counts_all_that_there_is(server: Server) -> None:
-    """Fifty rows, five thousand checkpoints, in pieces that fit together."""
+    """The pieces of the overview have fifty rows and five thousand checkpoints in total."""
     rows, after = [], None
     while True:
         piece = server.get("/api/v1/runs", params={"limit": 7} | ({"after": after} if after else {})).json()
@@ -99,7 +101,7 @@ def test_the_overview_counts_all_that_there_is(server: Server) -> None:
 
 
 def test_a_list_of_checkpoints_in_pieces_is_the_list(server: Server) -> None:
-    """Each one once, the newest first, whatever the piece's length."""
+    """Pieces of any length list each checkpoint once, the newest first."""
     whole = server.get("/api/v1/runs/runs/run-007/checkpoints", params={"limit": 500}).json()
     assert whole["next"] is None and [row["step"] for row in whole["rows"]] == list(range(CHECKPOINTS * 100, 0, -100))
     rows, after = [], None
@@ -112,7 +114,7 @@ def test_a_list_of_checkpoints_in_pieces_is_the_list(server: Server) -> None:
 
 
 def test_the_first_view_does_not_wait_for_the_stores(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A server that has just begun answers at once, with what it knows by then; nothing of it is lost with the server's file."""
+    """A server that has just begun answers at once, and has read everything later."""
     begun = time.perf_counter()
     app = create_app(ServerSettings([str(root)], tmp_path / "serve.sqlite"))
     made = time.perf_counter() - begun
@@ -134,9 +136,9 @@ def test_the_first_view_does_not_wait_for_the_stores(root: Path, tmp_path: Path,
 
 
 def test_a_look_at_what_is_known_is_short_and_what_is_new_is_seen(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing new: no run is made anew, and nobody is told. A checkpoint more: that run alone is."""
-    told: list[set[str]] = []
-    (reader,) = open_readers([str(root)], lambda store, runs: told.append(runs))
+    """A poll without news builds no run again, and notifies of nothing. After a save, only that run is built again."""
+    notified: list[set[str]] = []
+    (reader,) = open_readers([str(root)], lambda store, runs: notified.append(runs))
     reader.poll()
     before, times = reader.now.runs, []
     for _ in range(3):
@@ -145,8 +147,8 @@ def test_a_look_at_what_is_known_is_short_and_what_is_new_is_seen(root: Path, ca
         times.append(time.perf_counter() - begun)
     with capsys.disabled():
         print(f"\n  a look at {RUNS} runs without news {min(times) * 1000:.0f} ms", end=" ")
-    assert all(reader.now.runs[name] is one for name, one in before.items()) and told == [set(before)]
+    assert all(reader.now.runs[name] is state for name, state in before.items()) and notified == [set(before)]
     assert min(times) < LOOK_S, times
     Attempt.begin(open_bytes(str(root)), "run-011").save(request(99_900))
     reader.poll()
-    assert told[1:] == [{"run-011"}] and reader.now.runs["run-011"].history.live[-1].step == 99_900
+    assert notified[1:] == [{"run-011"}] and reader.now.runs["run-011"].history.live[-1].step == 99_900

@@ -1,4 +1,4 @@
-"""What a token of one run learns of another: through errors, tasks, damage, comparisons that are shared, and names of branches."""
+"""A token for one run learns nothing of another by errors, tasks, damage, shared comparisons or names of branches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILE = "0000000003-0123456789-e1/root.json"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """``shared`` is a branch of a secret run, so its checkpoint's files are there; ``run-000`` has a secret branch."""
+    """Yield a server. ``shared`` is a branch of a secret run, which has its files; ``run-000`` has a secret branch."""
     root = tmp_path / "runs"
     model = torch.nn.Linear(2, 2)
     for name in ("run-000", SECRET):
@@ -44,7 +44,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def waited(server: Server, path: str, role: str, done: str) -> Any:
-    """The answer, once ``done`` is in it."""
+    """Return the answer once it contains ``done``."""
     ends = time.monotonic() + 20
     answer = server.get(path, role)
     while done not in answer.text and time.monotonic() < ends:
@@ -54,10 +54,10 @@ def waited(server: Server, path: str, role: str, done: str) -> Any:
 
 
 def test_damage_of_a_branch_does_not_name_the_run_that_has_its_files(server: Server, tmp_path: Path) -> None:
-    """Tasks, rows, pages and errors that a token of the branch gets name no other run."""
+    """Tasks, rows, pages and errors for a token of the branch name no other run."""
     store = open_bytes(tmp_path / "runs")
-    one = Run(store, SECRET).history().live[0]
-    folder = next(path for path in (tmp_path / "runs" / SECRET).iterdir() if one.id in path.name)
+    checkpoint = Run(store, SECRET).history().live[0]
+    folder = next(path for path in (tmp_path / "runs" / SECRET).iterdir() if checkpoint.id in path.name)
     for file in folder.iterdir():
         if file.name != "root.json":
             file.unlink()
@@ -88,8 +88,8 @@ def test_damage_of_a_branch_does_not_name_the_run_that_has_its_files(server: Ser
 
 
 def test_a_comparison_has_the_words_of_its_own_asker(server: Server) -> None:
-    """Two askers share the reading, and neither is shown how the other named the checkpoints."""
-    ids = [one.id for one in server.app.state.index.state("runs", "run-000").history.live]
+    """Two clients share one comparison, and neither gets the other's names of the checkpoints."""
+    ids = [checkpoint.id for checkpoint in server.app.state.index.state("runs", "run-000").history.live]
     first = "/api/v1/diff?" + urlencode({"a": "runs/run-000@branches/merger", "b": "runs/run-000@latest"})
     assert waited(server, first, "admin", '"tensors"').json()["a"] == "runs/run-000@branches/merger"
     second = server.get("/api/v1/diff?" + urlencode({"a": f"run-000@{ids[0]}", "b": f"run-000@{ids[-1]}"}), "scoped").json()
@@ -97,7 +97,7 @@ def test_a_comparison_has_the_words_of_its_own_asker(server: Server) -> None:
 
 
 def test_a_branch_tag_of_a_hidden_run_is_not_there(server: Server) -> None:
-    """An answer does not depend on whether the run that a branch tag names exists."""
+    """For a hidden run of a branch tag, the answer is the same as for a run that does not exist."""
     texts = []
     for name in ("merger", "nought"):
         path = f"/api/v1/runs/runs/run-000/checkpoints/branches/{name}"
@@ -106,13 +106,13 @@ def test_a_branch_tag_of_a_hidden_run_is_not_there(server: Server) -> None:
         answers.append(
             server.post("/api/v1/actions/pin", "scoped", json={"fields": {"store": "runs", "run": "run-000", "which": f"branches/{name}"}})
         )
-        assert {one.status_code for one in answers} == {404}
-        texts.append([one.text.replace(name, "NAME") for one in answers])
+        assert {answer.status_code for answer in answers} == {404}
+        texts.append([answer.text.replace(name, "NAME") for answer in answers])
     assert texts[0] == texts[1]
 
 
 def test_what_is_masked_depends_on_the_text_and_the_scope_alone() -> None:
-    """A run's name before a file of it is hidden from tokens of another run, with spaces, quotes or letters of any kind."""
+    """A run's name in a file's path is hidden from tokens of another run, also with spaces, quotes or any letters."""
     cases = {
         f"{SECRET}/{FILE}: gone": f"{ANOTHER}/{FILE}: gone", f"run-000/{FILE}: gone": f"run-000/{FILE}: gone",
         f"/data/my 'ü' run/{FILE}": f"/data/{ANOTHER}/{FILE}", f"no file /data/run-000/{FILE}": f"no file /data/run-000/{FILE}",

@@ -55,34 +55,34 @@ class Running:
             time.sleep(0.02)
 
     def connect(self, data: bytes = b"", host: str = "127.0.0.1") -> socket.socket:
-        """A connection from an address of our own, which has sent this."""
-        one = socket.create_connection(("127.0.0.1", self.port), timeout=10, source_address=(host, 0))
+        """Open a connection from an address of this machine, and send ``data``."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=10, source_address=(host, 0))
         with contextlib.suppress(OSError):
-            one.sendall(data)
-        return one
+            connection.sendall(data)
+        return connection
 
     def health(self, host: str = "127.0.0.1") -> bytes:
-        """The first line of its answer."""
-        with self.connect(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", host) as one:
-            return one.recv(100).partition(b"\r\n")[0]
+        """Return the first line of the answer to ``/healthz``."""
+        with self.connect(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", host) as connection:
+            return connection.recv(100).partition(b"\r\n")[0]
 
     def close(self) -> None:
-        """End it."""
+        """End the server."""
         self.server.should_exit = True
         self.thread.join(30)
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    """It."""
+    """Yield a running server."""
     made = Running(tmp_path)
     yield made
     made.close()
 
 
 def test_idle_connections_keep_no_client_out(running: Running) -> None:
-    """However many hold connections without a whole request, health answers, and no more are open than may be."""
-    rng, held = random.Random(7), []
+    """With many unfinished requests, health answers, and the number of open connections stays limited."""
+    rng, connections = random.Random(7), []
     starts = [
         b"",
         b"GET / HT",
@@ -90,18 +90,18 @@ def test_idle_connections_keep_no_client_out(running: Running) -> None:
         b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\ntoken=",
     ]
     for number in range(120):
-        held.append(running.connect(rng.choice(starts), f"127.0.0.{rng.randrange(1, 9)}"))
+        connections.append(running.connect(rng.choice(starts), f"127.0.0.{rng.randrange(1, 9)}"))
         if number % 20 == 19:
             assert running.health() == running.health("127.0.0.9") == b"HTTP/1.1 200 OK"
     assert running.gate.most <= BOUNDS.connections + 1 and running.gate.evicted > 60
-    for one in held:
-        one.close()
+    for connection in connections:
+        connection.close()
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_DEFER_ACCEPT"), reason="only Linux defers silent connections")
 def test_silent_connections_are_not_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that send nothing cost the loop no callback and close no other connection; a late request is answered."""
-    monkeypatch.setattr(serve_gate, "SILENT_S", 600)  # however slow this machine is
+    monkeypatch.setattr(serve_gate, "SILENT_S", 600)  # also on a slow machine
     running = Running(tmp_path)
     try:
         silent = [running.connect(host=f"127.0.0.{2 + number % 7}") for number in range(4 * BOUNDS.connections)]
@@ -131,26 +131,26 @@ def test_a_silent_connection_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_one_address_cannot_have_all_connections(running: Running) -> None:
-    """Of one client no more are open than its share."""
-    held = [running.connect(b"G", host="127.0.0.5") for _ in range(60)]
+    """One client has no more open connections than its share."""
+    connections = [running.connect(b"G", host="127.0.0.5") for _ in range(60)]
     assert running.health("127.0.0.6") == b"HTTP/1.1 200 OK"
     assert running.gate.accepted > BOUNDS.of_one
-    assert sum(one.asker == "127.0.0.5" for one in running.gate._open.values()) <= BOUNDS.of_one  # noqa: SLF001
-    for one in held:
-        one.close()
+    assert sum(connection.asker == "127.0.0.5" for connection in running.gate._open.values()) <= BOUNDS.of_one  # noqa: SLF001
+    for connection in connections:
+        connection.close()
 
 
 def test_a_slow_sender_is_ended(tmp_path: Path) -> None:
-    """Bytes that trickle buy no time: a request is whole within its time, or its connection ends."""
+    """A connection ends if its request is not complete in time, even if single bytes keep arriving."""
     running = Running(tmp_path, idle_s=0.3)
     try:
-        with running.connect(b"GET / HTTP/1.1\r\nhost: localhost\r\nx: ") as one:
+        with running.connect(b"GET / HTTP/1.1\r\nhost: localhost\r\nx: ") as connection:
             ended, ends = False, time.monotonic() + 10
             while not ended and time.monotonic() < ends:
                 try:
-                    one.sendall(b"a")
-                    one.settimeout(0.1)
-                    ended = one.recv(1) == b""
+                    connection.sendall(b"a")
+                    connection.settimeout(0.1)
+                    ended = connection.recv(1) == b""
                 except TimeoutError:
                     continue
                 except OSError:
@@ -161,7 +161,7 @@ def test_a_slow_sender_is_ended(tmp_path: Path) -> None:
 
 
 def test_without_descriptors_connections_are_refused_not_left_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At EMFILE the spare descriptor accepts and closes, and an idle connection makes room; the server never goes silent."""
+    """At EMFILE the spare descriptor accepts and closes the connection, and the server keeps answering."""
 
     monkeypatch.setattr(serve_gate, "SILENT_S", 0)  # silent clients are accepted at once
 
@@ -178,11 +178,11 @@ def test_without_descriptors_connections_are_refused_not_left_waiting(monkeypatc
             return real(self)
 
         monkeypatch.setattr(Listening, "take", take)
-        one, _ = listening.accept()
+        admitted, _ = listening.accept()
         assert (gate.refused, gate.accepted) == (1, 1), "the first was closed, the second admitted"
         clients[0].settimeout(5)
         assert clients[0].recv(1) == b""
-        for each in (one, listening, *clients):
+        for each in (admitted, listening, *clients):
             each.close()
         assert len(gate) == 0
 
@@ -190,7 +190,7 @@ def test_without_descriptors_connections_are_refused_not_left_waiting(monkeypatc
 
 
 def test_bounds_follow_from_the_limit_of_descriptors() -> None:
-    """With 256 files there is room for stores, too; busy connections cannot take all that there are."""
+    """With 256 files some remain for stores: connections cannot use all descriptors."""
     small = bounds_of(256, 25)
     assert small.connections == 167 and small.of_one == 83 and small.streams == 55
     large = bounds_of(65536, 25)
@@ -198,7 +198,7 @@ def test_bounds_follow_from_the_limit_of_descriptors() -> None:
 
 
 def test_jobs_are_shared_out_among_askers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One asker's comparisons do not fill the queue; strangers never have the last worker; who leaves has his cancelled."""
+    """One client's jobs do not fill the queue, anonymous clients never take the last worker, and abandoned jobs end."""
     jobs, go = Jobs(), threading.Event()
 
     def work(advance: Progress) -> int:
@@ -218,17 +218,17 @@ def test_jobs_are_shared_out_among_askers(monkeypatch: pytest.MonkeyPatch) -> No
         mine = jobs.ask("diff mine", 1, work)
         opened = jobs.ask("open mine", 0, lambda _: 2, quick=True)
     assert opened.result_within(10) == 2, "metadata does not wait for long reads"
-    assert mine in jobs._running and sum(one.is_anonymous for one in jobs._running) == 1  # noqa: SLF001
+    assert mine in jobs._running and sum(job.is_anonymous for job in jobs._running) == 1  # noqa: SLF001
     monkeypatch.setattr(serve_jobs, "ABANDONED_S", 0.05)
-    for one in begun[:1]:
+    for job in begun[:1]:
         with pytest.raises(StoreUnavailable, match="no client asked"):
-            one.result_within(10)
+            job.result_within(10)
     go.set()
     jobs.close()
 
 
 def test_verifications_are_tasks_with_a_quota(tmp_path: Path) -> None:
-    """84 of them begin as many tasks as one asker may have; no request waits for one."""
+    """84 requests begin only as many tasks as one client may have, and no request waits for a task."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path) as server:
         tasks, go = server.app.state.tasks, threading.Event()
         with asking("", "token anna"):
@@ -237,12 +237,12 @@ def test_verifications_are_tasks_with_a_quota(tmp_path: Path) -> None:
             for _ in range(84):
                 with pytest.raises(StoreUnavailable, match="that you began"):
                     tasks.begin("verify", "runs", "run-000", "anna", lambda task: ActionOutcome(True, ""))
-        assert confirmed(server, "verify")["task"], "another asker has a quota of his own"
+        assert confirmed(server, "verify")["task"], "another client has its own quota"
         go.set()
 
 
 def confirmed(server: Server, verb: str) -> dict[str, Any]:
-    """The action, planned and done."""
+    """Plan and execute an action, and return the answer."""
     fields = {"store": "runs", "run": "run-000", "which": "latest"}
     digest = server.post(f"/api/v1/actions/{verb}", "operator", json={"fields": fields}).json()["digest"]
     done: dict[str, Any] = server.post(f"/api/v1/actions/{verb}", "operator", json={"fields": fields, "confirm": digest}).json()
@@ -250,7 +250,7 @@ def confirmed(server: Server, verb: str) -> dict[str, Any]:
 
 
 def test_slots_are_shared_out() -> None:
-    """Requests of strangers leave room for those with a token; who waits in vain is refused, and nothing leaks."""
+    """Anonymous requests leave slots for tokens. A request beyond the queue is refused, and no slot is lost."""
 
     async def play() -> None:
         slots = StreamSlots()
@@ -261,9 +261,9 @@ def test_slots_are_shared_out() -> None:
         assert await slots.take("token anna")
         slots.give("anonymous 0")
         await asyncio.sleep(0.01)
-        assert sum(one.done() for one in waiting) == 1 and slots.taken == OF_ANONYMOUS + 1 <= MOST
-        for one in waiting:
-            one.cancel()
+        assert sum(request.done() for request in waiting) == 1 and slots.taken == OF_ANONYMOUS + 1 <= MOST
+        for request in waiting:
+            request.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         for name in ("anonymous 1", "anonymous 2", "token anna", "anonymous x"):
             slots.give(name)
@@ -273,7 +273,7 @@ def test_slots_are_shared_out() -> None:
 
 
 def test_streams_of_strangers_leave_room() -> None:
-    """Event streams without a token are at most half of all, and few of one address."""
+    """Event streams without a token take at most half of all places, and few for one address."""
     hub = Hub()
     hub.most = 10
     hub._streams = {Stream("", "", f"anonymous {n}") for n in range(5)}  # noqa: SLF001
@@ -281,15 +281,15 @@ def test_streams_of_strangers_leave_room() -> None:
 
 
 def test_answers_have_pieces() -> None:
-    """20,000 tensors are answered a piece at a time, all of them once; so are differences, runs and their lists."""
+    """20,000 tensors are answered piece by piece, each tensor once. Differences, runs and their lists have pieces too."""
     tensors = [TensorRow(f"layer.{n}", (4,), "float32", 16) for n in range(20_000)]
     whole = CheckpointDetail(CheckpointRow("a", 1), tensors)
     first = checkpoint_piece(whole, None, 500)
     assert (len(first.tensors), first.next, first.total) == (500, "500", 20_000)
     assert checkpoint_piece(whole, "19500", 500).next is None
-    assert [one.path for one in checkpoint_piece(whole, None, 500, "19999").tensors] == ["layer.19999"]
+    assert [tensor.path for tensor in checkpoint_piece(whole, None, 500, "19999").tensors] == ["layer.19999"]
     differs = DiffDetail(
-        "a", "b", [DiffRow(one.path, "same" if n % 2 else "changed") for n, one in enumerate(tensors)], [("x", 1, 2)] * 1200
+        "a", "b", [DiffRow(tensor.path, "same" if n % 2 else "changed") for n, tensor in enumerate(tensors)], [("x", 1, 2)] * 1200
     )
     piece = diff_piece(differs, "500", 500, changed=True)
     assert (len(piece.tensors), len(piece.values), piece.next, piece.total, piece.values_total) == (500, 500, "1000", 10_000, 1200)
@@ -315,7 +315,7 @@ def test_answers_have_pieces() -> None:
 
 
 def test_links_of_every_page_lead_somewhere(tmp_path: Path) -> None:
-    """The footer's link to the API, too."""
+    """Every link of a page works, also the footer's link to the API."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path) as server:
         page = server.get("/", "admin", headers={"accept": "text/html"}).text
         links = {part.partition('"')[0] for part in page.split('href="')[1:]}

@@ -1,4 +1,4 @@
-"""Event streams: a thousand at once over real sockets, told of what changes, ended with their token."""
+"""Event streams: a thousand at once over real sockets get each change, and end with their token."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CLIENTS_MAX = 1000
 
 @contextlib.contextmanager
 def listening(tmp_path: Path) -> Iterator[tuple[Any, int]]:
-    """The server on a port of loopback, over one run."""
+    """Yield the server over one run, and its port on loopback."""
     root = make_store(tmp_path / "runs", 1, 2)
     app = create_app(ServerSettings([str(root)], tmp_path / "serve.sqlite", rules=FREE, poll_s=0.2))
     door = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    AppStatus.should_exit = False  # of the whole process: a server of a test before has set it
+    AppStatus.should_exit = False  # it is global, and the server of an earlier test has set it
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
     thread.start()
@@ -46,7 +46,7 @@ def listening(tmp_path: Path) -> Iterator[tuple[Any, int]]:
 
 
 async def stream(port: int, token: str, question: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """One that has heard its first word."""
+    """Open a stream, and read its first event."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET /events{question} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
     await asyncio.wait_for(reader.readuntil(b"hello"), 30)
@@ -55,7 +55,7 @@ async def stream(port: int, token: str, question: str = "") -> tuple[asyncio.Str
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """Room for both ends of each stream."""
+    """Raise the limit of open files, for both ends of each stream."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if before[1] != resource.RLIM_INFINITY and before[1] < 3 * CLIENTS_MAX:
         pytest.skip(f"only {before[1]} open files are allowed here")
@@ -67,7 +67,7 @@ def many_files() -> Iterator[None]:
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.parametrize("clients", [100, pytest.param(CLIENTS_MAX, marks=pytest.mark.slow)])
 def test_many_streams_all_hear_of_a_change_and_pages_are_answered_meanwhile(tmp_path: Path, clients: int) -> None:
-    """A tag that somebody gives is told to each of them."""
+    """Each stream gets the event of a new tag, and a page is answered meanwhile."""
     with listening(tmp_path) as (app, port):
         token = app.state.store.new_token("wall", "viewer")[1]
 
@@ -85,34 +85,34 @@ def test_many_streams_all_hear_of_a_change_and_pages_are_answered_meanwhile(tmp_
             writer.write(asked.encode())
             assert b"200 OK" in await asyncio.wait_for(reader.read(), 30)
             took = time.perf_counter() - begun
-            for _, one in [*streams, (reader, writer)]:
-                one.close()
+            for _, connection in [*streams, (reader, writer)]:
+                connection.close()
             return took
 
         assert asyncio.run(hold()) < 5.0
 
 
 def test_more_streams_than_there_is_room_for_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not queued: who comes then is told to come again."""
+    """A stream beyond the maximum is refused with a time to retry, and not queued."""
     monkeypatch.setattr("relight.serve.live.STREAMS_MAX", 3)
     with listening(tmp_path) as (app, port):
         token = app.state.store.new_token("wall", "viewer")[1]
 
         async def crowd() -> None:
-            held = [await stream(port, token) for _ in range(3)]
+            streams = [await stream(port, token) for _ in range(3)]
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            said = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
-            writer.write(said.encode())
+            request = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+            writer.write(request.encode())
             answered = await asyncio.wait_for(reader.read(), 10)
             assert b" 503 " in answered and b"retry-after" in answered
-            for _, one in [*held, (reader, writer)]:
-                one.close()
+            for _, connection in [*streams, (reader, writer)]:
+                connection.close()
 
         asyncio.run(crowd())
 
 
 def test_a_stream_ends_within_a_second_of_its_tokens_end(tmp_path: Path) -> None:
-    """Revoked, whoever listens hears nothing more; a stream with another token goes on."""
+    """After a token was revoked its stream ends, and a stream with another token continues."""
     with listening(tmp_path) as (app, port):
         token_id, token = app.state.store.new_token("leaver", "viewer")
         other = app.state.store.new_token("stayer", "viewer")[1]
@@ -133,7 +133,7 @@ def test_a_stream_ends_within_a_second_of_its_tokens_end(tmp_path: Path) -> None
 
 
 def test_a_stream_of_one_run_hears_of_no_other(tmp_path: Path) -> None:
-    """Nor is there one of a run that is not there, or not the asker's."""
+    """A stream gets no event of another run. A stream of an unknown or hidden run is refused."""
     with listening(tmp_path) as (app, port):
         token = app.state.store.new_token("a", "viewer", "runs/run-000")[1]
 
@@ -148,10 +148,10 @@ def test_a_stream_of_one_run_hears_of_no_other(tmp_path: Path) -> None:
             for question in ("?store=runs&run=run-001", "?store=elsewhere"):
                 with pytest.raises(asyncio.IncompleteReadError) as ended:
                     asked, door = await asyncio.open_connection("127.0.0.1", port)
-                    said = (
+                    request = (
                         f"GET /events{question} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
                     )
-                    door.write(said.encode())
+                    door.write(request.encode())
                     await asyncio.wait_for(asked.readuntil(b"hello"), 5)
                 assert b"404" in ended.value.partial
                 door.close()

@@ -76,7 +76,7 @@ def test_damage_is_reported_and_recorded(run: Run, tmp_path: Path) -> None:
 
 
 def test_errors_of_the_process_are_the_outcome(run: Run) -> None:
-    """A checkpoint was pruned meanwhile, or its run is gone: nothing is recorded."""
+    """If the checkpoint was pruned meanwhile, or its run is gone, nothing is recorded."""
     latest = run.history().live[-1]
     fields = {name: getattr(latest.body, name) for name in latest.body.__struct_fields__} | {"id": "0123456789"}
     pruned = Checkpoint(latest.seq, latest.time, latest.epoch, type(latest.body)(**fields))
@@ -89,7 +89,7 @@ def test_errors_of_the_process_are_the_outcome(run: Run) -> None:
 
 @pytest.mark.parametrize("where", ["the environment", "the process"])
 def test_an_encrypted_run_is_verified_with_the_keys_of_the_server(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys reach the child by its standard input, wherever the server has them from. With another key nothing is recorded."""
+    """The server's keys reach the child by its standard input. With another key nothing is recorded."""
     keys = [str(tmp_path / name) for name in ("key", "other")]
     for key in keys:
         write_key_file(key)
@@ -117,7 +117,7 @@ def python(code: str) -> Callable[..., list[str]]:
 
 
 def test_a_process_that_ends_without_a_result_records_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its output is skipped where it is not a message; its status is reported."""
+    """Output that is not a message is ignored, and the process' status is reported."""
     monkeypatch.setattr(tasks_work, "child_command", python("print('hello'); print('{\"tenths\": 3}'); raise SystemExit(7)"))
     task = made_task()
     with pytest.raises(StoreUnavailable, match="ended with 7 and no result"):
@@ -187,7 +187,7 @@ def test_processes_are_bounded_and_end_with_the_server(
 
 
 def test_the_process_has_a_low_priority_and_ends_with_its_input() -> None:
-    """A server that is killed cannot end it: the end of its standard input does."""
+    """The end of its standard input ends the process, because a killed server cannot end it."""
     code = (
         "import os, sys, time; from relight.serve import verify_process as v;"
         "v.verify = lambda *_: (print(os.nice(0), flush=True), time.sleep(100)); sys.exit(v.main())"
@@ -203,7 +203,7 @@ def test_the_process_has_a_low_priority_and_ends_with_its_input() -> None:
 
 
 def test_progress_is_reported_by_tenths(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tenth once, never ten of ten; of many findings the first ones are sent, with their number."""
+    """Each tenth is reported once, without the tenth one. Of many findings the first are sent, with their number."""
     latest = run.history().live[-1]
     finding = VerifyFinding("corrupt", "pack", "", "chunk")
 

@@ -1,8 +1,8 @@
 """Flat tensors of other libraries' optimizers, declared by the caller: ``relight.flattened``.
 
-An optimizer that shards its work (ZeRO stages 1 and 2, Megatron's distributed optimizer, custom ones) concatenates
-parameters, cuts the result into one range for each rank, and steps its range as one tensor: in the parameters' dtype,
-or in a more precise one.
+An optimizer may shard its work, like ZeRO stages 1 and 2 and Megatron's distributed optimizer. It concatenates
+parameters, cuts the result into one range for each rank, and steps its range as one tensor. That tensor has the
+parameters' dtype or a more precise one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def flattened(
     ``parameters``: live parameters of a module that the Checkpointer is given, whole on every rank, in the order in
     which they are concatenated. ``begins``: where each begins, if there are gaps; default: one follows the other. The
     concatenation is cut into ranges of ``flat.numel()`` elements, one for each rank of ``group`` (default: all ranks),
-    in their order; the last ranges may end in padding. Declare every flat tensor, on every rank, before a Checkpointer
+    in their order. The last ranges may end in padding. Declare every flat tensor, on every rank, before a Checkpointer
     is given the optimizer: the ``torch.optim.Optimizer`` that has ``flat`` among its parameters.
 
     State is then saved by parameter, in the parameter's shape, whatever the number of ranks, and restored to any other

@@ -2,9 +2,9 @@
 
 torch computes elementary functions of CPU tensors with the processor vendor's vector library, which picks a function's
 implementation at its first call. torch uses several threads for all but small tensors. If several threads make the
-first call at once, some of them may use another implementation, that one time. On two loaded cores the last bits of a
-process's first ``tanh`` differed in 3 of 1,199 processes, those of ``exp``, ``erf`` and ``sin`` in 1 of 306 each,
-without Relight in the process. A restarted run makes every first call again, so a resume would not be bit-exact.
+first call at once, some of them may use another implementation, that one time. This also occurs without Relight: on two
+loaded cores the last bits of a process's first ``tanh`` differed in 3 of 1,199 processes. Those of ``exp``, ``erf`` and
+``sin`` differed in 1 of 306 each. A restarted run makes every first call again, so a resume would not be bit-exact.
 """
 
 from __future__ import annotations

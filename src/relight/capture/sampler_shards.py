@@ -3,8 +3,8 @@
 ``DistributedSampler`` orders a data set by seed and training epoch. All ranks have the same order, and rank ``r`` of
 ``n`` takes every ``n``-th sample from the ``r``-th on. While all ranks have delivered the same number, the delivered
 samples are a prefix of the order. The *rest* after it can be sharded among any number of ranks in the same way, and so
-can the rest of that. With the same number of ranks as before, every rank gets the samples that it would have had
-anyway, with the same samples repeated or dropped at the end.
+can the rest of that. If the number of ranks stays the same, every rank gets the samples that it would have had anyway.
+The same samples are repeated or dropped at the end.
 """
 
 from __future__ import annotations

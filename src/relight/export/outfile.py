@@ -1,7 +1,7 @@
 """Write a file in any order, from any thread, with direct I/O: in blocks, each written to the disk when it is full.
 
 Runs arrive nearly in the order of the file, so few blocks are open at once. If there is no memory for another block, the
-oldest one is written through the page cache, and so are its later bytes: no page is ever written in both ways at once.
+oldest one and its later bytes are written through the page cache. So no page is ever written in both ways at once.
 """
 
 from __future__ import annotations

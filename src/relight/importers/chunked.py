@@ -66,12 +66,12 @@ def numbers_of(value: Any, where: str) -> tuple[int, ...]:
 
 
 def elements_of(pieces: Iterator[bytes], zstd: bool, chunks: tuple[int, ...], box: Box, dtype: str, where: str) -> Elements:
-    """Return a chunk's elements that are inside the array, of shape ``box.size``. ``pieces``: its bytes in the file,
-    in order.
+    """Return a chunk's elements that are inside the array, of shape ``box.size``.
 
-    Raise ``CorruptCheckpoint`` if their number is wrong. A chunk larger than a slab is decoded into an unlinked
-    temporary file and mapped: memory stays within a piece and zstd's window of at most ``2**WINDOW_LOG_MAX`` bytes.
-    Raise ``NoSpace`` if there is no space for the file.
+    ``pieces``: the chunk's bytes in the file, in order. Raise ``CorruptCheckpoint`` if their number is wrong.
+
+    A chunk larger than a slab is decoded into an unlinked temporary file and mapped. So memory stays within a piece and
+    zstd's window of at most ``2**WINDOW_LOG_MAX`` bytes. Raise ``NoSpace`` if there is no space for the file.
     """
     import numpy as np
 

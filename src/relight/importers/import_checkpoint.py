@@ -52,14 +52,14 @@ def import_checkpoint(
     smaller: IncrementalState | None = None,
     force: bool = False,
 ) -> ImportReport:
-    """Import ``found`` as a checkpoint of ``run``; it is committed when this returns. ``which``: only tensors and
-    components that match.
+    """Import ``found`` as a checkpoint of ``run``. It is committed when this returns.
 
-    ``step`` replaces the source's step; without either, the step is 0. The run is created if it does not exist; no
-    attempt is fenced. Memory: two slabs.
+    ``which``: import only tensors and components that match. ``step`` replaces the source's step; without either, the
+    step is 0. The run is created if it does not exist; no attempt is fenced. Memory: two slabs.
 
     Raise ``ConfigError`` if the run's newest checkpoint has a later step, is an import of another file at this step, or
-    is not an import: the run would resume from the imported checkpoint instead. ``force``: import in these cases, too.
+    is not an import. The run would then resume from the imported checkpoint instead. ``force``: import in these cases,
+    too.
 
     ``before_commit`` is called when all bytes are durable, and may wait; an error that it raises aborts the import.
     ``user``: more user metadata for the root. ``smaller``: how to store it incrementally. If ``RELIGHT_AUDIT`` names an

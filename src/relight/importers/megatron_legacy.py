@@ -236,7 +236,7 @@ def _drop_copy(files: Files, name: str, tensor: Any, found: dict[str, Any], size
 
 
 class _Alike:
-    """A tensor of which several ranks have a copy: the first copy's bytes, compared with the others."""
+    """A tensor with copies on several ranks: the first copy's bytes, compared with the other copies."""
 
     def __init__(self, sources: Sequence[Source], where: str) -> None:
         self._sources, self._where, self.length = sources, where, sources[0].length

@@ -1,8 +1,8 @@
 """The positions of a DCP state dict's entries in a checkpoint's tree, and the facts that DCP needs at a load.
 
-The tree is the state dict before DCP flattened it. Below ``dcp`` it has an entry for each flat name, with the facts of
-DCP's own ``.metadata`` that tensors lack: ``entries: {name: (kind, path or None, position or None)}``. ``path`` is the
-planner's path; ``position`` is the position in the tree, if it differs from the path.
+The tree is the state dict before DCP flattened it. Below ``dcp`` it has an entry for each flat name:
+``entries: {name: (kind, path or None, position or None)}``. These are the facts of DCP's own ``.metadata`` that tensors
+lack. ``path`` is the planner's path; ``position`` is the position in the tree, if it differs from the path.
 """
 
 from __future__ import annotations

@@ -50,8 +50,9 @@ class LightningCheckpoints(Checkpoint):
     optimizer step: ``trainer.global_step`` of them are done. Saved: module, optimizers, schedulers, loops, callbacks,
     precision, data module, generators, and each loader's position.
 
-    Raise ``ConfigError`` with ``trainer.fit(ckpt_path=…)``, which would restore another state over this one, and with
-    strategies that have their own optimizers (DeepSpeed): use ``RelightCheckpointIO`` or the strategy's own saving.
+    Raise ``ConfigError`` with ``trainer.fit(ckpt_path=…)``, which would restore another state over this one. Raise it
+    also with strategies that have their own optimizers (DeepSpeed): use ``RelightCheckpointIO`` or the strategy's own
+    saving.
 
     ``resume`` False: nothing is restored from the run. Training begins with the given state, and its saves follow the
     existing checkpoints, which stay. A later resume continues from the new saves.

@@ -8,8 +8,8 @@ A detector alarms when its score reached its threshold in two windows in a row. 
 minutes, doubled after each alarm that follows another within an hour, at most twenty minutes. For the rules, each kind
 has its own cool-down, so that a network problem does not hide a memory leak. Alarms within a minute count as one.
 
-The cost: each alarm is one more save (training waits ``save_s``). The gain: of the work since the last scheduled save
-(every ``every_s``, at a time independent of the failure), the part before the last alarm is not lost.
+The cost: each alarm is one more save (training waits ``save_s``). The gain: the work between the last scheduled save
+and the last alarm is not lost. Scheduled saves occur every ``every_s``, at times independent of the failure.
 """
 
 from __future__ import annotations

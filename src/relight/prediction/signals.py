@@ -20,9 +20,10 @@ SIGNALS: tuple[str, ...] = (
 )  # fmt: skip
 """A share of 1 means all, a pressure of 1 all the time.
 
-``temperature`` is in hundreds of °C. Logarithms: ``step``, ``save``, ``clock``, ``power`` of the ratio to the usual
-value; ``straggle`` of the slowest rank's step by the median one; ``faults``, ``ecc``, ``ecc_bad`` of 1 plus the number
-in a second. ``silent`` is the share of accelerators that answered before and do not answer now.
+``temperature`` is in hundreds of °C. ``step``, ``save``, ``clock`` and ``power`` are logarithms of the ratio to the
+usual value. ``straggle`` is the logarithm of the slowest rank's step divided by the median one. ``faults``, ``ecc`` and
+``ecc_bad`` are logarithms of 1 plus the number in a second. ``silent`` is the share of accelerators that answered
+before and do not answer now.
 """
 WORDS: dict[str, str] = {
     "memory_free": "free memory", "disk_free": "free disk", "cpu": "processor use", "load": "load", "psi_memory": "waiting for memory",

@@ -1,10 +1,10 @@
 """Simulated runs of a training node, with failures of known time and cause, to train and evaluate detectors.
 
-A run has one to four hours, a row a second. Every sign in it also occurs without a failure: memory that fills with
-caches and levels off, other jobs on the node, evaluations, compilations, checkpoints on the disk, hot hours, a few
-corrected errors, slow links that recover. **Most failures give no sign** (``SUDDEN``): most causes of interruptions in
-published tables could not give one (software, hosts taken for maintenance, cables). No source states how many do, so
-recall is also reported by cause, and a reader can weigh the causes differently.
+A run has one to four hours, a row a second. Every sign in it also occurs without a failure. For example, memory fills
+with caches and levels off, other jobs run on the node, hours are hot, and slow links recover. **Most failures give no
+sign** (``SUDDEN``): most causes of interruptions in published tables could not give one (software, hosts taken for
+maintenance, cables). No source states how many do, so recall is also reported by cause, and a reader can weigh the
+causes differently.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Limits on the server's connections: how many may be open, of all clients and of one client, and how long one may be idle.
 
 asyncio has no limit on connections, so the gate's listening socket accepts for it. When the gate is full, the connection
-that has been idle for longest is closed to admit a new one, so idle connections never keep clients out. A connection is
-idle while the server waits for the client: for a TLS handshake, for the rest of a request, for the next request, or until
-the client reads an answer. Used by the event loop's thread only.
+that has been idle for longest is closed to admit a new one, so idle connections never keep clients out. Used by the
+event loop's thread only.
+
+A connection is idle while the server waits for the client: for a TLS handshake, for a request or the rest of it, or
+until the client reads an answer.
 
 A client that has sent nothing waits in the kernel (``TCP_DEFER_ACCEPT``) and costs the loop nothing. Otherwise a few
 hundred silent clients that reconnect when they are closed keep the loop accepting, and requests queue after them.

@@ -1,7 +1,7 @@
 """Health probes that are answered when their connection is accepted, before the event loop has read anything else.
 
-A probe that is routed like other requests needs several turns of the event loop: one to be accepted, one to be read, and
-one or more to be answered. When worker threads keep the interpreter busy, each turn can take 100 ms and more.
+Other requests are routed, which takes several turns of the event loop: to accept, to read, and to answer. When worker
+threads keep the interpreter busy, each turn can take 100 ms and more.
 """
 
 from __future__ import annotations
