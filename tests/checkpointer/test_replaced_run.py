@@ -70,7 +70,7 @@ def test_a_copy_from_before_the_attempt_takes_no_save(tmp_path: Path, background
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_copy_of_the_attempt_fails_one_save(tmp_path: Path, background: bool) -> None:
-    """The copy has the attempt's FENCE: one save reports the missing checkpoints, and later saves go on there."""
+    """The copy has the attempt's FENCE: one save reports the missing checkpoints, and later saves continue there."""
     ckpt = trainer(tmp_path, background)
     assert ckpt.save(0).error is None
     copy(tmp_path, "older")

@@ -20,7 +20,7 @@ def removed(store: ByteStore, run: str) -> RunRemoved:
 def refuse_other_record(store: ByteStore, run: str, seq: int, known_hash: str, slot: Slot) -> None:
     """Raise ``RunReplaced`` if the last record that this process knows is gone, or has other bytes.
 
-    ``slot``: the record as it is stored now. A damaged record proves nothing. Raise ``StoreUnavailable`` if it cannot be
+    ``slot``: the record that is stored now. A damaged record proves nothing. Raise ``StoreUnavailable`` if it cannot be
     read now.
     """
     if slot.unreadable:
@@ -33,7 +33,7 @@ def refuse_other_record(store: ByteStore, run: str, seq: int, known_hash: str, s
 
 
 def replaced_attempt(history: History, epoch: int, run: str) -> RunReplaced:
-    """Return the error of attempt ``epoch``, whose FENCE is not in the log."""
+    """Return the error of attempt ``epoch`` if its FENCE is not in the log."""
     what = f"the run's directory was replaced, as by an older copy: attempt {epoch} is not in its log, which ends with attempt"
     return RunReplaced(f"{what} {history.epoch}", where=run, hint=_BACK)
 
