@@ -105,6 +105,12 @@ class RunRemoved(CorruptCheckpoint):
     kind = "removed"
 
 
+class RunReplaced(CorruptCheckpoint):
+    """Another directory, such as an older copy, is in the place of the run's while a process trains the run."""
+
+    kind = "replaced"
+
+
 class UnsafeContent(RelightError):
     """A file contains something that a reader must refuse: a path outside the store, endless nesting, absurd sizes."""
 

@@ -205,6 +205,21 @@ def test_a_signal_while_killed_ranks_are_waited_for_is_not_lost(supervisor: Supe
             _end(context, [0], {})
 
 
+@pytest.mark.parametrize(
+    "flags",
+    ["--nproc-per-node 0", "--nproc-per-node many", "--nnodes 3:2", "--nnodes 0", "--nnodes x", "--rdzv-conf foo",
+     "--nnodes 2 --node-rank 5 --master-addr 127.0.0.1 --master-port 29511"],
+)  # fmt: skip
+def test_a_value_that_torchrun_refuses_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str) -> None:
+    """It is neither a bug of Relight nor a wait for nodes that do not exist."""
+    for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("RELIGHT_JOB_SECRET", "none")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with pytest.raises(ConfigError, match="invalid value|--node-rank is 5"):
+        launch.launch(launch.parse([*flags.split(), "train.py"]), RunSettings(), tmp_path)
+
+
 ORDERS = [
     (["--nproc-per-node", "2", "--settings", "X.toml", "train.py", "--settings", "its own"], "X.toml", ["--settings", "its own"]),
     (["--settings=X.toml", "--nproc_per_node=2", "train.py"], "X.toml", []),

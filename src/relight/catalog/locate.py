@@ -142,6 +142,8 @@ def _not_found(url: str) -> CheckpointNotFound:
         close = get_close_matches(name, runs, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         hint += f"the store has {_listed(runs)}" if runs else "the store has no run yet"
+        if os.path.isfile(path):
+            return CheckpointNotFound("a file is in the place of the run's directory", where=path, hint=f"move the file away; {hint}")
         return CheckpointNotFound(f"no run {name[:80]!r} in this store", where=parent, hint=hint)
     if os.path.islink(path):
         return CheckpointNotFound("no Relight store or run here", where=url, hint=f"it is a link: try {os.path.realpath(path)}")

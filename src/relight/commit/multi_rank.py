@@ -322,7 +322,7 @@ def _append(place: CommitTarget, directory: CheckpointDir, root: Root) -> int:
         refuse_without_donors(view, body)
         return body, place.epoch
 
-    record = place.log.append(decide)
+    record = place.log.append(decide, commits=True)
     if record is not None:
         return record.seq
     place.log.sync(seqs[-1])  # its writer may not have made it durable

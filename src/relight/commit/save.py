@@ -27,6 +27,7 @@ from relight.format.strict import ROOT_BYTES_MAX
 from relight.layout import Item
 from relight.log import Log, LogView, fold
 from relight.log.identity import now_text
+from relight.log.replaced import replaced_attempt
 from relight.log.superseded import superseded
 from relight.observe import record_span
 from relight.policy.compact import BOUNDED, LOSSY_BOUNDS, Compact, Conditions, is_used
@@ -358,7 +359,7 @@ def _commit(
         refuse_without_donors(view, body)
         return body, place.epoch
 
-    record = place.log.append(decide)
+    record = place.log.append(decide, commits=True)
     assert record is not None
     timings["commit"] = time.perf_counter() - mark
     record_span("commit", root.id, root.step, mark, mark + timings["commit"], rank=0, world=1)
@@ -395,10 +396,12 @@ def _lossy(root: Root) -> float:
 
 
 def refuse_if_fenced(view: LogView, epoch: int) -> None:
-    """Raise ``Fenced`` if a newer attempt has taken over the run."""
+    """Raise ``Fenced`` if a newer attempt has taken over the run, and ``RunReplaced`` if its log lacks this attempt."""
     history = fold(view)
     if history.epoch > epoch:
         raise superseded(history, epoch, view.run)
+    if view.head >= 0 and history.epoch < epoch and not view.damaged:  # a damaged record may have been the FENCE
+        raise replaced_attempt(history, epoch, view.run)
 
 
 def refuse_without_donors(view: LogView, body: CommitBody) -> None:

@@ -233,6 +233,13 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "move it back; or set on_failure=relight.failure_policy(begin_again=True), which begins a new log there",
     ),
     _of(
+        r"\bRunReplaced\b|the run's directory was replaced",
+        "replaced",
+        "another directory, such as an older copy, is in the place of the run's while it trains",
+        "move the trained directory back; or stop, and start again to continue from the copy",
+        "relight log RUN",
+    ),
+    _of(
         r"\bCorruptCheckpoint\b|is not what was committed|bytes long, \d+ were committed|none of .* checkpoints? can be restored",
         "corrupt",
         "bytes are missing, or differ from what was committed",

@@ -19,6 +19,7 @@ from relight.importers.content import (
 from relight.importers.files import Files
 from relight.importers.safetensors import is_safetensors, read_safetensors
 from relight.importers.torch_file import form_of, read_torch
+from relight.importers.tree_builder import described
 
 _LIGHTNING = "pytorch-lightning_version"
 
@@ -55,7 +56,7 @@ def from_dict(kind: str, format: str, told: Any, where: str) -> Content:
     elif isinstance(told, dict):
         content.take(told)
     else:
-        raise IncompatibleState(f"it has a {_named(told)} instead of a state dict or a dict of state dicts", where=where)
+        raise IncompatibleState(f"it holds {described(told)} instead of a state dict or a dict of state dicts", where=where)
     return content
 
 
@@ -99,7 +100,3 @@ def _callback_metrics(content: Content, callbacks: Any) -> None:
     for callback in callbacks.values() if isinstance(callbacks, dict) else ():
         if isinstance(callback, dict) and isinstance(callback.get("monitor"), str) and callback["monitor"].isprintable():
             content.measured(callback["monitor"][:80], callback.get("current_score"))
-
-
-def _named(value: Any) -> str:
-    return getattr(value, "name", type(value).__name__)[:120]

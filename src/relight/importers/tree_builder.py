@@ -104,7 +104,7 @@ class TreeBuilder:
             for key, item in value.items():
                 below = join_path(path, key)
                 if not _is_key(key):
-                    self._out(below, f"its key is a {_named(key)}")
+                    self._out(below, f"its key is {described(key)}")
                     continue
                 node = self._value(item, below, role, level + 1)
                 if node is not _OUT:
@@ -114,7 +114,7 @@ class TreeBuilder:
             return self._sequence(value, path, role, level)
         if kind in (set, frozenset):
             return value if all(_is_key(member) for member in value) else self._out(path, "a set of what has no place in one")
-        return self._out(path, f"it holds a {_named(value)}")
+        return self._out(path, f"it holds {described(value)}")
 
     def _sequence(self, value: Any, path: str, role: str, level: int) -> Any:
         if all(type(element) in _PLAIN for element in value):
@@ -255,13 +255,18 @@ def _is_key(key: Any, level: int = 0) -> bool:
     return key is None or type(key) in (bool, int, float, complex, bytes)
 
 
-def _named(value: Any) -> str:
-    if isinstance(value, Stranger):
-        return f"class {value.name[:120]}"
-    if isinstance(value, AllowedClass):
-        return f"class {value.name[:120]}"
-    if isinstance(value, UnpickledObject):
-        return value.name[:120]
-    return (
-        "storage" if isinstance(value, (Storage, StorageKind)) else "function" if isinstance(value, AllowedCall) else type(value).__name__
-    )
+def described(value: Any) -> str:
+    """Return what an unpickled value is, for an error, with an article. Classes of this package never appear in it."""
+    if isinstance(value, (Stranger, AllowedClass)):
+        name = f"class {value.name[:120]}"
+    elif isinstance(value, UnpickledObject):
+        name = value.name[:120]
+    elif isinstance(value, (Spec, AssembledTensor)):
+        name = "single tensor"
+    elif isinstance(value, Compound):
+        name = "sparse or quantized tensor"
+    elif isinstance(value, (Storage, StorageKind)):
+        name = "storage"
+    else:
+        name = "function" if isinstance(value, AllowedCall) else type(value).__name__
+    return f"{'an' if name[:1] in 'aeiouAEIOU' else 'a'} {name}"

@@ -12,7 +12,7 @@ from itertools import islice
 import msgspec
 
 from relight.comm.new_threads import ThreadPool
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, RunRemoved, StoreUnavailable, UnsafeContent, WrongKey
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, RunReplaced, StoreUnavailable, UnsafeContent, WrongKey
 from relight.format import Record, decode_record, encode_record, hexdigest
 from relight.format import names as format_names
 from relight.format.digest import ZERO_HEX
@@ -24,6 +24,7 @@ from relight.log import summary as summaries
 from relight.log.identity import checkpoint_dirs, now_text, read_store, require_store
 from relight.log.listing import GAP_MAX, TORN_MAX, Folders, LogListing
 from relight.log.nested import refuse_store_as_run
+from relight.log.replaced import refuse_other_record, removed
 from relight.log.slots import Slot, most_common, recorded_run, recorded_store, why_void
 from relight.log.summarizing import Summaries
 from relight.log.summary import vouched
@@ -82,12 +83,12 @@ class Log:
         self._writer = f"{socket.gethostname()[:64]}:{os.getpid()}:{secrets.token_hex(4)}"
         self._slots: dict[int, Slot] = {}
         self._unread: set[int] = set()
-        self._store_id = ""
-        self._run_id = ""
-        self._settled = False
+        self._store_id = self._run_id = ""
+        self._settled = self._looked = False
         self._settled_folders: set[str] = set()
         self._own_head = self._newest = -1
-        self._looked = False
+        self._seen = (-1, "")
+        """Number and hash of the newest record at the end of the last ``append``."""
         self._judged: LogView | None = None
         """The last view; None after any read or write that may change it."""
         self._checked: LogView | None = None
@@ -123,20 +124,14 @@ class Log:
         self._judged = None
         view = self._view()
         if view.head >= 0 and not view.records and any(slot.record for slot in self._slots.values()):
-            raise CorruptCheckpoint(
-                "none of this run's records belongs to this store and run",
-                where=f"{self._store.url}/{self._run}",
-                hint="relight.json was replaced, or the run was copied here from another store",
-            )
+            what, hint = "none of this run's records belongs to this store and run", "or the run was copied here from another store"
+            raise CorruptCheckpoint(what, where=f"{self._store.url}/{self._run}", hint=f"relight.json was replaced, {hint}")
         if view.head < 0:
             view = self._view_or_refuse()
         if view.head < 0:
             if not self._store_id:
-                raise CorruptCheckpoint(
-                    "relight.json is damaged, and this run has no log with the store's id",
-                    where=self._store.url,
-                    hint="restore relight.json from a copy, or choose another directory",
-                )
+                what, hint = "this run has no log with the store's id", "restore relight.json from a copy, or choose another directory"
+                raise CorruptCheckpoint(f"relight.json is damaged, and {what}", where=self._store.url, hint=hint)
             refuse_store_as_run(self._store, self._run)
             self._append(view, RunBody(name=self._run), epoch=0, run_id=secrets.token_hex(16))
             view = self._view()
@@ -176,11 +171,12 @@ class Log:
             raise CorruptCheckpoint("the log that was missing is there again", where=f"{self._store.url.rstrip('/')}/{self._run}")
         return self._view()
 
-    def append(self, decide: Callable[[LogView], tuple[Body, int] | None]) -> Record | None:
+    def append(self, decide: Callable[[LogView], tuple[Body, int] | None], *, commits: bool = False) -> Record | None:
         """Append the ``(body, epoch)`` that ``decide(view)`` returns. Append nothing if it returns None. This is the single commit point.
 
         If another writer takes the number first, ``decide`` is called again with the new view. Raise ``Uncertain`` if the store cannot
         determine whether the record exists. Nothing that the record refers to may then be deleted.
+        Raise ``RunReplaced``, once, if the last record known here is gone. ``commits``: read its bytes, too, at the cost of one read.
         """
         taken, pause = -1, SHOWN_PAUSE_S
         for _ in range(APPEND_TRIES):
@@ -191,13 +187,14 @@ class Log:
                 sleep(pause)
                 pause *= 2
                 continue
+            if view.head > -1 and (commits or view.head < self._seen[0]):
+                self._refuse_replaced()
             wanted = decide(view)
             if wanted is None:
+                self._seen = (view.head, view.head_hash) if view.head_hash != ZERO_HEX else self._seen
                 return None
             if view.head < 0:
-                where, hint = f"{self._store.url.rstrip('/')}/{self._run}", "move it back; or stop, and start again where it is now"
-                hint += "; or begin a new log there: on_failure=relight.failure_policy(begin_again=True)"
-                raise RunRemoved("the run's log is gone: its directory was moved or deleted", where=where, hint=hint)
+                raise removed(self._store, self._run)
             record = self._append(view, *wanted, run_id=view.run_id)
             if record is not None:
                 self._summarize(record)
@@ -226,6 +223,15 @@ class Log:
         """Make the directory entry of record ``seq`` durable: its writer may have been killed before it synced the directory."""
         self._folders.sync(seq)
 
+    def _refuse_replaced(self) -> None:
+        try:
+            if self._seen[0] >= 0:
+                refuse_other_record(self._store, self._run, *self._seen, self._load(self._seen[0]))
+        except RunReplaced:
+            self._begin_again()
+            self._seen, self._own_head, self._newest = (-1, ""), -1, -1
+            raise
+
     def _append(self, view: LogView, body: Body, epoch: int, run_id: str) -> Record | None:
         unread = next((seq for seq in self._unread if seq <= view.head), None)
         if unread is not None:  # it may be a FENCE, or the same COMMIT that is being appended
@@ -233,15 +239,9 @@ class Log:
             raise StoreUnavailable(f"a record of the log cannot be read just now: {reason}", where=self._key(unread))
         self._sync_parents(view)
         record = Record(
-            seq=view.head + 1,
-            prev=view.head_hash,
-            store=view.store_id,
-            run=run_id,
-            epoch=epoch,
-            time=self._now(),
-            writer=self._writer,
-            body=body,
-        )
+            seq=view.head + 1, prev=view.head_hash, store=view.store_id, run=run_id, epoch=epoch, time=self._now(),
+            writer=self._writer, body=body,
+        )  # fmt: skip
         data = encode_record(record)
         if len(data) > SEALED_BYTES_MAX:
             raise UnsafeContent(f"a record of {len(data)} bytes", hint="fewer or smaller metrics")
@@ -259,8 +259,8 @@ class Log:
             except StoreUnavailable as error:
                 raise Uncertain(f"created, but its name may not be durable: {error.what}", where=key) from error
             self._settled_folders = {folder}
-        self._own_head = self._newest = record.seq
         written = decode_record(data, record.seq, key)
+        self._own_head, self._newest, self._seen = record.seq, record.seq, (record.seq, written.file_hash)
         self._put(record.seq, Slot(written.file_hash, self._shared(written)))
         if self._anchor is not None:
             anchoring.wrote(self._anchor, view, written)

@@ -36,6 +36,7 @@ _SILLY = re.compile(r"\.nfs[0-9a-f]{16,}\Z")
 """Name of a file that was deleted while open on an NFS client, until it is closed there."""
 _entry_of = tuple.__new__
 """``_entry_of(Entry, pair)`` is ``Entry(*pair)`` without a Python function call: folders of 1,024 names are listed at each append."""
+_FILE_THERE = "a file is in the place of the directory"
 DIRECT_FROM_BYTES = 1 << 20
 """Smallest file that is written and read with direct I/O, if the file system supports it."""
 
@@ -174,8 +175,21 @@ class LocalStore:
                 return make(path)
             except (CheckpointNotFound, StaleHandle) as error:
                 last = error
+            if file := self._file_above(path):
+                hint = "move the file away, and the directory back if there was one"
+                raise StoreUnavailable(_FILE_THERE, where=file, hint=hint) from None
             revalidate_directory(self._disk, os.path.dirname(path))
         raise StoreUnavailable(f"its directory is deleted as fast as it is made: {last.what}", where=path) from last
+
+    def _file_above(self, path: str) -> str:
+        """Return the file that has the name of a parent directory of ``path``; empty if there is none."""
+        parent = os.path.dirname(path)
+        while len(parent) >= len(self._root):
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(self._disk.lstat(parent).st_mode):
+                    return parent
+            parent = os.path.dirname(parent)
+        return ""
 
     def _asked_twice(self, path: str, call: Callable[[], T]) -> T:
         """Return ``call()``. After "not found" or "stale handle", revalidate the directory and call again."""
@@ -226,6 +240,8 @@ class LocalStore:
                 if error.errno in (errno.ENOENT, errno.ESTALE):  # the operation itself reports it, or creates it
                     parent = os.path.dirname(parent)
                     continue
+                if error.errno == errno.ENOTDIR and (file := self._file_above(parent)):
+                    raise CheckpointNotFound(_FILE_THERE, where=file) from error
                 raise translate(error, "checking", parent) from error
             if not stat.S_ISDIR(mode):
                 raise UnsafeContent("not a directory, or a symbolic link, where a directory of the store should be", where=parent)

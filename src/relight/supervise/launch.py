@@ -7,9 +7,10 @@ import os
 import signal
 import socket
 import uuid
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic import events
@@ -36,6 +37,7 @@ from relight.supervise.settings import RunSettings
 from relight.supervise.spare import USUAL, WORKER, Spares
 from relight.supervise.supervisor import Supervisor
 
+T = TypeVar("T")
 SAVED, UNSAVED = 75, 76
 """Exit codes of a job that was asked to end: with its last step stored, and with only an earlier checkpoint stored."""
 LEFT = 77
@@ -118,14 +120,16 @@ def _script_at(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
 def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) -> JobEnd:
     """Run the job to its end. Installs the signal handlers that torchrun installs, so call it from the main thread."""
-    _usual_rendezvous(options)
+    _of_values(lambda: _usual_rendezvous(options))
     if not options.no_python and not options.run_path and options.redirects == options.tee == "0":
         options.tee = "2"  # the last lines of stderr are evidence of a failure
     os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] ")
     os.environ.setdefault(OWN_STORE, "1")
     if options.nproc_per_node != "1":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it as well, with six lines of warning
-    config, command, arguments = torchrun.config_from_args(options)
+    config, command, arguments = _of_values(lambda: torchrun.config_from_args(options))
+    if config.nproc_per_node < 1:
+        raise ConfigError(f"a flag of torchrun has an invalid value: --nproc-per-node is {config.nproc_per_node}", hint="1 or more")
     secret = job_secret(config.max_nodes)
     if not isinstance(command, str):
         raise ConfigError("--run-path starts no processes, so there is nothing to supervise", hint="leave --run-path out")
@@ -159,6 +163,20 @@ def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) 
         supervisor.close()
         if gauges is not None:
             gauges.close()
+
+
+def _of_values(read: Callable[[], T]) -> T:
+    """Return the result of ``read``, which reads the values of torchrun's flags.
+
+    ``ConfigError`` if torchrun refuses a value: it does so by ``ValueError`` and ``AssertionError``, mostly without the
+    flag's name.
+    """
+    try:
+        return read()
+    except (ValueError, AssertionError) as error:
+        words = str(error) or "a count is below 1"
+        hint = "--nnodes MIN:MAX or N, --nproc-per-node N, cpu, gpu or auto, --rdzv-conf KEY=VALUE,…"
+        raise ConfigError(f"a flag of torchrun has an invalid value: {words[:200]}", hint=hint) from None
 
 
 def _usual_rendezvous(options: argparse.Namespace) -> None:

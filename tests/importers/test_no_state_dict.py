@@ -1,0 +1,30 @@
+"""A file that holds something other than a state dict is refused in plain words, without names of Relight's classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from relight.errors import IncompatibleState
+from relight.importers.detect import detect
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.ones(3), "it holds a single tensor, where"),
+        (torch.eye(3).to_sparse(), "it holds a sparse or quantized tensor, where"),
+        ([torch.ones(3)], "it holds a list, where"),
+        (7, "it holds an int, where"),
+        (torch.ones(3).untyped_storage(), "it holds a storage, where"),
+    ],
+    ids=["tensor", "sparse", "list", "int", "storage"],
+)
+def test_the_error_names_what_the_file_holds(tmp_path: Path, value: object, words: str) -> None:
+    """``relight import`` and ``relight migrate`` show this error."""
+    torch.save(value, tmp_path / "one.pt")
+    with pytest.raises(IncompatibleState) as refused:
+        detect(tmp_path / "one.pt")
+    assert words in refused.value.what
