@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -33,6 +34,21 @@ def _make_torch_cheaper() -> None:
     directory = os.path.dirname(os.path.abspath(sitecustomize.__file__))
     entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != directory]
     os.environ["PYTHONPATH"] = os.pathsep.join([directory, *entries])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without collecting garbage, and exempt the modules and tests from later collections.
+
+    Otherwise a third of the processor time of collecting tests goes to visiting what is there already.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

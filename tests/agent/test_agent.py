@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import psutil
 import pytest
 import torch
 from tests.descriptors import new_descriptors, open_descriptors
+from tests.scripts import run_script
 from torch import nn
 
 import relight
@@ -172,7 +172,7 @@ ckpt.close()
 
 
 def trainer(run: str, until: str, then: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", SCRIPT, run, until, then], capture_output=True, text=True, timeout=120)
+    return run_script(SCRIPT, run, until, then, timeout_s=120)
 
 
 def test_what_is_sealed_is_committed_though_the_trainer_is_killed(run: str) -> None:
@@ -267,9 +267,7 @@ def test_one_slot_is_enough(run: str) -> None:
 def test_few_descriptors_are_enough(tmp_path: Path) -> None:
     """RLIMIT_NOFILE=64 is enough: there is one descriptor for each slot, not for each tensor."""
     script = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n" + SCRIPT
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "s" / "r"), "durable", "end"], capture_output=True, text=True, timeout=120
-    )
+    done = run_script(script, str(tmp_path / "s" / "r"), "durable", "end", timeout_s=120)
     assert done.returncode == 0, done.stderr
     assert "durable 3" in done.stdout
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from tests.descriptors import new_descriptors, open_descriptors
+from tests.scripts import run_script
 
 import relight
 from relight.agent import client, launch
@@ -227,7 +228,7 @@ ckpt.restore()
 ckpt.save(1, block=False)
 """
     for number in range(4):
-        process = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=False)
+        process = run_script(source, timeout_s=120)
         assert process.returncode == -9, process.stderr
         weights = torch.ones(100_000)
         with relight.Checkpointer(tmp_path / "run", weights=weights, background=True) as ckpt:

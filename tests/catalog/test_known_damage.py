@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.cli.at_hand import directory, fill, flip, ids, in_process, request
+from tests.scripts import run_script
 
 from relight.catalog import Run
 from relight.catalog.checked import checked, damage, record_checked
@@ -92,7 +91,7 @@ with relight.Checkpointer({str(tmp_path / "runs/demo")!r}, model=model, save=rel
     for step in range(first, first + 2):
         ckpt.step(step)
 """
-    run = lambda what: subprocess.run([sys.executable, "-c", script, what], check=True, capture_output=True)  # noqa: E731
+    run = lambda what: run_script(script, what).check_returncode()  # noqa: E731
     run("train")
     newest = ids(tmp_path / "runs")[-1]
     flip(directory(tmp_path / "runs", -1) / PACK)
@@ -114,7 +113,7 @@ with relight.Checkpointer(tiers, model=model, save=relight.every(steps=1), backg
     for step in range(first, first + 2):
         ckpt.step(step)
 """
-    run = lambda: subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)  # noqa: E731
+    run = lambda: run_script(script).check_returncode()  # noqa: E731
     run()
     run()
     newest = ids(tmp_path / "cold")[-1]

@@ -4,13 +4,12 @@ process is killed."""
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from tests.scripts import Script
 
 import relight
 from relight.checkpointer.adaptive_schedule import AdaptiveSchedule, attempt_lifetimes, loss_volatility, measured_restarts
@@ -218,8 +217,7 @@ def test_what_was_killed_counts_as_a_failure_and_what_ended_does_not(tmp_path: P
     """Count a process that dies by SIGKILL after some saves as one failure in the next attempt's schedule. A run that
     ended normally is no failure."""
     path = tmp_path / "runs/demo"
-    child = subprocess.Popen([sys.executable, "-c", SCRIPT, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert child.stdout is not None
+    child = Script(SCRIPT, str(path))
     for line in child.stdout:
         if int(line) >= 100:
             break

@@ -6,8 +6,6 @@ import contextlib
 import errno
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.scripts import run_script
 from torch import nn
 
 import relight
@@ -466,9 +465,7 @@ ckpt.close(save=False)
 def test_a_signal_finishes_the_step_saves_and_ends_as_it_asks(run: str, signals: list[str], code: int, steps: list[int]) -> None:
     """SIGTERM and SIGINT save the current step and end the process by the signal. A second SIGINT ends it at once.
     SIGUSR1 only saves."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SIGNALLED), run, *signals], capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_script(textwrap.dedent(SIGNALLED), run, *signals, timeout_s=120)
     assert done.returncode == code, done.stderr
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == steps if steps else True
     if code == 0:
@@ -497,7 +494,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(5)
 print("still here")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = run_script(code, timeout_s=120)
     assert done.returncode == -signal.SIGTERM
     assert "still here" not in done.stdout
 

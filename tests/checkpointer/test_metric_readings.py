@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import decimal
 import fractions
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.scripts import run_script
 
 import relight
 from relight.checkpointer import metric_values
@@ -55,7 +53,7 @@ def saved(path: Path) -> dict[str, Any]:
 def test_the_save_of_a_preempted_job_survives_its_metric(tmp_path: Path) -> None:
     """An array of one element is a number: the save on SIGTERM, the only one, must not fail for it."""
     run = tmp_path / "store" / "run"
-    process = subprocess.run([sys.executable, "-c", SCRIPT, str(run)], capture_output=True, text=True, env={**os.environ}, timeout=120)
+    process = run_script(SCRIPT, str(run), timeout_s=120)
     assert process.returncode == -signal.SIGTERM, process.stderr
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [20] and saved(run) == {"loss": 0.5}
 

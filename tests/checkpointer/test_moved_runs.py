@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tests.scripts import run_script
 
 import relight
 from relight.cli import cli
@@ -94,7 +93,7 @@ def test_a_copy_trains_beside_the_run_that_it_was_made_of(tmp_path: Path) -> Non
             "for step in range(c.restore(), 4): c.step(step)\n"
             "c.close(); print('trained', step)"
         )
-        done = subprocess.run([sys.executable, "-c", train, str(tmp_path / "a" / "copy")], capture_output=True, text=True, timeout=120)
+        done = run_script(train, str(tmp_path / "a" / "copy"), timeout_s=120)
         assert done.stdout == "trained 3\n", done.stderr
         for step in range(1, 3):
             ckpt.step(step)

@@ -101,7 +101,10 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("when_busy", ["newest", "queue"])
 def test_several_ranks_do_as_limits_state(tmp_path: Path, when_busy: str) -> None:
-    """With "queue", save every due step on two ranks. With "newest", postpone some saves, and save the last step."""
+    """With "queue", save every due step on two ranks. With "newest", postpone some saves, and save the last step.
+
+    The ranks are started by torch's own launcher, as in no other test of the suite.
+    """
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
         "--no-python", sys.executable, "-c", TRAIN, str(tmp_path / "s" / "run"), when_busy,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from tests.scripts import Script, run_script
 
 import relight
 from relight.agent import reach
@@ -413,10 +412,8 @@ def test_the_agent_drains_what_a_killed_trainer_left(s3: str, tmp_path: Path) ->
 
     The next attempt resumes.
     """
-    environment = {**os.environ, "RELIGHT_BACKGROUND": "1"}
-    command = [sys.executable, "-c", TRAIN, str(tmp_path / "hot" / "run"), f"{s3}/cold/run"]
-    child = subprocess.Popen([*command, "1000"], env=environment, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
+    script = (TRAIN, str(tmp_path / "hot" / "run"), f"{s3}/cold/run")
+    child = Script(*script, "1000", RELIGHT_BACKGROUND="1")
     for line in child.stdout:
         if (
             int(line) >= 12
@@ -426,8 +423,7 @@ def test_the_agent_drains_what_a_killed_trainer_left(s3: str, tmp_path: Path) ->
         ):
             break
     child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
+    child.communicate()
     ends = time.monotonic() + 60
     while time.monotonic() < ends:
         near, far = steps(str(tmp_path / "hot")), steps(f"{s3}/cold")
@@ -435,7 +431,7 @@ def test_the_agent_drains_what_a_killed_trainer_left(s3: str, tmp_path: Path) ->
             break
         time.sleep(0.2)
     assert near[-1] == far[-1] >= 8
-    done = subprocess.run([*command, str(near[-1] + 4)], env=environment, capture_output=True, text=True, timeout=120)
+    done = run_script(*script, str(near[-1] + 4), timeout_s=120, RELIGHT_BACKGROUND="1")
     assert done.returncode == 0, done.stderr
     assert [int(line) for line in done.stdout.split()] == list(range(near[-1] + 1, near[-1] + 4))
     assert steps(f"{s3}/cold")[-1] == near[-1] + 3

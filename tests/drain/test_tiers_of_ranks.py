@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.scripts import run_ranks
 
 from relight.agent import reach
 from relight.catalog import Run
-from relight.comm.ports import free_port
 from relight.store import LocalStore
 
 TRAIN = """
@@ -45,13 +42,10 @@ dist.destroy_process_group()
 
 def train(folder: Path, until: int, background: str, writer: str) -> dict[tuple[int, int], str]:
     """Losses by rank and step."""
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
-        "--no-python", sys.executable, "-c", TRAIN, str(folder), str(until), writer,
-    ]  # fmt: skip
-    done = subprocess.run(command, env={**os.environ, "RELIGHT_BACKGROUND": background}, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("LOSS")]
+    ranks = run_ranks(TRAIN, 2, str(folder), str(until), writer, RELIGHT_BACKGROUND=background)
+    for done in ranks:
+        assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line.split()[1:] for done in ranks for line in done.stdout.splitlines() if line.startswith("LOSS")]
     return {(int(rank), int(step)): loss for rank, step, loss in rows}
 
 

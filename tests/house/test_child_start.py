@@ -44,7 +44,7 @@ print(json.dumps({
 def child(*flags: str, source: str = TRAINING, **environment: str) -> str:
     """Run ``source`` in a new interpreter, and return its output."""
     command = [sys.executable, *flags, "-c", source]
-    changed = {**os.environ, **environment}
+    changed = {**os.environ, "TESTS_PLAIN_TORCH": "", **environment}
     return subprocess.run(command, env=changed, capture_output=True, text=True, check=True, timeout=120).stdout
 
 

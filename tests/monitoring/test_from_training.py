@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.scripts import run_script
 from watched import values
 
 from relight.monitoring import Watcher
@@ -34,8 +35,7 @@ ckpt.close()
 def test_what_a_job_did_is_seen(tmp_path: Path) -> None:
     """Three saves by an agent, which are counted, timed and traced across both processes; the run is over when it says so."""
     events, url = tmp_path / "events", str(tmp_path / "runs")
-    environment = {**os.environ, "RELIGHT_EVENTS": str(events), "RELIGHT_BACKGROUND": "1"}
-    subprocess.run([sys.executable, "-c", SCRIPT, f"{url}/demo"], check=True, env=environment)
+    assert run_script(SCRIPT, f"{url}/demo", RELIGHT_EVENTS=str(events), RELIGHT_BACKGROUND="1").returncode == 0
     heard = list(EventFiles(events).new())
     assert {one.head.role for one in heard} == {"trainer", "agent"}
     (seen,) = Watcher([url], events=events).poll(time.time())
@@ -60,8 +60,7 @@ def test_what_a_job_did_is_seen(tmp_path: Path) -> None:
 def test_a_job_that_was_killed_is_not_over(tmp_path: Path) -> None:
     """It did not say that it ended: what it told before it died is there, and nobody takes the run to be done."""
     events, url = tmp_path / "events", str(tmp_path / "runs")
-    environment = {**os.environ, "RELIGHT_EVENTS": str(events)}
-    assert subprocess.run([sys.executable, "-c", SCRIPT, f"{url}/demo", "die"], check=False, env=environment).returncode == 9
+    assert run_script(SCRIPT, f"{url}/demo", "die", RELIGHT_EVENTS=str(events)).returncode == 9
     (seen,) = Watcher([url], events=events).poll(time.time())
     assert (seen.step, seen.active) == (5, True)
 

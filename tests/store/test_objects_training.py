@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from tests.scripts import Script
 from tests.store.servers import Server
 
 from relight.agent import reach
@@ -49,12 +47,9 @@ def losses(ledger: Path) -> dict[int, str]:
 @pytest.mark.parametrize("seed", [1])
 def test_killed_training_goes_on_to_the_bit(s3_server: Server, s3: str, tmp_path: Path, seed: int) -> None:
     """SIGKILL three times at random moments; each life resumes what is committed in the bucket, and all losses are those of a run left alone."""
-    environment = {**os.environ, "RELIGHT_BACKGROUND": "1"}
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN)
 
-    def start(url: str, ledger: Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, str(script), url, str(STEPS), str(ledger)], env=environment, stderr=subprocess.PIPE)
+    def start(url: str, ledger: Path) -> Script:
+        return Script(TRAIN, url, str(STEPS), str(ledger), RELIGHT_BACKGROUND="1")
 
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     child = start(f"{s3}/ck/alone", alone)
@@ -72,7 +67,7 @@ def test_killed_training_goes_on_to_the_bit(s3_server: Server, s3: str, tmp_path
                 time.sleep(0.005)
             time.sleep(rng.random() * 0.3)
             child.send_signal(signal.SIGKILL)
-        errors = child.communicate(timeout=120)[1].decode()
+        errors = child.communicate(timeout=120)[1]
     assert child.returncode == 0, errors
     assert losses(killed) == losses(alone)
     assert len(losses(alone)) == STEPS
