@@ -12,6 +12,7 @@ from relight.monitoring import RunSeen, SaveTimes, TierSeen
 from relight.monitoring.alert_delivery import Ledger, Message, clean, line_of, plan_messages
 from relight.monitoring.event_metrics import DurableSave
 from relight.monitoring.outcomes import Outcomes
+from relight.monitoring.overview import ROLLED_BACK_WORDS
 from relight.monitoring.rules import CRITICAL, FIRING, KINDS, PENDING, RESOLVED, Alert, AlertRule, judge, usual_rules
 from relight.monitoring.settings import Alerting, AlertTarget, alerting_of, read_alerting
 
@@ -25,7 +26,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "slow_save": ({"saving": SaveTimes(0.1, 2.0, 700.0, 3, 0, FINE.saving.last)}, "save of step 300 took"),
     "tier_full": ({"tiers": (TierSeen("hot", "u", 3, 300, 0, 0.0, 95, 100),)}, "hot is 95% full"),
     "tier_behind": ({"tiers": (TierSeen("cold", "u", 1, 100, 2, 5000.0, 1, None),)}, "cold lacks 2 checkpoints"),
-    "damaged": ({"damaged": 1, "bad": (("abc", "a flipped bit"),)}, "abc does not count as good: a flipped bit"),
+    "damaged": ({"damaged": 1, "bad": (("abc", "a flipped bit"), ("def", ROLLED_BACK_WORDS))}, "abc does not count as good: a flipped bit"),
     "risk": ({"risk": 0.9, "risk_why": "memory fills up"}, "0.90: memory fills up"),
     "job_given_up": ({"outcomes": Outcomes("stop", 400.0, given_up="an error: 3 times at step 7")}, "gave the job up 10.0 min ago"),
     "node_excluded": ({"outcomes": Outcomes(excluded=("n7: Xid 79",))}, "1 node has left the job within a day; the last: n7: Xid 79"),

@@ -30,6 +30,7 @@ OVER_S = 86400.0
 """Seconds without a record or an event after which a run counts as over."""
 RISK_S = 900.0
 """Seconds for which an alarm counts."""
+ROLLED_BACK_WORDS = "rolled back: the run resumed from an earlier checkpoint"
 SUSPECT_WORDS = "the saved values may be wrong, though no byte has changed since the save"
 RUNS_MAX = 10_000
 ROUNDS_MAX = 100
@@ -279,7 +280,7 @@ def _why_bad(one: Checkpoint, history: History, known: Mapping[str, Verification
     if one.body.suspect:
         return SUSPECT_WORDS
     if one.id in history.rolled_back_ids:
-        return "rolled back: the run resumed from an earlier checkpoint"
+        return ROLLED_BACK_WORDS
     return _damage(one, known, tally)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from relight.monitoring.overview import RunSeen
+from relight.monitoring.overview import ROLLED_BACK_WORDS, RunSeen
 from relight.run_names import run_name
 
 INFO, WARNING, CRITICAL = "info", "warning", "critical"
@@ -163,7 +163,7 @@ def _behind(seen: RunSeen, limit: float, now: float) -> Found:
 
 def _damaged(seen: RunSeen, limit: float, now: float) -> Found:
     if seen.damaged > limit:
-        id_, why = next(((id_, why) for id_, why in reversed(seen.bad) if not why.startswith("set aside")), ("", ""))
+        id_, why = next(((id_, why) for id_, why in reversed(seen.bad) if why != ROLLED_BACK_WORDS), ("", ""))
         yield "", f"checkpoint {id_} does not count as good: {why}" if id_ else f"{seen.damaged} checkpoints do not count as good"
 
 

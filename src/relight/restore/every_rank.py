@@ -21,7 +21,7 @@ from relight.log import Checkpoint
 from relight.ranks.collective_errors import raise_on_all_ranks
 from relight.ranks.rng_groups import gather_rng_positions
 from relight.restore.elastic_state import remap_rank_state
-from relight.restore.find import Places, Source, agreed, first_good, read_places
+from relight.restore.find import CopySource, Places, agreed, first_good, read_places
 from relight.restore.memory_sources import MemorySources
 from relight.restore.reader import RestoreReader
 from relight.restore.request import RestoreRequest
@@ -68,7 +68,7 @@ def _restore_first(request: RestoreRequest, near: MemorySources) -> Resumed:
     return result
 
 
-def _restore(request: RestoreRequest, source: Source, checkpoint: Checkpoint, result: Resumed, near: MemorySources) -> None:
+def _restore(request: RestoreRequest, source: CopySource, checkpoint: Checkpoint, result: Resumed, near: MemorySources) -> None:
     ranks, components, view = request.ranks, request.components, source.view
     rank, world = ranks.world.rank, ranks.world.size
     # No rank may continue to the collective exchange while another rank aborts.

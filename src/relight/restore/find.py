@@ -22,7 +22,7 @@ from relight.store import ByteStore
 from relight.store.retry import first_contact
 
 
-class Source(NamedTuple):
+class CopySource(NamedTuple):
     """Where one copy of a checkpoint is read, and other places (``spares``) that have its bytes."""
 
     store: ByteStore
@@ -37,14 +37,14 @@ class Places(NamedTuple):
     merged: Merged
     silent: set[int]
 
-    def source_of(self, copy: TierCopy) -> Source:
+    def source_of(self, copy: TierCopy) -> CopySource:
         """Return where to read a copy."""
         place = self.tiers[copy.place]
         assert place.view is not None  # the tier's log has the checkpoint
         copies = self.merged.copies.get(copy.checkpoint.original_id, ())
         others = [other for other in copies if other != copy and other.place not in self.silent]
         spares = tuple((self.tiers[other.place].store, other.checkpoint.lies_in(self.tiers[other.place].run)) for other in others)
-        return Source(place.store, place.view, spares)
+        return CopySource(place.store, place.view, spares)
 
     def copies_of(self, checkpoints: Iterable[Checkpoint]) -> Iterator[TierCopy]:
         """Yield the copies of each checkpoint, the nearest first."""

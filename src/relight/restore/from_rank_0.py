@@ -43,7 +43,7 @@ from relight.ranks.one_writer import OneWriter
 from relight.ranks.remote_errors import decode_error, encode_error
 from relight.ranks.rng_groups import gather_rng_positions
 from relight.restore.elastic_state import RemappedState, remap_rank_state
-from relight.restore.find import Places, Source, first_good, read_places, reported
+from relight.restore.find import CopySource, Places, first_good, read_places, reported
 from relight.restore.memory_sources import MemorySources
 from relight.restore.reader import RestoreReader
 from relight.restore.request import RestoreRequest
@@ -138,7 +138,7 @@ def _listed(request: RestoreRequest, result: Resumed, ranks: OneWriter) -> tuple
 
 def _restore(
     request: RestoreRequest,
-    source: Source | None,
+    source: CopySource | None,
     checkpoint: Checkpoint,
     result: Resumed,
     near: MemorySources | None,
