@@ -268,4 +268,4 @@ def outcome_of_ranks(kind: str) -> str:
     unwatch_loaders({"data": loader})
     if "data" in remapped.components:
         return ONCE
-    return AGAIN if any(note.startswith("data begins its epoch") for note in remapped.notes) else SILENT
+    return AGAIN if any(note.startswith("data starts its epoch") for note in remapped.notes) else SILENT

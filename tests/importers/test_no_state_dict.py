@@ -14,11 +14,11 @@ from relight.importers.detect import detect
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (torch.ones(3), "it holds a single tensor, where"),
-        (torch.eye(3).to_sparse(), "it holds a sparse or quantized tensor, where"),
-        ([torch.ones(3)], "it holds a list, where"),
-        (7, "it holds an int, where"),
-        (torch.ones(3).untyped_storage(), "it holds a storage, where"),
+        (torch.ones(3), "it holds a single tensor instead of a state dict"),
+        (torch.eye(3).to_sparse(), "it holds a sparse or quantized tensor instead of a state dict"),
+        ([torch.ones(3)], "it holds a list instead of a state dict"),
+        (7, "it holds an int instead of a state dict"),
+        (torch.ones(3).untyped_storage(), "it holds a storage instead of a state dict"),
     ],
     ids=["tensor", "sparse", "list", "int", "storage"],
 )

@@ -13,6 +13,7 @@ from tests.supervise.lab import missing
 
 from relight.checkpointer.grace_period import GracePeriod
 from relight.policy.grace import GRACE, GraceState, fits, grace_of, kept_back
+from relight.ranks import SINGLE_RANK
 
 HERE = Path(__file__).parent
 
@@ -87,12 +88,12 @@ def test_the_first_signal_begins_the_last_moments(monkeypatch: pytest.MonkeyPatc
     moments.begin()
     assert moments.left_s == pytest.approx(3.0) and moments.bound(600) == pytest.approx(3.0)
     moments.learn({"blocked": 0.5, "copy": 0.5, "total": 1.0, "queued": 9.0})
-    assert moments.allow(7, [], None)
+    assert moments.allow(7, [], SINGLE_RANK)
     now[0] += 1.5
-    assert not moments.allow(7, [], None) and not moments.over
+    assert not moments.allow(7, [], SINGLE_RANK) and not moments.over
     now[0] += 5
     assert moments.over and moments.bound(600) == 0
     monkeypatch.delenv(GRACE)
     unknown = GracePeriod(lambda: now[0])
     unknown.begin()
-    assert unknown.left_s is None and unknown.allow(7, [], None)
+    assert unknown.left_s is None and unknown.allow(7, [], SINGLE_RANK)

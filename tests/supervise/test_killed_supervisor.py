@@ -13,10 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from relight.checkpointer.ranks import Ranks
 from tests.supervise.test_run import Job
 
-from relight.checkpointer import ranks as ranks_module
 from relight.checkpointer.signals import SignalHandlers
 from relight.comm import ThreadGroup
 from relight.comm.ports import free_port
@@ -24,6 +22,8 @@ from relight.heartbeat import Heartbeat, HeartbeatWriter, read_beat
 from relight.heartbeat.heartbeat_page import make_page
 from relight.heartbeat.supervisor_process import is_supervisor_gone
 from relight.policy import TriggerInput
+from relight.ranks import several
+from relight.ranks.several import SeveralRanks
 from relight.supervise.classify import classify
 from relight.supervise.decide import SuperviseRules, decide
 from relight.supervise.facts import Departure, FailureEvidence, Worker
@@ -77,10 +77,10 @@ def test_all_ranks_publish_why_they_end(monkeypatch: pytest.MonkeyPatch, tmp_pat
         make_page(page)
     writers = [HeartbeatWriter(str(page)) for page in pages]
     published: list[int] = []
-    monkeypatch.setattr(ranks_module, "is_supervisor_gone", lambda: gone)
+    monkeypatch.setattr(several, "is_supervisor_gone", lambda: gone)
 
     def rank(world: ThreadGroup) -> tuple[list[str], bool]:
-        ranks, signals, reasons = Ranks(world, (), 5.0), SignalHandlers(lambda name: None), []
+        ranks, signals, reasons = SeveralRanks(world, (), 5.0), SignalHandlers(lambda name: None), []
         for step in range(4):
             if (world.rank, step) == (1, 1):
                 signals._ending = signal.SIGTERM
@@ -92,7 +92,7 @@ def test_all_ranks_publish_why_they_end(monkeypatch: pytest.MonkeyPatch, tmp_pat
         def ends_unsupervised(self) -> None:
             published.append(1)
 
-    monkeypatch.setattr(ranks_module, "heartbeat", Beat)
+    monkeypatch.setattr(several, "heartbeat", Beat)
     assert ThreadGroup.run(3, rank) == [(["", "", "SIGTERM", ""], True)] * 3
     assert len(published) == (3 if gone else 0)
     writers[0].ends_unsupervised()
