@@ -143,7 +143,7 @@ def _load(
             if which != "latest":
                 raise
             failed.append(str(error).splitlines()[0])
-            emit("restore.skipped", f"checkpoint {checkpoint.id} is passed over: {error}", id=checkpoint.id, kind=error.kind)
+            emit("restore.skipped", f"checkpoint {checkpoint.id} is skipped: {error}", id=checkpoint.id, kind=error.kind)
             continue
         result: dict[str, Any] = plan.result()
         return result

@@ -50,7 +50,7 @@ def test_what_verify_finds_is_shown_by_all(relight, runs: Path) -> None:
     """ls, show, doctor, ready, and what is watched name the damaged checkpoint, what is wrong, and what found it."""
     bad, good = ids(runs)[2], ids(runs)[3]
     findings = relight("doctor", "runs/demo", "--json").json["findings"]
-    assert not [found for found in findings if "demo" in found["where"]], "metadata and sizes are as committed"
+    assert not [finding for finding in findings if "demo" in finding["where"]], "metadata and sizes are as committed"
     assert relight("verify", "runs/demo").code == 1
     listed = {row["id"]: row for row in relight("ls", "runs/demo", "--json").json}
     assert PACK in listed[bad]["damaged"]["what"] and listed[bad]["damaged"]["by"].startswith("relight verify on ")

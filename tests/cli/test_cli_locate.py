@@ -79,7 +79,7 @@ def test_a_link_is_not_followed_but_named(runs: Path) -> None:
 
 
 def test_places_that_cannot_be_looked_at_do_not_hide_the_rest(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody's private directory beside a store is passed over in hints."""
+    """Somebody's private directory next to a store is not in hints."""
     from relight.store import LocalStore
 
     real = LocalStore.list

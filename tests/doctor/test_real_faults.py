@@ -396,7 +396,7 @@ def test_a_pack_that_was_cut(runs: Path) -> None:
     (pack,) = at_hand.directory(runs, 3).glob("pack-*")
     os.truncate(pack, 100)
     finding = named(collect(str(runs / "demo")), "checkpoint-damaged")
-    assert pack.name in finding.evidence and "100 bytes" in finding.evidence and finding.section == "A checkpoint is passed over"
+    assert pack.name in finding.evidence and "100 bytes" in finding.evidence and finding.section == "A checkpoint is skipped"
 
 
 def test_all_checkpoints_gone(runs: Path) -> None:

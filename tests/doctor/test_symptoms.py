@@ -247,7 +247,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     "No more saves are made, the ranks have lost each other": lost_ranks,
     "… is not what it is on …, a suspect checkpoint": odd_rank,
     "… ranks saved it and … go on": other_ranks,
-    "A checkpoint is passed over": damaged_pack,
+    "A checkpoint is skipped": damaged_pack,
     "A record of the log counts for nothing": damaged_record,
     "This run has no checkpoint that counts, and … records of its log that count for nothing": nothing_that_counts,
     "This run has checkpoints, … and this process restored none": unrestored,

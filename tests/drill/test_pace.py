@@ -95,7 +95,7 @@ class FakeJob(stage.DrillJob):
         return []
 
     def said(self) -> str:
-        return "" if self.starts < 2 else "checkpoint c20 (step 20) is passed over"
+        return "" if self.starts < 2 else "checkpoint c20 (step 20) is skipped"
 
 
 @pytest.fixture

@@ -163,4 +163,4 @@ def test_nothing_but_a_named_error_comes_of_a_mutation(batch: int, capsys: pytes
     assert refused > whole / 10, "the mutations do not bite"
     if batch == BATCHES - 1:
         with capsys.disabled():
-            print(f"\n{COUNT} mutations; of the last {COUNT // BATCHES}, {refused} refused, {whole} harmless or passed over")
+            print(f"\n{COUNT} mutations; of the last {COUNT // BATCHES}, {refused} refused, {whole} harmless or skipped")

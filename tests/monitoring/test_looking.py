@@ -218,7 +218,7 @@ def test_random_bytes_end_no_look(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
-    """A pipe, a directory or a link in the directory of events are passed over."""
+    """A pipe, a directory or a link in the directory of events are skipped."""
     events = tmp_path / "events"
     events.mkdir(mode=0o700)
     os.mkfifo(events / "a.jsonl")

@@ -52,7 +52,7 @@ def _log_damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
             )
 
 
-@check("checkpoint-damaged", "error", "run", "metadata or sizes of a checkpoint are not what was committed", "A checkpoint is passed over")
+@check("checkpoint-damaged", "error", "run", "metadata or sizes of a checkpoint are not what was committed", "A checkpoint is skipped")
 def _damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         bad = [checkpoint for checkpoint in run.checkpoints if checkpoint.damage]

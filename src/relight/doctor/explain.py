@@ -98,8 +98,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight log RUN",
     ),
     _of(
-        r"checkpoint \S+ (\(step \d+\) )?is passed over",
-        "A checkpoint is passed over",
+        r"checkpoint \S+ (\(step \d+\) )?is skipped",
+        "A checkpoint is skipped",
         "it is damaged; the message names file, chunk and tensor; the run continues from the previous checkpoint",
         "check the disk; repair the checkpoint from another tier, if the run has one",
         "relight verify RUN",

@@ -112,7 +112,7 @@ def damage(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
             restored, back = max(beat.restored for beat in beats.values()), max(beat.first_at for beat in beats.values())
             if restored != whole[-1].step:
                 raise Wrong(f"step {whole[-1].step} is the newest undamaged checkpoint, and training continued from step {restored}")
-            reported = f"checkpoint {checkpoints[-1].id} (step {checkpoints[-1].step}) is passed over" in job.said()[before:]
+            reported = f"checkpoint {checkpoints[-1].id} (step {checkpoints[-1].step}) is skipped" in job.said()[before:]
             if not reported and stage.target.built_in:
                 raise Wrong(f"the checkpoint of step {checkpoints[-1].step} is damaged, and the job did not report that")
             and_then = ended(stage, job, incidents=0, may_be_damaged=tuple(bad))

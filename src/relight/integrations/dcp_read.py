@@ -165,7 +165,7 @@ class StorageReader(_StorageReader):
                 raise outcome
             failed.append(outcome)
             if number + 1 < len(ids):
-                emit("restore.skipped", f"checkpoint {checkpoint_id} is passed over: {outcome}", id=checkpoint_id, kind=outcome.kind)
+                emit("restore.skipped", f"checkpoint {checkpoint_id} is skipped: {outcome}", id=checkpoint_id, kind=outcome.kind)
         if len(failed) == 1:
             raise failed[0]
         raise CorruptCheckpoint(
@@ -194,7 +194,7 @@ class StorageReader(_StorageReader):
                 if self.which != "latest":
                     raise
                 failed.append(str(error).splitlines()[0])
-                emit("restore.skipped", f"checkpoint {checkpoint.id} is passed over: {error}", id=checkpoint.id, kind=error.kind)
+                emit("restore.skipped", f"checkpoint {checkpoint.id} is skipped: {error}", id=checkpoint.id, kind=error.kind)
         raise CorruptCheckpoint(
             f"none of the {len(failed)} checkpoints of run {self._run_name!r} can be read", where=self._store_url, details=failed
         )

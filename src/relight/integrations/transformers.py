@@ -147,7 +147,7 @@ class TrainerCheckpoints(TrainerCallback):
         for checkpoint in reversed(candidates):
             if all(not findings for _, findings in store.verify(checkpoint.id)):
                 return checkpoint.id
-            emit("restore.skipped", f"checkpoint {checkpoint.id} is passed over: it does not verify", id=checkpoint.id, kind="corrupt")
+            emit("restore.skipped", f"checkpoint {checkpoint.id} is skipped: it does not verify", id=checkpoint.id, kind="corrupt")
         if candidates:
             raise CorruptCheckpoint(f"none of the {len(candidates)} checkpoints can be read", where=os.fspath(self._path))
         return None

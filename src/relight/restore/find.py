@@ -107,7 +107,7 @@ def first_good(request: RestoreRequest, found: Iterable[TierCopy], attempt: Call
                 damaged[checkpoint.id] = f"{error.where}: {error.what}" if error.where else error.what
             emit(
                 "restore.skipped",
-                f"checkpoint {checkpoint.id} (step {checkpoint.step}) is passed over: {error}",
+                f"checkpoint {checkpoint.id} (step {checkpoint.step}) is skipped: {error}",
                 id=checkpoint.id,
                 step=checkpoint.step,
                 kind=error.kind,
@@ -136,7 +136,7 @@ def report_suspect(history: History, which: str | int) -> None:
         if first is not None and checkpoint.body.suspect and checkpoint.seq > first.seq:
             emit(
                 "restore.skipped",
-                f"checkpoint {checkpoint.id} (step {checkpoint.step}) is passed over: "
+                f"checkpoint {checkpoint.id} (step {checkpoint.step}) is skipped: "
                 f"ranks differed in what they should have had in common when it was saved; restore({checkpoint.id!r}) takes it",
                 id=checkpoint.id,
                 step=checkpoint.step,
