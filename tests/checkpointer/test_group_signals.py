@@ -78,6 +78,16 @@ def test_a_signal_to_the_group_saves_the_last_finished_step(cell: endings.Cell, 
     assert endings.trial(cell, tmp_path, random.Random(1)) == ""
 
 
+def test_trials_in_the_background_of_a_shell_react_to_interrupts() -> None:
+    """``make endings &`` ignores SIGINT, and its trials inherited that: all trials with SIGINT failed."""
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        endings.main(["--only", "no cell has this name"])
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
 @pytest.mark.parametrize("number", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
 def test_spawned_workers_survive_the_signal(tmp_path: Path, number: str) -> None:
     """Workers that are spawned ignore the signal of their group as forked ones do."""
