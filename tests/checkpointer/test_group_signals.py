@@ -78,14 +78,15 @@ def test_a_signal_to_the_group_saves_the_last_finished_step(cell: endings.Cell, 
     assert endings.trial(cell, tmp_path, random.Random(1)) == ""
 
 
-def test_trials_in_the_background_of_a_shell_react_to_interrupts() -> None:
-    """``make endings &`` ignores SIGINT, and its trials inherited that: all trials with SIGINT failed."""
-    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def test_trials_in_the_background_of_a_shell_react_to_signals() -> None:
+    """``nohup make endings &`` ignores SIGINT and SIGHUP, and its trials inherited that: all with these signals failed."""
+    former = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     try:
         endings.main(["--only", "no cell has this name"])
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert not any(signal.getsignal(number) is signal.SIG_IGN for number in former)
     finally:
-        signal.signal(signal.SIGINT, former)
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])

@@ -166,8 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="only cells with this text in their name")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it in a background command, and so would each job
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
+        if signal.getsignal(number) is signal.SIG_IGN:  # by a shell's background or nohup; a job would inherit that
+            signal.signal(number, handler)
     chosen = [cell for cell in cells() if options.only in str(cell)]
 
     def progress(report: EndingReport) -> None:
