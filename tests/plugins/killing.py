@@ -16,6 +16,9 @@ from pathlib import Path
 
 import psutil
 
+import relight
+from relight.errors import RelightError
+
 ROOT = Path(__file__).parents[2]
 STEP = re.compile(r"(step +\d+|after +\d+) +((?:\w+ [-+.\de]+ ?)+)")
 """Pattern of names and numbers. torchrun's workers write unbuffered, so that a warning may follow on the same line."""
@@ -35,8 +38,19 @@ class Told:
         return [int(name.split()[1]) for name in self.steps if name.startswith("step")]
 
 
-def run(command: Sequence[str], *, kill_at: int | None = None, env: dict[str, str] | None = None, timeout_s: float = 240) -> Told:
-    """Run a command. With ``kill_at``, kill it and all its children as soon as it has printed that step."""
+def run(
+    command: Sequence[str],
+    *,
+    kill_at: int | None = None,
+    saved: Path | None = None,
+    env: dict[str, str] | None = None,
+    timeout_s: float = 240,
+) -> Told:
+    """Run a command. With ``kill_at``, kill it and all its children once it has printed that step.
+
+    With ``saved``, a run, the kill waits until that run has a checkpoint: a save in the background may take longer
+    than forty short steps.
+    """
     process = subprocess.Popen(
         [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         env={**os.environ, "RELIGHT_BACKGROUND": "0", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "", **(env or {})},
@@ -50,7 +64,8 @@ def run(command: Sequence[str], *, kill_at: int | None = None, env: dict[str, st
             lines.append(line)
             if match := STEP.search(line):
                 steps[" ".join(match[1].split())] = match[2].strip()
-                if kill_at is not None and match[1].startswith("step") and int(match[1].split()[1]) >= kill_at and not killed:
+                reached = kill_at is not None and match[1].startswith("step") and int(match[1].split()[1]) >= kill_at
+                if reached and not killed and (saved is None or _has_checkpoint(saved)):
                     _kill(process.pid)
                     killed = True
             if time.monotonic() > ends:
@@ -59,6 +74,12 @@ def run(command: Sequence[str], *, kill_at: int | None = None, env: dict[str, st
     text = "".join(lines)
     assert killed or process.returncode == 0, text[-3000:]
     return Told(steps, killed, text)
+
+
+def _has_checkpoint(path: Path) -> bool:
+    with contextlib.suppress(RelightError):
+        return bool(relight.open(path).checkpoints())
+    return False
 
 
 def _kill(pid: int) -> None:
@@ -72,15 +93,19 @@ def _kill(pid: int) -> None:
             process.kill()
 
 
-def killed_and_resumed(command: Sequence[str], kills: Sequence[int], tmp_path: Path, env: dict[str, str] | None = None) -> list[Told]:
+def killed_and_resumed(
+    command: Sequence[str], kills: Sequence[int], tmp_path: Path, env: dict[str, str] | None = None, *, background: bool = False
+) -> list[Told]:
     """Run ``command RUN`` uninterrupted. Then kill a second run at each of ``kills``, and finish it. Every step must
     be equal, and none missing.
 
     Every attempt after the first must resume after the first step.
     """
+    path = tmp_path / "killed" / "run"
+    saved, env = (path, {**(env or {}), "RELIGHT_BACKGROUND": "1"}) if background else (None, env)
     straight = run([*command, str(tmp_path / "straight" / "run")], env=env)
     assert straight.numbers[0] == 1 and straight.numbers == sorted(straight.numbers), straight.text[-3000:]
-    attempts = [run([*command, str(tmp_path / "killed" / "run")], kill_at=step, env=env) for step in [*kills, None]]
+    attempts = [run([*command, str(path)], kill_at=step, saved=saved, env=env) for step in [*kills, None]]
     assert [attempt.killed for attempt in attempts] == [*(True for _ in kills), False]
     for before, attempt in zip(attempts, attempts[1:]):
         assert 1 < attempt.numbers[0] <= before.numbers[-1] + 1, attempt.text[-3000:]

@@ -232,4 +232,4 @@ def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
 
 def test_saves_go_on_behind_training(tmp_path) -> None:
     """Repeat the losses with background saves, killed twice."""
-    killed_and_resumed(["examples/lightning_fit.py"], [40, 90], tmp_path, env={"RELIGHT_BACKGROUND": "1"})
+    killed_and_resumed(["examples/lightning_fit.py"], [40, 90], tmp_path, background=True)
