@@ -147,7 +147,8 @@ class Checkpointer(Holds):
         if self._world.rank:
             demote_info_logs()
         self._heirs = Handover(self._ranks, self._components, f"{self._store.url}/{self._run}")
-        self._boundary = Boundary(self._components, self._ranks.cache_of_all(self._recall), self._heirs.published_state)
+        self._recall_all = self._ranks.cache_of_all(self._recall)
+        self._boundary = Boundary(self._components, self._recall_all, self._heirs.published_state)
         self._last_moments = GracePeriod()
         self._signals = SignalHandlers(self._last_moments.on_signal, self._ranks.several) if signals else None
         self._watch = ComponentWatch(self._components, self._world.rank == 0)
@@ -209,7 +210,7 @@ class Checkpointer(Holds):
             self._last_step, self._last_micro_step = self._last_saved or (None, None)
             report_restored(resumed, start, self._environment_info())
         scale_learning_rates(self._components, resumed.cut, only if resumed.checkpoint is not None else None)
-        self._boundary = Boundary(self._components, self._ranks.cache_of_all(self._recall), self._heirs.published_state)
+        self._boundary = Boundary(self._components, self._recall_all, self._heirs.published_state)
         self._last_save_s = monotonic()
         for observer in observers:
             observer.on_restore(self, start, self._parent)
@@ -358,7 +359,7 @@ class Checkpointer(Holds):
             return
         try:
             with raise_on_all_ranks(self._ranks, "planning a restore of what is saved"):
-                state = self._plans.check(self._components, capture(self._components, recall=self._ranks.cache_of_all(self._recall)))
+                state = self._plans.check(self._components, capture(self._components, recall=self._recall_all))
             try_store(self._store, self._run, self._ranks, self._world.rank, options.full_bytes(state), self._keep.last or 2)
         except BaseException:
             if self._signals is not None:

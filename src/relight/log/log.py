@@ -24,7 +24,7 @@ from relight.log import summary as summaries
 from relight.log.identity import checkpoint_dirs, now_text, read_store, require_store
 from relight.log.listing import GAP_MAX, TORN_MAX, Folders, LogListing
 from relight.log.nested import refuse_store_as_run
-from relight.log.replaced import refuse_other_record, removed
+from relight.log.replaced import other_runs_records, refuse_other_record, removed, without_store_id
 from relight.log.slots import Slot, most_common, recorded_run, recorded_store, why_void
 from relight.log.summarizing import Summaries
 from relight.log.summary import vouched
@@ -124,14 +124,12 @@ class Log:
         self._judged = None
         view = self._view()
         if view.head >= 0 and not view.records and any(slot.record for slot in self._slots.values()):
-            what, hint = "none of this run's records belongs to this store and run", "or the run was copied here from another store"
-            raise CorruptCheckpoint(what, where=f"{self._store.url}/{self._run}", hint=f"relight.json was replaced, {hint}")
+            raise other_runs_records(self._store, self._run)
         if view.head < 0:
             view = self._view_or_refuse()
         if view.head < 0:
             if not self._store_id:
-                what, hint = "this run has no log with the store's id", "restore relight.json from a copy, or choose another directory"
-                raise CorruptCheckpoint(f"relight.json is damaged, and {what}", where=self._store.url, hint=hint)
+                raise without_store_id(self._store)
             refuse_store_as_run(self._store, self._run)
             self._append(view, RunBody(name=self._run), epoch=0, run_id=secrets.token_hex(16))
             view = self._view()

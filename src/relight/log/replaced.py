@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from relight.errors import RunRemoved, RunReplaced, StoreUnavailable
+from relight.errors import CorruptCheckpoint, RunRemoved, RunReplaced, StoreUnavailable
 from relight.log.history import History
 from relight.log.slots import Slot
 from relight.store import ByteStore
 
 _BACK = "move the trained directory back; or stop, and start again to continue from the directory that is there now"
+
+
+def other_runs_records(store: ByteStore, run: str) -> CorruptCheckpoint:
+    """Return the error of a log with records of another store or run only."""
+    return CorruptCheckpoint(
+        "none of this run's records belongs to this store and run",
+        where=f"{store.url}/{run}",
+        hint="relight.json was replaced, or the run was copied here from another store",
+    )
+
+
+def without_store_id(store: ByteStore) -> CorruptCheckpoint:
+    """Return the error of a store that neither ``relight.json`` nor the run's log has an id of."""
+    return CorruptCheckpoint(
+        "relight.json is damaged, and this run has no log with the store's id",
+        where=store.url,
+        hint="restore relight.json from a copy, or choose another directory",
+    )
 
 
 def removed(store: ByteStore, run: str) -> RunRemoved:

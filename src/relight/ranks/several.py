@@ -26,7 +26,7 @@ from relight.layout.shards import LocalBox
 from relight.observe import emit
 from relight.policy import Trigger, TriggerInput
 from relight.policy.triggers import reason_by_step, reason_now
-from relight.ranks.group import RankGroup, Signals
+from relight.ranks.group import Signals
 from relight.ranks.part_items import owned, part_items
 from relight.ranks.postponed import postpone
 from relight.ranks.remote_errors import decode_error, encode_error
@@ -62,7 +62,7 @@ class Written(NamedTuple):
     fixed: object
 
 
-class SeveralRanks(RankGroup):
+class SeveralRanks:
     """This rank's side of a group of several ranks. Every rank must make the same calls."""
 
     several = True

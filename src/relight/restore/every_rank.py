@@ -12,7 +12,6 @@ from relight.catalog import open_checkpoint
 from relight.catalog.merged_parts import check_pieces, whole_of
 from relight.catalog.one_writer import apart, saved_by, with_own
 from relight.catalog.tiers import TierCopy
-from relight.errors import StoreUnavailable
 from relight.format import decode_tree
 from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
@@ -41,31 +40,30 @@ def restore_from_store(request: RestoreRequest) -> Resumed:
 def _restore_first(request: RestoreRequest, near: MemorySources) -> Resumed:
     started, ranks = perf_counter(), request.ranks
     result = Resumed(searched=True)
-    places: Places | None = None
+    places = _read_in_order(request, result)
+
+    def attempt(copy: TierCopy) -> None:
+        source = places.source_of(copy)
+        # The garbage collector stays paused until all objects made for the restore are freed.
+        with raise_on_all_ranks(ranks, f"restoring checkpoint {copy.checkpoint.id}"), collector_paused():
+            _restore(request, source, copy.checkpoint, result, near)
+
+    # with several ranks, rank 0's log decides whether the run exists
+    copies = places.copies_of(agreed(request, places.merged.history))
+    if first_good(request, copies, attempt, result, [tier.name for tier in places.tiers], places.silent):
+        result.seconds = perf_counter() - started
+    return result
+
+
+def _read_in_order(request: RestoreRequest, result: Resumed) -> Places:
+    """Read the logs on rank 0 first: other ranks then read at least the records that it read. Collective."""
+    ranks, places = request.ranks, None
     for leads in (True, False) if ranks.several else (True,):
         with raise_on_all_ranks(ranks, "reading the log"):
-            # rank 0 first: other ranks then read at least the records that it read
             if leads == (ranks.world.rank == 0):
                 places = read_places(request, result)
     assert places is not None
-    found = places
-
-    def attempt(copy: TierCopy) -> None:
-        source = found.source_of(copy)
-        try:
-            # The garbage collector stays paused until all objects made for the restore are freed.
-            with raise_on_all_ranks(ranks, f"restoring checkpoint {copy.checkpoint.id}"), collector_paused():
-                _restore(request, source, copy.checkpoint, result, near)
-        except StoreUnavailable:
-            found.silent.add(copy.place)
-            raise
-        if copy.place and result.source == "store":
-            result.source = found.tiers[copy.place].name
-
-    # with several ranks, rank 0's log decides whether the run exists
-    if first_good(request, found.copies_of(agreed(request, found.merged.history)), attempt, result):
-        result.seconds = perf_counter() - started
-    return result
+    return places
 
 
 def _restore(request: RestoreRequest, source: CopySource, checkpoint: Checkpoint, result: Resumed, near: MemorySources) -> None:

@@ -85,11 +85,19 @@ def refuse_nothing(view: LogView | None, further: Sequence[Reach], which: str | 
     raise nothing_counts(view, where)
 
 
-def first_good(request: RestoreRequest, found: Iterable[TierCopy], attempt: Callable[[TierCopy], None], result: Resumed) -> bool:
+def first_good(
+    request: RestoreRequest,
+    found: Iterable[TierCopy],
+    attempt: Callable[[TierCopy], None],
+    result: Resumed,
+    tiers: Sequence[str],
+    silent: set[int],
+) -> bool:
     """Call ``attempt`` with one copy after another until one is restored. Report each copy that cannot be restored, and
     skip it if the latest checkpoint is wanted, or if another copy of the same checkpoint follows.
 
-    Return False if there is no copy to try. Raise ``CorruptCheckpoint`` if no copy can be restored.
+    ``tiers``: their names. ``silent`` gets the positions of tiers that do not answer. Return False if there is no copy
+    to try. Raise ``CorruptCheckpoint`` if no copy can be restored.
     """
     failed: list[RelightError] = []
     result.run, result.where = request.run, request.store.url
@@ -98,6 +106,8 @@ def first_good(request: RestoreRequest, found: Iterable[TierCopy], attempt: Call
         try:
             attempt(copy)
         except (CorruptCheckpoint, UnsafeContent, StoreUnavailable) as error:
+            if isinstance(error, StoreUnavailable):
+                silent.add(copy.place)
             if request.which != "latest" and not copy.has_next:
                 raise
             failed.append(error)
@@ -113,6 +123,8 @@ def first_good(request: RestoreRequest, found: Iterable[TierCopy], attempt: Call
                 kind=error.kind,
             )
         else:
+            if copy.place and result.source == "store":
+                result.source = tiers[copy.place]
             return True
     if not failed:
         return False

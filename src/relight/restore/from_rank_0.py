@@ -27,7 +27,7 @@ from relight.catalog.opened import Opened
 from relight.catalog.tiers import TierCopy
 from relight.comm import RankTimeout
 from relight.decode import from_msgpack
-from relight.errors import RelightError, StoreUnavailable
+from relight.errors import RelightError
 from relight.format import Tensor, decode_tree, encode_tree
 from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
@@ -91,16 +91,9 @@ def _restore_first(request: RestoreRequest, near: MemorySources | None, ranks: O
 
     def attempt(copy: TierCopy) -> None:
         source = places.source_of(copy) if places is not None else None
-        try:
-            _restore(request, source, copy.checkpoint, result, near, ranks)
-        except StoreUnavailable:
-            if places is not None:
-                places.silent.add(copy.place)
-            raise
-        if copy.place and result.source == "store":
-            result.source = names[copy.place]
+        _restore(request, source, copy.checkpoint, result, near, ranks)
 
-    if first_good(request, copies, attempt, result):
+    if first_good(request, copies, attempt, result, names, places.silent if places is not None else set()):
         result.seconds = perf_counter() - started
     return result
 
