@@ -61,8 +61,9 @@ docs: $(STAMP) ## do the pages tell what is so: names, settings, events, links, 
 site: $(STAMP) ## the pages as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-unit: $(STAMP) ## the tests, without the long proofs; WORKERS=n at once
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+unit: $(STAMP) ## the tests, without the long proofs; WORKERS=n at once; up to three that fail are run again alone
+	rm -rf .pytest_cache
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder || { [ $$? = 1 ] && $(BIN)/python tests/once_more.py; }
 
 long: $(STAMP) ## what the tests leave out: more kinds, worlds, moments, of jobs that fail and go on
 	TESTS_PLAIN_TORCH=1 $(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist load --timeout 600 $(addprefix tests/,supervise ranks drain prove drill agent crash/test_crash_engine.py store/test_striped_training.py simulate house)

@@ -18,8 +18,9 @@ from relight.doctor.bounded import BoundedProbe
 from relight.doctor.facts import LiveProcess, Machine, Package
 from relight.heartbeat import read_beat
 from relight.supervise.classify import kernel_kind
+from relight.supervise.kernel_log import kernel_lines
 from relight.supervise.own_memory import directories, left_in
-from relight.supervise.procfs import kernel_lines, sample_process
+from relight.supervise.procfs import sample_process
 
 _LIMITS = {
     "memlock": resource.RLIMIT_MEMLOCK, "open files": resource.RLIMIT_NOFILE, "file size": resource.RLIMIT_FSIZE,

@@ -1,4 +1,4 @@
-"""Reads process states, CPU times and the kernel's messages from /proc and /dev/kmsg."""
+"""Reads process states and CPU times from /proc."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_AGENT = "relight.agent.server"
+"""Module of the agent, the process that writes saves, in its command line."""
 
 
 class ProcessSample(NamedTuple):
@@ -77,6 +79,11 @@ def where_in_kernel(pid: int) -> str:
     return ""
 
 
+def sample_agent(pid: int) -> ProcessSample:
+    """Sample the agent with that process id. Return an empty sample if another process has the id now."""
+    return sample_process(pid) if _AGENT in command_of(pid) else ProcessSample()
+
+
 def oom_kills() -> int:
     """Return how many processes of this control group the kernel has killed for lack of memory."""
     with contextlib.suppress(OSError, ValueError):
@@ -91,29 +98,6 @@ def oom_kills() -> int:
             if kills is not None:
                 return kills
     return 0
-
-
-def kernel_lines(since: float) -> list[str]:
-    """Return the kernel's messages since a time of its monotonic clock; empty if they may not be read."""
-    lines: list[str] = []
-    with contextlib.suppress(OSError):
-        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            while len(lines) < 10_000:
-                try:
-                    line = os.read(descriptor, 8192).decode(errors="replace")
-                # the message was overwritten meanwhile: the next read returns the oldest one that exists
-                except BrokenPipeError:
-                    continue
-                head, _, text = line.partition(";")
-                fields = head.split(",")
-                if len(fields) > 2 and fields[2].isdecimal() and int(fields[2]) / 1e6 >= since:
-                    lines.append(text.splitlines()[0])
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(descriptor)
-    return lines
 
 
 def _count(path: Path, name: str) -> int | None:

@@ -47,17 +47,16 @@ from relight.supervise.decide import FENCED, Past, SuperviseRules, decide
 from relight.supervise.facts import Decision, Departure, Failure, FailureEvidence, Worker
 from relight.supervise.goodput import FIRST, TRAINING, Account, Goodput
 from relight.supervise.incidents import Incident, IncidentLog, RecoveryRecord, incident_of, once_each, read_incidents
+from relight.supervise.kernel_log import kernel_lines, lines_about
 from relight.supervise.limits import HangTimeouts, HangVerdict, JobWatch, LearnedDurations, RankObservation
 from relight.supervise.notices import Notices
 from relight.supervise.own_memory import make_directory, sweep_memory
 from relight.supervise.prediction_thread import OFTEN_FOR_S, OFTEN_S
-from relight.supervise.procfs import ProcessSample, busy_s, catches, command_of, kernel_lines, oom_kills, sample_process
+from relight.supervise.procfs import busy_s, catches, oom_kills, sample_agent, sample_process
 from relight.supervise.remote_causes import CLOCKS_S, Endings
 from relight.supervise.requests import Requests
 from relight.supervise.stragglers import Stragglers
 
-_AGENT = "relight.agent.server"
-"""Module of the agent, the process that writes saves, in its command line."""
 STRAGGLERS_EVERY_S = 1.0
 ELSEWHERE_EVERY_S = 5.0
 """Seconds between two checks, on a node without the rendezvous, whether another node has stopped the job."""
@@ -368,8 +367,7 @@ class Supervisor:
 
     def beats(self) -> dict[int, Heartbeat]:
         """Return the last heartbeat of each rank."""
-        beats = {rank: read_beat(self._page(rank)) for rank in self._pids}
-        return {rank: beat for rank, beat in beats.items() if beat is not None}
+        return {rank: beat for rank in self._pids if (beat := read_beat(self._page(rank))) is not None}
 
     @property
     def steps(self) -> int:
@@ -469,7 +467,7 @@ class Supervisor:
 
         Ranks that wait for it then write their saves themselves. The next save starts a new agent.
         """
-        stuck = self._agents.update(self._clock(), [sight.beat for sight in sights.values() if sight.beat is not None], _agent_at)
+        stuck = self._agents.update(self._clock(), [sight.beat for sight in sights.values() if sight.beat is not None], sample_agent)
         if stuck is not None:
             emit("agent.hung", f"{stuck.why}; it is killed, and the next save starts another agent", pid=stuck.pid)
             with contextlib.suppress(OSError):
@@ -579,20 +577,19 @@ class Supervisor:
         )  # fmt: skip
 
     def _kernel(self) -> tuple[str, ...]:
-        """Return the kernel's messages during this incarnation, without those about killed processes of other jobs."""
-        pids = {f"process {pid} " for pid in self._pids.values()}
-        lines = kernel_lines(self._began)
-        return tuple(line for line in lines if "Killed process" not in line or any(pid in line for pid in pids))
+        """Return the kernel's messages during this incarnation, without those about other jobs."""
+        places = {*_directories(), *(beat.url for beat in self.beats().values() if beat.url and "://" not in beat.url)}
+        return lines_about(kernel_lines(self._began), places, self._pids.values())
 
     def _full(self) -> tuple[str, ...]:
-        full = []
-        for directory in (tempfile.gettempdir(), own_memory.MEMORY, os.getcwd()):
-            with contextlib.suppress(OSError):
-                if shutil.disk_usage(directory).free < 1 << 20:
-                    full.append(directory)
-        return tuple(full)
+        return tuple(place for place in _directories() if _is_full(place))
 
 
-def _agent_at(pid: int) -> ProcessSample:
-    """Sample the agent with that process id. Return an empty sample if another process has the id now."""
-    return sample_process(pid) if _AGENT in command_of(pid) else ProcessSample()
+def _is_full(directory: str) -> bool:
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(directory).free < 1 << 20
+    return False
+
+
+def _directories() -> tuple[str, ...]:
+    return tempfile.gettempdir(), own_memory.MEMORY, os.getcwd()
