@@ -13,17 +13,20 @@ import pytest
 import torch
 
 import relight
-from relight.agent import SaveOutcome
+from relight.agent import SaveOutcome, SaveResult
 from relight.catalog import Run
 from relight.catalog.best_by import record_best_by
 from relight.checkpointer import awaited
 from relight.checkpointer.best_so_far import BestSoFar
+from relight.checkpointer.hooks import DurableSave
 from relight.checkpointer.inflight import InflightSaves
+from relight.checkpointer.save_handle import Save
 from relight.errors import StoreUnavailable
 from relight.format.records import NoteBody
 from relight.log import Log, fold
 from relight.log.history import BEST_BY
 from relight.observe import Event, subscribe
+from relight.save_reason import ASKED
 from relight.store import open_bytes
 from relight.transfer import execute_copy, plan_copy
 from relight.versions.branching import branch
@@ -274,13 +277,19 @@ def test_an_unnamed_rule_among_several_metrics_warns_and_keeps_all(tmp_path: Pat
     assert plan.going == [] and "no checkpoint has a finite 'wer' yet (they have acc, loss)" in plan.verdicts[0].reason
 
 
+def durable(loss: float) -> DurableSave:
+    """Return a checkpoint of step 0 with that loss."""
+    save = Save(0, ASKED)
+    return DurableSave(save, SaveResult(1, "a"), {"loss": loss}, {}, before=None, waits=False)
+
+
 def test_a_save_that_fails_is_not_the_best(tmp_path: Path) -> None:
     """While a save is written, its value is the best so far. If it fails, or gives its slot away, a later value may be."""
     under_way: list[dict[str, float]] = []
     best = BestSoFar(relight.best("loss"), under_way=lambda: under_way)
-    best.committed({"loss": 0.7})
+    best.on_durable(durable(0.7))
     under_way.append({"loss": 0.5})
-    best.started({"loss": 0.5})
+    best.on_start(durable(0.5).save, {"loss": 0.5})
     assert best.values == {"loss:min": 0.5}
     best.note({"loss": 0.6})
     assert best.due({}) == {}
@@ -288,7 +297,7 @@ def test_a_save_that_fails_is_not_the_best(tmp_path: Path) -> None:
     assert best.values == {"loss:min": 0.7}
     best.note({"loss": 0.6})
     assert best.due({}) == {"loss": 0.6}
-    best.committed({"loss": math.nan})
+    best.on_durable(durable(math.nan))
     assert best.values == {"loss:min": 0.7}
 
 

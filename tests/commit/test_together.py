@@ -64,7 +64,7 @@ def test_a_part_without_trained_tensors_tells_nothing_of_them(ranks: Ranks) -> N
     before = counters["save.stale"]
     for step in range(3):
         save = Save(step, ASKED)
-        stale.notice(save, step - 1, b"", 100)
+        stale.compare(save, step - 1, b"", 100)
     assert counters["save.stale"] == before
 
 

@@ -146,7 +146,7 @@ def test_a_new_process_knows_what_saves_cost(tmp_path: Path) -> None:
     history = fold(log.read())
     assert saves_cost(history) == (BLOCKED_S, BLOCKED_S)
     schedule = AdaptiveSchedule(adaptive(mtbf="12h"), 0, 4096, Clock())
-    schedule.begin(attempt, history)
+    schedule.on_attempt(attempt, history)
     assert schedule.interval(0, {}, False) > 2 * HOUR  # type: ignore[operator]
 
 

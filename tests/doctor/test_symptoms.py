@@ -113,7 +113,7 @@ def not_the_trained_model(tmp_path: Path) -> str:
     stale = StaleModelCheck({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
     with said() as lines:
         for step in (9, 19):
-            stale.notice(SimpleNamespace(step=step, id="a"), 9 if step > 9 else None, b"same", 16)  # type: ignore[arg-type]
+            stale.compare(SimpleNamespace(step=step, id="a"), 9 if step > 9 else None, b"same", 16)  # type: ignore[arg-type]
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from time import monotonic
 
 import msgspec
 
+from relight.checkpointer.hooks import DurableSave, Hook
 from relight.checkpointer.resource_use import ResourceUse
 from relight.checkpointer.tier_pacing import TierPacer
 from relight.comm import new_threads
@@ -46,7 +47,7 @@ _INCIDENTS, _AFTER, _READ, _BYTES_MAX = "incidents", ".after.json", 32, 1 << 20
 their largest size."""
 
 
-class AdaptiveSchedule:
+class AdaptiveSchedule(Hook):
     """The adaptive schedule of one Checkpointer. Without ``relight.adaptive()`` it does nothing.
 
     Rank 0 has the interval. Another rank has none, except while a failure of its node is predicted: then it has its
@@ -93,7 +94,7 @@ class AdaptiveSchedule:
             raise ConfigError(f"adaptive(phases=…) has no {name!r}", where="phase", hint=f"it has {known}; an empty name is none of them")
         self._phase = name
 
-    def begin(self, attempt: Attempt, history: History) -> None:
+    def on_attempt(self, attempt: Attempt, history: History) -> None:
         """Read earlier attempts' lifetimes, costs of saves and restart times from the run's log and incident files."""
         if self._rules is None:
             return
@@ -128,6 +129,10 @@ class AdaptiveSchedule:
             self._decide(now)
         return self._scaled(self._rules, self.decision, writing) if self.decision is not None else None
 
+    def on_durable(self, done: DurableSave) -> None:
+        """Record the costs of a checkpoint."""
+        self.learn(done.timings, done.save.bytes, done.waits)
+
     def learn(self, timings: Mapping[str, float], stored: int, waits: bool) -> None:
         """Record the costs of a durable save. ``waits``: whether another save already waits after it."""
         if self._rules is None:
@@ -139,7 +144,7 @@ class AdaptiveSchedule:
         self._waited.append(float(waits))
         self._extra_s, self._bytes, self._due = 0.0, stored, True
 
-    def close(self) -> None:
+    def on_close(self, polite: bool) -> None:
         """Wait up to 5 s until the last decision is in the log."""
         self._onwards.close()
         if self._writer is not None:

@@ -9,6 +9,8 @@ from typing import Any
 from relight.catalog.best_by import record_best_by
 from relight.catalog.find import best, metric_value
 from relight.checkpointer.awaited import MultiRankWait
+from relight.checkpointer.hooks import DurableSave, Hook
+from relight.checkpointer.save_handle import Save
 from relight.commit import Attempt
 from relight.errors import ConfigError, StoreUnavailable
 from relight.log import History
@@ -17,7 +19,7 @@ from relight.policy import Keep, Tiers, Trigger
 from relight.policy.best_by import listed
 
 
-class BestSoFar:
+class BestSoFar(Hook):
     """Best values among checkpoints and saves in progress. ``awaited``: metrics that no step has given yet.
 
     ``under_way`` returns the metrics of the saves in progress. A save that fails or gives its slot to another drops out of it, so its
@@ -39,7 +41,7 @@ class BestSoFar:
         """Values that made a save due which is made later: postponed, or of several ranks. By the metric's name."""
         self.awaited = MultiRankWait(trigger, rules, self._leads)
 
-    def begin(self, attempt: Attempt, history: History) -> None:
+    def on_attempt(self, attempt: Attempt, history: History) -> None:
         """Learn from the run's checkpoints; on rank 0, record the run's own metric. Cost: one record, if it is new."""
         self.learn_from(history)
         if self._leads:
@@ -65,14 +67,14 @@ class BestSoFar:
             self._add(values, metrics)
         return values
 
-    def started(self, metrics: Mapping[str, float]) -> None:
+    def on_start(self, save: Save, metrics: Mapping[str, float]) -> None:
         """Learn that a save with these metrics was started."""
         self.awaited.saved(metrics)
         self._due.clear()
 
-    def committed(self, metrics: Mapping[str, float]) -> None:
-        """Learn that a save with these metrics became a checkpoint."""
-        self._add(self.durable, metrics)
+    def on_durable(self, done: DurableSave) -> None:
+        """Learn that a save became a checkpoint."""
+        self._add(self.durable, done.metrics)
 
     def note(self, values: dict[str, float]) -> dict[str, float]:
         """Remember the values of a step that are better than in any checkpoint, and return all values."""
@@ -87,8 +89,8 @@ class BestSoFar:
         """Return the metrics of a save that a trigger made due: those of its step, and the noted ones that the step lacks."""
         return {**self._due, **metrics} if self._due else metrics
 
-    def forget_due(self) -> None:
-        """Forget the values: the save that they made due has failed."""
+    def on_failure(self, save: Save) -> None:
+        """Forget the noted values: the save that they made due has failed."""
         self._due.clear()
 
     def _add(self, values: dict[str, float], metrics: Mapping[str, float]) -> None:

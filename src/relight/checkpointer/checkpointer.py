@@ -12,7 +12,7 @@ from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Any
 
-from relight.agent import Request, SaveResult, dismiss
+from relight.agent import Request, dismiss
 from relight.capture import CaptureCache, Captured, capture, environment_soon, warm_up_vector_math
 from relight.capture.restore_check import Restorable
 from relight.checkpointer import options
@@ -31,16 +31,16 @@ from relight.checkpointer.frozen_params import FrozenParams
 from relight.checkpointer.grace_period import GracePeriod, never_in_time
 from relight.checkpointer.handover import Handover
 from relight.checkpointer.holds import Holds
+from relight.checkpointer.hooks import DurableSave, Hook, ObserverHook
 from relight.checkpointer.inflight import InflightSave, InflightSaves
-from relight.checkpointer.inline_writer import after_inline, write_inline
+from relight.checkpointer.inline_writer import write_inline
 from relight.checkpointer.leaving import leave
 from relight.checkpointer.metric_feed import MetricFeed
 from relight.checkpointer.metric_values import as_they_are, numbers_of
-from relight.checkpointer.observer import observers
 from relight.checkpointer.peer_discovery import PeerDiscovery
 from relight.checkpointer.preflight import try_store
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, open_for, ranks_of
-from relight.checkpointer.retention_hook import record_damage, sweep
+from relight.checkpointer.retention_hook import Retention
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.save_requests import info_of, request_of
 from relight.checkpointer.signals import SignalHandlers, add_requester
@@ -138,7 +138,7 @@ class Checkpointer(Holds):
         self._world = find_world(self._limits.deadline_s)
         self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
         self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, wanted, guard, self._limits, self._run)
-        self._outwards = TierReplicator(tiers if self._world.rank == 0 else None)
+        self._outwards = TierReplicator(tiers, leads := self._world.rank == 0)
         self._neighbours = PeerDiscovery(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
         self._under_way = InflightSaves()
         self._looked_over, self._warmed, self._takeover, self._plans = False, False, Takeover(takeover, self), Restorable()
@@ -151,17 +151,25 @@ class Checkpointer(Holds):
         self._boundary = Boundary(self._components, self._recall_all, self._heirs.published_state)
         self._last_moments = GracePeriod()
         self._signals = SignalHandlers(self._last_moments.on_signal, self._ranks.several) if signals else None
-        self._watch = ComponentWatch(self._components, self._world.rank == 0)
-        self._resumed, self._stale, self._verified = Resumed(), StaleModelCheck(self._components, self._watch), dict[str, bool]()
+        self._watch, self._resumed = ComponentWatch(self._components, leads), Resumed()
         self._best = BestSoFar(self._trigger, self._keep, tiers, self._world.rank, self._under_way.metrics)
         self._attempt = self._background = self._environment = self._due = self._closed = None
         self._parent = self._last_saved = self._last_step = self._last_micro_step = None
         self._last_metrics: Mapping[str, Any] = {}
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
-        self._curve = MetricFeed(self._world.rank == 0)
         self._schedule = AdaptiveSchedule(self._trigger, self._world.rank, self._world.size, tiers=tiers)
-        for observer in observers:
-            observer.on_start(self)
+        self._hooks: tuple[Hook, ...] = (
+            ObserverHook(self),  # first: a drill ends the process here, before anything is recorded of the step
+            MetricFeed(leads),
+            self._watch,
+            self._neighbours,  # collective: ranks call it at the same place
+            self._best,
+            self._last_moments,
+            self._schedule,
+            StaleModelCheck(self._components, self._watch),
+            Retention(self._keep, leads, self._further),
+            self._outwards,  # after the tag, which is copied with its checkpoint
+        )
 
     # -- in the loop ---------------------------------------------------------------------------------------------------------
 
@@ -196,7 +204,6 @@ class Checkpointer(Holds):
             )
         self._neighbours.forget()
         self._resumed = resumed
-        self._verified.update(dict.fromkeys(resumed.damaged, False))
         if resumed.checkpoint is None:
             self._preflight()
             cause = f"{'fresh=True' if self._fresh.used else 'it has no checkpoint yet'} (store {self._store.url})"
@@ -212,8 +219,8 @@ class Checkpointer(Holds):
         scale_learning_rates(self._components, resumed.cut, only if resumed.checkpoint is not None else None)
         self._boundary = Boundary(self._components, self._recall_all, self._heirs.published_state)
         self._last_save_s = monotonic()
-        for observer in observers:
-            observer.on_restore(self, start, self._parent)
+        for hook in self._hooks:
+            hook.on_restore(resumed, start, self._parent)
         return start
 
     def step(self, step: int, *, samples: Any = None, micro_step: int | None = None, **metrics: Any) -> Save | None:
@@ -229,10 +236,9 @@ class Checkpointer(Holds):
         self._preflight()
         self._begin_attempt()
         self._takeover.notice()
-        for observer in observers:
-            observer.on_step(self, step, metrics, samples)
+        for hook in self._hooks:
+            hook.on_step(step, metrics, samples)
         self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, as_they_are(metrics)
-        self._curve.add(step, metrics)
         if self._background is not None:
             self._background.interval(perf_counter() - self._returned_s)
         self._poll_completed()
@@ -376,17 +382,12 @@ class Checkpointer(Holds):
             self._attempt = self._takeover.begin("restored" if self._parent else FRESH, self._best, refuse)
             self._attempt.make_smaller(self._compact)
             history = begun_history(self._attempt, self._parent, self._world.rank)
-            self._neighbours.meet()
             aside = self._fresh.begun(self._attempt, history, self._parent, self._world.rank)
             text = f"attempt {self._attempt.epoch} of run {self._run!r}{aside}"
             emit("attempt.started", text, run=self._run, epoch=self._attempt.epoch, store=self._store.url)
-            self._best.begin(self._attempt, history)
-            self._schedule.begin(self._attempt, history)
             self._resumed.notice_newer(history)
-            if self._world.rank == 0:
-                self._outwards.begin(self._attempt)
-                record_damage(self._resumed, self._store, self._run, self._further)
-                sweep(self._store, self._run)
+            for hook in self._hooks:
+                hook.on_attempt(self._attempt, history)
         return self._attempt
 
     def _saving(self) -> AbstractContextManager[None]:
@@ -470,7 +471,7 @@ class Checkpointer(Holds):
         started: float,
     ) -> Save | None:
         """Pass the save to the agent and return its handle. Return None if the agent cannot make it."""
-        save, numbers = self._outwards.expect(Save(step, reason)), numbers_of(metrics)
+        save, numbers = self._new_save(step, reason), numbers_of(metrics)
         parent = self._under_way.newest_id or self._parent
         info = info_of(state, step, reason, numbers, self._user(micro_step), self._environment_info(), parent, tag)
 
@@ -495,14 +496,22 @@ class Checkpointer(Holds):
         save.mark_requested(started, perf_counter())
         background.began(save.timings["blocked"])
         self._last_saved, self._last_save_s = (step, micro_step), monotonic()
-        self._best.started(numbers)
+        for hook in self._hooks:
+            hook.on_start(save, numbers)
+        return save
+
+    def _new_save(self, step: int, reason: SaveReason) -> Save:
+        save = Save(step, reason)
+        for hook in self._hooks:
+            hook.on_request(save)
         return save
 
     def _poll_completed(self, *, quiet: bool = False) -> None:
         """Process the saves that ended since the last call. Unless ``quiet``, raise ``Fenced``, or the error that the policy raises."""
         for begun, done in self._under_way.over():
             if done.error is None:
-                self._is_durable(begun.save, begun.before[0] if begun.before else None, done.report, begun.save.timings, begun.metrics)
+                before, waits = begun.before[0] if begun.before else None, bool(self._under_way)
+                self._is_durable(DurableSave(begun.save, done.report, begun.metrics, begun.save.timings, before, waits))
                 continue
             if self._last_saved == begun.at:
                 self._last_saved = begun.before
@@ -521,21 +530,17 @@ class Checkpointer(Holds):
         self._under_way.wait(self._last_moments.bound(self._limits.deadline_s), writer)
         self._poll_completed(quiet=quiet)
 
-    def _is_durable(
-        self, save: Save, before: int | None, report: SaveResult | SaveReport, timings: Mapping[str, float], metrics: Mapping[str, float]
-    ) -> None:
-        """Do what follows every save that became a checkpoint, whichever process wrote it. ``before``: step of the save before it."""
-        self._failed_in_a_row, self._parent = 0, report.id
-        self._best.committed(metrics)
-        self._last_moments.learn(timings)
-        self._schedule.learn(timings, save.bytes, bool(self._under_way))
-        self._stale.notice(save, before, report.trainable_digest, report.logical_bytes)
+    def _is_durable(self, done: DurableSave) -> None:
+        """Do what follows every save that became a checkpoint, whichever process wrote it."""
+        self._failed_in_a_row, self._parent = 0, done.report.id
+        for hook in self._hooks:
+            hook.on_durable(done)
 
     def _write(
         self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None
     ) -> Save:
         """Make the save in this process, with the policy's retries. Raise a store's error only if the policy requires it."""
-        save, started = self._outwards.expect(Save(step, reason)), perf_counter()
+        save, started = self._new_save(step, reason), perf_counter()
         save.mark_requested(started)
         numbers = numbers_of(metrics)
         retries = 0 if self._ranks.several else self._policy.retries  # several ranks retry together, at a later step
@@ -543,15 +548,19 @@ class Checkpointer(Holds):
         if report is None:
             self._due = self._policy.again(reason, save.error, self._failed_in_a_row) if self._ranks.several else self._due
             return self._count_failure(save)
-        self._committed(save, report, numbers, perf_counter() - started, micro_step)
-        if self._attempt is not None and self._world.rank == 0:
-            after_inline(self._attempt, report.id, tag, self._keep, self._verified)
-            self._outwards.made_here(self._attempt)
+        self._trusted.committed(report.id)
+        save.mark_written(report, perf_counter() - started)
+        before, self._last_saved, self._last_save_s = self._last_saved_step, (step, micro_step), monotonic()
+        for hook in self._hooks:
+            hook.on_start(save, numbers)
+        timings = {"blocked": save.timings["blocked"]}
+        self._is_durable(DurableSave(save, report, numbers, timings, before, bool(self._under_way), made_here=True, tag=tag))
         return save
 
     def _count_failure(self, save: Save, *, quiet: bool = False) -> Save:
         self._failed_in_a_row, self._last_save_s = self._failed_in_a_row + 1, monotonic()
-        self._best.forget_due()
+        for hook in self._hooks:
+            hook.on_failure(save)
         if not quiet:
             begin_again(self, save)
             self._policy.stop_after(self._failed_in_a_row, save.error, save.step)
@@ -569,29 +578,15 @@ class Checkpointer(Holds):
             state, info_of(state, step, reason, metrics, self._user(micro_step), self._environment_info(), self._parent), pace
         )
 
-    def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float, micro_step: int | None) -> None:
-        self._trusted.committed(report.id)
-        save.id, save.sealed, save.done = report.id, True, True
-        save.bytes, save.timings = report.stored_bytes, {**report.timings_s, "blocked": seconds}
-        save.mark_durable(f" in {seconds:.3f} s", seconds)
-        self._is_durable(save, self._last_saved_step, report, {"blocked": seconds}, metrics)
-        self._last_saved, self._last_save_s = (save.step, micro_step), monotonic()
-        self._best.started(metrics)
-
     def _finish(self, closed: Closed, *, over: bool = True, ends: bool = False) -> None:
         """Release all resources. ``over``: no process restores from this memory, so free it. ``ends``: ``SignalHandlers.end()`` follows."""
-        self._curve.flush()
         if self._background is not None:
             self._drain(quiet=True)
             self._background.close(polite=over and not self._last_moments.over)
             self._background = None
         if self._signals is not None and not (ends and self._signals.ending):
             self._signals.restore()
-        self._outwards.close()
-        self._neighbours.close(polite=over)
-        self._schedule.close()
-        self._watch.close()
-        for observer in observers:
-            observer.on_end(self)
+        for hook in reversed(self._hooks):
+            hook.on_close(over)
         self._takeover.release()
         self._closed = closed

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 from relight.capture import report_steps, unwatch_loaders, watch_loaders
 from relight.checkpointer.epoch_count import EpochCount
+from relight.checkpointer.hooks import Hook
 from relight.checkpointer.outside_state import OutsideState
 from relight.checkpointer.ungiven import UngivenOptimizers
 from relight.observe import emit
 
 
-class ComponentWatch:
+class ComponentWatch(Hook):
     """The hooks and records of one Checkpointer, from its construction to its end."""
 
     def __init__(self, components: Mapping[str, object], reports: bool) -> None:
@@ -56,7 +57,7 @@ class ComponentWatch:
                     loader=name,
                 )  # fmt: skip
 
-    def close(self) -> None:
+    def on_close(self, polite: bool) -> None:
         """Remove all hooks. Idempotent."""
         unwatch_loaders(self._components)
         self.ungiven.close()

@@ -10,6 +10,7 @@ from time import monotonic
 
 import msgspec
 
+from relight.checkpointer.hooks import DurableSave, Hook
 from relight.checkpointer.save_handle import Save
 from relight.comm import RankTimeout
 from relight.decode import from_json_bytes
@@ -24,7 +25,7 @@ _OUTLIVED_S = 10.0
 """Seconds past the announced end after which a process that still runs plans without it."""
 
 
-class GracePeriod:
+class GracePeriod(Hook):
     """Grace period of one Checkpointer. Without ``RELIGHT_GRACE_S`` it is unlimited."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -42,6 +43,10 @@ class GracePeriod:
         """Start the grace period if the signal ``name`` ends the job."""
         if name in ENDING_SIGNALS:
             self.begin()
+
+    def on_durable(self, done: DurableSave) -> None:
+        """Record what the save took."""
+        self.learn(done.timings)
 
     def learn(self, timings: Mapping[str, float]) -> None:
         """Record the seconds that a durable save took, without its wait for earlier saves."""

@@ -55,7 +55,6 @@ class Holds:
     _metadata: dict[str, Any]
     _due: SaveReason | None
     """The reason of a postponed save."""
-    _verified: dict[str, bool]
     _environment: Callable[[], dict[str, Any]] | None
 
     @property

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from relight.catalog.branches import tag_if_possible
 from relight.checkpointer.failure_policy import FailurePolicy, may_retry
-from relight.checkpointer.retention_hook import retire
 from relight.checkpointer.save_handle import Save
-from relight.commit import Attempt, SaveReport
+from relight.commit import SaveReport
 from relight.errors import ConfigError, Fenced, IncompatibleState
-from relight.policy import Keep
 
 
 def write_inline(save: Save, commit: Callable[[], SaveReport], policy: FailurePolicy, retries: int) -> SaveReport | None:
@@ -34,11 +31,3 @@ def write_inline(save: Save, commit: Callable[[], SaveReport], policy: FailurePo
             save.error = None
             return report
     return None
-
-
-def after_inline(attempt: Attempt, checkpoint_id: str, tag: str | None, keep: Keep, verified: dict[str, bool]) -> None:
-    """Tag the new checkpoint, then apply retention. ``verified`` is read and added to: which checkpoints are known to verify, by id."""
-    if tag is not None:
-        tag_if_possible(attempt.place.log, tag, checkpoint_id)
-    retire(attempt.place, keep, verified)
-    attempt.distrust(verified)

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
+from relight.checkpointer.hooks import Hook
 from relight.observe import emit
 
 EVERY_S, TELL_S = 1.0, 10.0
 METRICS_MAX, NAME_MAX = 12, 80
 
 
-class MetricFeed:
+class MetricFeed(Hook):
     """Metric feed of one rank. A step that is not recorded costs one read of the clock."""
 
     def __init__(self, tells: bool) -> None:
@@ -20,6 +21,14 @@ class MetricFeed:
         self._due = self._told = monotonic()
         self._steps: list[int] = []
         self._metrics: dict[str, list[float | None]] = {}
+
+    def on_step(self, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
+        """Record the step."""
+        self.add(step, metrics)
+
+    def on_close(self, polite: bool) -> None:
+        """Emit the last steps."""
+        self.flush()
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record a step that ended. Metrics on a device are left out, because reading them would synchronise it."""

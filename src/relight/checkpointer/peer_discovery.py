@@ -13,8 +13,11 @@ from collections import Counter
 import msgspec
 
 from relight.agent import Agent, JoinPeers, ListenForPeers, PeerAddress, connect
+from relight.checkpointer.hooks import Hook
 from relight.checkpointer.options import check_peers
+from relight.commit import Attempt
 from relight.errors import RelightError
+from relight.log import History
 from relight.observe import emit
 from relight.peers import TOKEN_BYTES, Remote, rings
 from relight.peers import Peer as RosterPeer
@@ -27,7 +30,7 @@ ASK_S = 20.0
 """Seconds that a peer may take to answer."""
 
 
-class PeerDiscovery:
+class PeerDiscovery(Hook):
     """Connects the ranks' agents with each other. All ranks make the same calls. Without ``wanted``, or with one rank,
     it does nothing."""
 
@@ -40,6 +43,10 @@ class PeerDiscovery:
         self._remote: Remote | None = None
         self._lock = threading.Lock()
         self._met = False
+
+    def on_attempt(self, attempt: Attempt, history: History) -> None:
+        """Connect the agents, if no restore has."""
+        self.meet()
 
     def meet(self) -> None:
         """Start this node's agent and send it the other agents' addresses. Idempotent. Exchanges a few hundred bytes
@@ -103,7 +110,7 @@ class PeerDiscovery:
             with contextlib.suppress(RelightError):
                 self._agent.leave()
 
-    def close(self, polite: bool = True) -> None:
+    def on_close(self, polite: bool) -> None:
         """Disconnect from the agent, which ends when no process needs it any more."""
         self.forget()
         if self._agent is not None:

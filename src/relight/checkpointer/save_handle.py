@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import monotonic, perf_counter
 from typing import NamedTuple
 
+from relight.commit import SaveReport
 from relight.errors import ConfigError, RelightError, StoreUnavailable
 from relight.observe import emit, record_span
 from relight.save_reason import SaveReason
@@ -123,6 +124,12 @@ class Save:
         self._notify(sealed=True)
         record_span("snapshot", self.id or "", self.step, now - seconds, now)
         emit("save.sealed", step=self.step, id=self.id, seconds=round(seconds, 6))
+
+    def mark_written(self, report: SaveReport, seconds: float) -> None:
+        """Mark the save as durable, by the report of this process, whose training thread waited ``seconds`` for it."""
+        self.id, self.sealed, self.done = report.id, True, True
+        self.bytes, self.timings = report.stored_bytes, {**report.timings_s, "blocked": seconds}
+        self.mark_durable(f" in {seconds:.3f} s", seconds)
 
     def mark_durable(self, how: str, waited_s: float = 0.0) -> None:
         """Emit ``save.durable``; ``how`` ends its message. ``waited_s``: seconds that the caller waited for the whole

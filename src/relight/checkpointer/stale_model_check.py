@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from relight.capture import capture
 from relight.checkpointer.component_watch import ComponentWatch
+from relight.checkpointer.hooks import DurableSave, Hook
 from relight.checkpointer.save_handle import Save
 from relight.observe import emit
 
 
-class StaleModelCheck:
+class StaleModelCheck(Hook):
     """Compares each save's trainable tensors with those of the one before, by a hash of them."""
 
     def __init__(self, components: Mapping[str, object], watch: ComponentWatch | None = None) -> None:
@@ -18,8 +19,12 @@ class StaleModelCheck:
         self._components, self._watch = components, watch
         self._last: bytes | None = None
 
-    def notice(self, save: Save, before: int | None, digest: bytes, logical_bytes: int) -> None:
-        """Tell, if all trainable tensors equal those saved at step ``before``."""
+    def on_durable(self, done: DurableSave) -> None:
+        """Compare the checkpoint with the one before."""
+        self.compare(done.save, done.before, done.report.trainable_digest, done.report.logical_bytes)
+
+    def compare(self, save: Save, before: int | None, digest: bytes, logical_bytes: int) -> None:
+        """Emit ``save.stale`` if all trainable tensors equal those saved at step ``before``."""
         if self._watch is not None:
             self._watch.saved()
         if save.step != before and digest and self._last == digest and logical_bytes and self._trains():

@@ -21,6 +21,7 @@ from relight.catalog.tiers import (
     retired_among,
     tiers_of,
 )
+from relight.checkpointer.hooks import DurableSave, Hook
 from relight.checkpointer.save_handle import Save
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
@@ -59,10 +60,12 @@ def _emit(name: str, message: str, fields: dict[str, Any]) -> None:
     emit(name, message, **fields)
 
 
-class TierReplicator:
+class TierReplicator(Hook):
     """Replication to further tiers for one attempt, on rank 0. Without further tiers it does nothing."""
 
-    def __init__(self, tiers: Tiers | None) -> None:
+    def __init__(self, tiers: Tiers | None, leads: bool = True) -> None:
+        """``leads``: whether this is rank 0; other ranks do nothing."""
+        self._leads, tiers = leads, tiers if leads else None
         given = tiers.tiers if tiers is not None else ()
         self._tiers = tuple(replace(tier, url=absolute(tier.url)) for tier in given)  # the drainer may have another directory
         self._names = frozenset(tier.name for tier in self._tiers[1:])
@@ -78,9 +81,11 @@ class TierReplicator:
         """Ids of the checkpoints that were missing at the run's end, by tier."""
         self._undo = subscribe(self._on_copied) if self._names else lambda: None
 
-    def begin(self, attempt: Attempt) -> None:
+    def on_attempt(self, attempt: Attempt, history: History) -> None:
         """Announce the tiers in the log, if they differ from the last announcement, and take over each tier that
         answers."""
+        if not self._leads:
+            return
         self._attempt = attempt
         history = first_contact(attempt.history)
         before = tiers_of(history)
@@ -97,13 +102,17 @@ class TierReplicator:
             except RelightError as error:
                 emit("tier.unreachable", f"tier {tier.name}: {error}; it is tried again after each save", tier=tier.name, kind=error.kind)
 
-    def expect(self, save: Save) -> Save:
-        """Register a save that must be drained once it is durable. Return it."""
+    def on_request(self, save: Save) -> None:
+        """Register a save that must be drained once it is durable."""
         if self._names:
             save.has_remote_tiers = True
             save._asks_further = self._hurry
             self._saves.append(save)
-        return save
+
+    def on_durable(self, done: DurableSave) -> None:
+        """Drain a checkpoint that this process wrote."""
+        if done.made_here and self._leads and self._attempt is not None:
+            self.made_here(self._attempt)
 
     def made_here(self, attempt: Attempt) -> None:
         """Drain from this process after a save that it made without the agent; for other saves the agent drains."""
@@ -159,7 +168,7 @@ class TierReplicator:
             if paced:
                 self.made_here(attempt)
 
-    def close(self) -> None:
+    def on_close(self, polite: bool) -> None:
         """Unsubscribe from events. Abort the copies of this process's own drainer."""
         self._undo()
         if self._drainer is not None:
