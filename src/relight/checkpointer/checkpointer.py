@@ -31,20 +31,18 @@ from relight.checkpointer.frozen_params import FrozenParams
 from relight.checkpointer.grace_period import GracePeriod, never_in_time
 from relight.checkpointer.handover import Handover
 from relight.checkpointer.holds import Holds
-from relight.checkpointer.hooks import DurableSave, Hook, ObserverHook
+from relight.checkpointer.hook_list import HooksInUse, hooks_of
+from relight.checkpointer.hooks import DurableSave
 from relight.checkpointer.inflight import InflightSave, InflightSaves
 from relight.checkpointer.inline_writer import write_inline
 from relight.checkpointer.leaving import leave
-from relight.checkpointer.metric_feed import MetricFeed
 from relight.checkpointer.metric_values import as_they_are, numbers_of
 from relight.checkpointer.peer_discovery import PeerDiscovery
 from relight.checkpointer.preflight import try_store
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, open_for, ranks_of
-from relight.checkpointer.retention_hook import Retention
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.save_requests import info_of, request_of
 from relight.checkpointer.signals import SignalHandlers, add_requester
-from relight.checkpointer.stale_model_check import StaleModelCheck
 from relight.checkpointer.takeover import Takeover
 from relight.checkpointer.tier_replication import TierReplicator
 from relight.comm import RankTimeout, find_world
@@ -158,18 +156,8 @@ class Checkpointer(Holds):
         self._last_metrics: Mapping[str, Any] = {}
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
         self._schedule = AdaptiveSchedule(self._trigger, self._world.rank, self._world.size, tiers=tiers)
-        self._hooks: tuple[Hook, ...] = (
-            ObserverHook(self),  # first: a drill ends the process here, before anything is recorded of the step
-            MetricFeed(leads),
-            self._watch,
-            self._neighbours,  # collective: ranks call it at the same place
-            self._best,
-            self._last_moments,
-            self._schedule,
-            StaleModelCheck(self._components, self._watch),
-            Retention(self._keep, leads, self._further),
-            self._outwards,  # after the tag, which is copied with its checkpoint
-        )
+        side = HooksInUse(self._neighbours, self._best, self._last_moments, self._schedule, self._outwards)
+        self._hooks = hooks_of(self, self._watch, self._keep, self._further, side, leads)
 
     # -- in the loop ---------------------------------------------------------------------------------------------------------
 
