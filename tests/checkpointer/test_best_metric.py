@@ -18,7 +18,7 @@ from relight.catalog import Run
 from relight.catalog.best_by import record_best_by
 from relight.checkpointer import awaited
 from relight.checkpointer.best_so_far import BestSoFar
-from relight.checkpointer.hooks import DurableSave
+from relight.checkpointer.hooks import CommittedSave
 from relight.checkpointer.inflight import InflightSaves
 from relight.checkpointer.save_handle import Save
 from relight.errors import StoreUnavailable
@@ -277,10 +277,10 @@ def test_an_unnamed_rule_among_several_metrics_warns_and_keeps_all(tmp_path: Pat
     assert plan.going == [] and "no checkpoint has a finite 'wer' yet (they have acc, loss)" in plan.verdicts[0].reason
 
 
-def durable(loss: float) -> DurableSave:
+def durable(loss: float) -> CommittedSave:
     """Return a checkpoint of step 0 with that loss."""
     save = Save(0, ASKED)
-    return DurableSave(save, SaveResult(1, "a"), {"loss": loss}, {}, before=None, waits=False)
+    return CommittedSave(save, SaveResult(1, "a"), {"loss": loss}, {}, before=None, waits=False)
 
 
 def test_a_save_that_fails_is_not_the_best(tmp_path: Path) -> None:

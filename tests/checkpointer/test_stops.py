@@ -69,8 +69,8 @@ def stops(heading: str) -> list[Stop]:
 
 def passed(trace: Path, since: int) -> list[Stop]:
     """Return the traced calls from a time on, in the order of their times."""
-    lines = sorted((int(at), name, process) for at, name, process in (line.split() for line in trace.read_text().splitlines()))
-    return [Stop(name, process) for at, name, process in lines if at >= since]
+    lines = sorted((int(time), name, process) for time, name, process in (line.split() for line in trace.read_text().splitlines()))
+    return [Stop(name, process) for time, name, process in lines if time >= since]
 
 
 def missed(wanted: list[Stop], calls: list[Stop]) -> Stop | None:

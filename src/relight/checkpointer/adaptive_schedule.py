@@ -17,7 +17,7 @@ from time import monotonic
 
 import msgspec
 
-from relight.checkpointer.hooks import DurableSave, Hook
+from relight.checkpointer.hooks import CommittedSave, Hook
 from relight.checkpointer.resource_use import ResourceUse
 from relight.checkpointer.tier_pacing import TierPacer
 from relight.comm import new_threads
@@ -129,7 +129,7 @@ class AdaptiveSchedule(Hook):
             self._decide(now)
         return self._scaled(self._rules, self.decision, writing) if self.decision is not None else None
 
-    def on_durable(self, done: DurableSave) -> None:
+    def on_durable(self, done: CommittedSave) -> None:
         """Record the costs of a checkpoint."""
         self.learn(done.timings, done.save.bytes, done.waits)
 

@@ -9,7 +9,7 @@ from typing import Any
 from relight.catalog.best_by import record_best_by
 from relight.catalog.find import best, metric_value
 from relight.checkpointer.awaited import MultiRankWait
-from relight.checkpointer.hooks import DurableSave, Hook
+from relight.checkpointer.hooks import CommittedSave, Hook
 from relight.checkpointer.save_handle import Save
 from relight.commit import Attempt
 from relight.errors import ConfigError, StoreUnavailable
@@ -72,7 +72,7 @@ class BestSoFar(Hook):
         self.awaited.saved(metrics)
         self._due.clear()
 
-    def on_durable(self, done: DurableSave) -> None:
+    def on_durable(self, done: CommittedSave) -> None:
         """Learn that a save became a checkpoint."""
         self._add(self.durable, done.metrics)
 

@@ -32,7 +32,7 @@ from relight.checkpointer.grace_period import GracePeriod, never_in_time
 from relight.checkpointer.handover import Handover
 from relight.checkpointer.holds import Holds
 from relight.checkpointer.hook_list import HooksInUse, hooks_of
-from relight.checkpointer.hooks import DurableSave
+from relight.checkpointer.hooks import CommittedSave
 from relight.checkpointer.inflight import InflightSave, InflightSaves
 from relight.checkpointer.inline_writer import write_inline
 from relight.checkpointer.leaving import leave
@@ -499,7 +499,7 @@ class Checkpointer(Holds):
         for begun, done in self._under_way.over():
             if done.error is None:
                 before, waits = begun.before[0] if begun.before else None, bool(self._under_way)
-                self._is_durable(DurableSave(begun.save, done.report, begun.metrics, begun.save.timings, before, waits))
+                self._is_durable(CommittedSave(begun.save, done.report, begun.metrics, begun.save.timings, before, waits))
                 continue
             if self._last_saved == begun.at:
                 self._last_saved = begun.before
@@ -518,7 +518,7 @@ class Checkpointer(Holds):
         self._under_way.wait(self._last_moments.bound(self._limits.deadline_s), writer)
         self._poll_completed(quiet=quiet)
 
-    def _is_durable(self, done: DurableSave) -> None:
+    def _is_durable(self, done: CommittedSave) -> None:
         """Do what follows every save that became a checkpoint, whichever process wrote it."""
         self._failed_in_a_row, self._parent = 0, done.report.id
         for hook in self._hooks:
@@ -542,7 +542,7 @@ class Checkpointer(Holds):
         for hook in self._hooks:
             hook.on_start(save, numbers)
         timings = {"blocked": save.timings["blocked"]}
-        self._is_durable(DurableSave(save, report, numbers, timings, before, bool(self._under_way), made_here=True, tag=tag))
+        self._is_durable(CommittedSave(save, report, numbers, timings, before, bool(self._under_way), made_here=True, tag=tag))
         return save
 
     def _count_failure(self, save: Save, *, quiet: bool = False) -> Save:

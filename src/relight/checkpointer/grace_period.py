@@ -10,7 +10,7 @@ from time import monotonic
 
 import msgspec
 
-from relight.checkpointer.hooks import DurableSave, Hook
+from relight.checkpointer.hooks import CommittedSave, Hook
 from relight.checkpointer.save_handle import Save
 from relight.comm import RankTimeout
 from relight.decode import from_json_bytes
@@ -44,7 +44,7 @@ class GracePeriod(Hook):
         if name in ENDING_SIGNALS:
             self.begin()
 
-    def on_durable(self, done: DurableSave) -> None:
+    def on_durable(self, done: CommittedSave) -> None:
         """Record what the save took."""
         self.learn(done.timings)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class HooksInUse(NamedTuple):
-    """The hooks whose other methods the Checkpointer calls, too."""
+    """Hooks that the Checkpointer also calls directly."""
 
     peers: PeerDiscovery
     best: BestSoFar
@@ -35,7 +35,7 @@ class HooksInUse(NamedTuple):
 def hooks_of(
     ckpt: Checkpointer, watch: ComponentWatch, keep: Keep, further: Sequence[Further], side: HooksInUse, leads: bool
 ) -> tuple[Hook, ...]:
-    """Return all hooks. ``leads``: whether this is rank 0. A hook comes after those whose results it needs."""
+    """Return all hooks. ``leads``: whether this is rank 0. A hook comes after those that it needs results of."""
     return (
         ObserverHook(ckpt),  # a drill may end the process here, before anything of the step is recorded
         MetricFeed(leads),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from relight.checkpointer.checkpointer import Checkpointer
 
 
-class DurableSave(NamedTuple):
+class CommittedSave(NamedTuple):
     """A save that became a checkpoint."""
 
     save: Save
@@ -57,7 +57,7 @@ class Hook:
     def on_start(self, save: Save, metrics: Mapping[str, float]) -> None:
         """Called when a save was started. It may fail later."""
 
-    def on_durable(self, done: DurableSave) -> None:
+    def on_durable(self, done: CommittedSave) -> None:
         """Called for each checkpoint. For a save of the agent: at the next call of the Checkpointer after its COMMIT."""
 
     def on_failure(self, save: Save) -> None:

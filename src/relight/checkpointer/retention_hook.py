@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from relight.catalog.branches import tag_if_possible
 from relight.catalog.checked import record_checked
 from relight.catalog.tiers import Further
-from relight.checkpointer.hooks import DurableSave, Hook
+from relight.checkpointer.hooks import CommittedSave, Hook
 from relight.commit import Attempt, CommitTarget
 from relight.errors import Fenced, RelightError
 from relight.log import History
@@ -42,8 +42,8 @@ class Retention(Hook):
                 record_damage(self._resumed, attempt.place.store, attempt.place.log.run, self._further)
             sweep(attempt.place.store, attempt.place.log.run)
 
-    def on_durable(self, done: DurableSave) -> None:
-        """Tag a checkpoint that this process wrote, then remove those that are no longer kept."""
+    def on_durable(self, done: CommittedSave) -> None:
+        """Tag a checkpoint that this process wrote, then remove those that the policy does not keep."""
         if done.made_here and self._attempt is not None:
             if done.tag is not None:
                 tag_if_possible(self._attempt.place.log, done.tag, done.report.id)

@@ -126,7 +126,7 @@ class Save:
         emit("save.sealed", step=self.step, id=self.id, seconds=round(seconds, 6))
 
     def mark_written(self, report: SaveReport, seconds: float) -> None:
-        """Mark the save as durable, by the report of this process, whose training thread waited ``seconds`` for it."""
+        """Mark the save as durable, by the report of this process; its training thread waited ``seconds``."""
         self.id, self.sealed, self.done = report.id, True, True
         self.bytes, self.timings = report.stored_bytes, {**report.timings_s, "blocked": seconds}
         self.mark_durable(f" in {seconds:.3f} s", seconds)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from relight.capture import capture
 from relight.checkpointer.component_watch import ComponentWatch
-from relight.checkpointer.hooks import DurableSave, Hook
+from relight.checkpointer.hooks import CommittedSave, Hook
 from relight.checkpointer.save_handle import Save
 from relight.observe import emit
 
@@ -19,7 +19,7 @@ class StaleModelCheck(Hook):
         self._components, self._watch = components, watch
         self._last: bytes | None = None
 
-    def on_durable(self, done: DurableSave) -> None:
+    def on_durable(self, done: CommittedSave) -> None:
         """Compare the checkpoint with the one before."""
         self.compare(done.save, done.before, done.report.trainable_digest, done.report.logical_bytes)
 

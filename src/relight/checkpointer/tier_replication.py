@@ -21,7 +21,7 @@ from relight.catalog.tiers import (
     retired_among,
     tiers_of,
 )
-from relight.checkpointer.hooks import DurableSave, Hook
+from relight.checkpointer.hooks import CommittedSave, Hook
 from relight.checkpointer.save_handle import Save
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
@@ -109,7 +109,7 @@ class TierReplicator(Hook):
             save._asks_further = self._hurry
             self._saves.append(save)
 
-    def on_durable(self, done: DurableSave) -> None:
+    def on_durable(self, done: CommittedSave) -> None:
         """Drain a checkpoint that this process wrote."""
         if done.made_here and self._leads and self._attempt is not None:
             self.made_here(self._attempt)
