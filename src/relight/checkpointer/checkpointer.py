@@ -17,7 +17,6 @@ from relight.capture import CaptureCache, Captured, capture, environment_soon, w
 from relight.capture.restore_check import Restorable
 from relight.checkpointer import options
 from relight.checkpointer.adaptive_schedule import AdaptiveSchedule
-from relight.checkpointer.background import Background
 from relight.checkpointer.begun_again import begin_again
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
@@ -39,9 +38,10 @@ from relight.checkpointer.leaving import leave
 from relight.checkpointer.metric_values import as_they_are, numbers_of
 from relight.checkpointer.peer_discovery import PeerDiscovery
 from relight.checkpointer.preflight import try_store
-from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, open_for, ranks_of
+from relight.checkpointer.rank_0 import background_of, open_for, ranks_of
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.save_requests import info_of, request_of
+from relight.checkpointer.save_writer import SaveWriter
 from relight.checkpointer.signals import SignalHandlers, add_requester
 from relight.checkpointer.takeover import Takeover
 from relight.checkpointer.tier_replication import TierReplicator
@@ -438,7 +438,7 @@ class Checkpointer(Holds):
             with contextlib.suppress(RankTimeout, MemoryError, OSError):  # the first save reports it
                 background.warm_up(self._capture(None))
 
-    def _in_background(self) -> Background | BackgroundElsewhere | None:
+    def _in_background(self) -> SaveWriter | None:
         if self._wants_background and self._background is None and self._attempt is not None:
             self._background = background_of(
                 self._ranks, self._attempt, self._components, self._keep, self._limits, self._under_way.on_done,
@@ -449,7 +449,7 @@ class Checkpointer(Holds):
 
     def _begin(
         self,
-        background: Background | BackgroundElsewhere,
+        background: SaveWriter,
         state: Captured,
         step: int,
         reason: SaveReason,

@@ -24,9 +24,8 @@ from relight.store import ByteStore
 from relight.store.wrapper import guard_of
 
 if TYPE_CHECKING:
-    from relight.checkpointer.background import Background
     from relight.checkpointer.closed import Closed
-    from relight.checkpointer.rank_0 import BackgroundElsewhere
+    from relight.checkpointer.save_writer import SaveWriter
     from relight.commit import Attempt
 
 
@@ -47,7 +46,7 @@ class Holds:
     _under_way: InflightSaves
     _schedule: AdaptiveSchedule
     _attempt: Attempt | None
-    _background: Background | BackgroundElsewhere | None
+    _background: SaveWriter | None
     _last_saved: At | None
     _last_step: int | None
     _last_micro_step: int | None

@@ -25,6 +25,7 @@ from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.calls import refuse_unconnected
 from relight.checkpointer.frozen_params import FrozenParams
 from relight.checkpointer.options import ONE, check_writer
+from relight.checkpointer.save_writer import SaveWriter
 from relight.comm import Communicator, RankTimeout, late, new_threads
 from relight.commit import Attempt, CommitTarget, SaveReport, SaveRequest
 from relight.decode import from_msgpack
@@ -122,7 +123,7 @@ def background_of(
     on_done: Callable[[SaveOutcome], None],
     on_sealed: Callable[[int, float], None],
     trusted: FrozenParams,
-) -> Background | BackgroundElsewhere:
+) -> SaveWriter:
     """Return this rank's background saves."""
     if not isinstance(ranks, OneWriter):
         return Background(attempt, components, keep, limits, on_done, on_sealed, ranks.world.rank, ranks.world.size, trusted)
