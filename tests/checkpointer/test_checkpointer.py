@@ -618,7 +618,7 @@ def test_a_save_that_failed_unheard_is_told_and_made_up_for_behind_an_exception(
             one_step(model, optimizer)
             ckpt.step(step)
         ckpt._under_way.add(7, InflightSave(Save(1, ASKED), {}, (1, None), None))
-        ckpt._last_saved = (1, None)
+        ckpt._progress.saved = (1, None)
         ckpt._under_way.on_done(SaveOutcome(SaveResult(7, "lost"), StoreUnavailable("the disk has gone")))
         raise ValueError("the caller's")
     assert counters["save.failed"] == before + 1

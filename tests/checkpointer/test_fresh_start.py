@@ -72,7 +72,7 @@ def test_fresh_begins_a_new_branch_and_the_old_one_stays(run: str) -> None:
     ckpt = train(run, None, 8, fresh=True, keep=relight.keep(last=2))
     assert ckpt.run == "run"
     assert steps_of(run) == [0, 1, 2, 3, 4, 6, 7]
-    assert train(run, None, 8)._last_step == 7
+    assert train(run, None, 8)._progress.step == 7
     plan = relight.open(run).plan_prune(relight.keep(last=1))
     reasons = {verdict.step: verdict.reason for verdict in plan.verdicts}
     assert "abandoned" in reasons[4]

@@ -251,7 +251,7 @@ def test_a_signal_during_step_is_saved_at_the_next_step(tmp_path: Path) -> None:
         from relight.checkpointer.signals import SignalHandlers
         saved = SignalHandlers.saved
         def late(self):
-            if ckpt._last_step == 2:
+            if ckpt._progress.step == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
             saved(self)
         SignalHandlers.saved = late

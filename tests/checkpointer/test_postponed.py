@@ -56,10 +56,10 @@ def test_a_postponed_save_is_taken_at_the_first_step_with_a_slot(tmp_path: Path,
             one_step(model, optimizer)
             if step == 18:
                 ckpt.save(18, block=False)
-            due[step] = ckpt._due is not None
+            due[step] = ckpt._progress.due is not None
             free[step] = bool(ckpt._background.free_slots)  # type: ignore[union-attr]
             ckpt.step(step)
-            if ckpt._due is not None:
+            if ckpt._progress.due is not None:
                 time.sleep(0.1)
     postponed = [event.fields["step"] for event in events if event.name == "save.coalesced"]
     assert postponed and postponed[0] == 19 and len(set(postponed)) == len(postponed)

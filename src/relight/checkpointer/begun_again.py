@@ -29,27 +29,27 @@ def begin_again(ckpt: Checkpointer, failed: Save) -> None:
         return
     if failed.step <= _renewed.get(ckpt, -1):  # begun before the new log was
         return
-    former, parent = ckpt._attempt, ckpt._parent
+    former, parent = ckpt._attempt, ckpt._progress.parent
     background, ckpt._background = ckpt._background, None
     if background is not None:
         background.close(polite=False)
     ckpt._takeover.release()
-    ckpt._attempt = ckpt._parent = None
+    ckpt._attempt = ckpt._progress.parent = None
     try:
         ckpt._begin_attempt()
     except RelightError as second:
-        ckpt._attempt, ckpt._parent = former, parent
+        ckpt._attempt, ckpt._progress.parent = former, parent
         if ckpt not in _reported:
             _reported.add(ckpt)
-            emit("save.failed", f"a new log could not be begun: {second}", step=ckpt._last_step or 0, kind=second.kind)
+            emit("save.failed", f"a new log could not be begun: {second}", step=ckpt._progress.step or 0, kind=second.kind)
         return
-    _renewed[ckpt] = ckpt._last_step if ckpt._last_step is not None else failed.step
+    _renewed[ckpt] = ckpt._progress.step if ckpt._progress.step is not None else failed.step
     if isinstance(background, Background) and isinstance(fresh := ckpt._in_background(), Background):
         fresh.number_from(background)
     where = f"{ckpt._store.url}/{ckpt._run}"
     text = f"{where} was removed: a new log is begun there; the older checkpoints are gone"
     emit("run.renewed", text, run=ckpt._run, store=ckpt._store.url)
-    if ckpt._last_moments.is_closing and ckpt._last_step is not None:  # no later step will save this one
-        ckpt._save(ckpt._last_step, END, ckpt._last_metrics, None, ckpt._last_micro_step, may_wait=True)
+    if ckpt._last_moments.is_closing and ckpt._progress.step is not None:  # no later step will save it
+        ckpt._save(ckpt._progress.step, END, ckpt._progress.metrics, None, ckpt._progress.micro_step, may_wait=True)
     else:
-        ckpt._due = ASKED
+        ckpt._progress.due = ASKED

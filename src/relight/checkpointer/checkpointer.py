@@ -39,6 +39,7 @@ from relight.checkpointer.metric_values import as_they_are, numbers_of
 from relight.checkpointer.peer_discovery import PeerDiscovery
 from relight.checkpointer.preflight import try_store
 from relight.checkpointer.rank_0 import background_of, open_for, ranks_of
+from relight.checkpointer.run_progress import RunProgress
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.save_requests import info_of, request_of
 from relight.checkpointer.save_writer import SaveWriter
@@ -140,7 +141,8 @@ class Checkpointer(Holds):
         self._neighbours = PeerDiscovery(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
         self._under_way = InflightSaves()
         self._looked_over, self._warmed, self._takeover, self._plans = False, False, Takeover(takeover, self), Restorable()
-        self._failed_in_a_row, self._recall, self._trusted, self._calls = 0, CaptureCache(), FrozenParams(self._compact), Calls(self._run)
+        self._progress, self._recall = RunProgress(), CaptureCache()
+        self._trusted, self._calls = FrozenParams(self._compact), Calls(self._run)
         self._ranks.check_split(self._components)
         if self._world.rank:
             demote_info_logs()
@@ -151,10 +153,7 @@ class Checkpointer(Holds):
         self._signals = SignalHandlers(self._last_moments.on_signal, self._ranks.several) if signals else None
         self._watch, self._resumed = ComponentWatch(self._components, leads), Resumed()
         self._best = BestSoFar(self._trigger, self._keep, tiers, self._world.rank, self._under_way.metrics)
-        self._attempt = self._background = self._environment = self._due = self._closed = None
-        self._parent = self._last_saved = self._last_step = self._last_micro_step = None
-        self._last_metrics: Mapping[str, Any] = {}
-        self._last_save_s, self._returned_s = monotonic(), perf_counter()
+        self._attempt = self._background = self._environment = self._closed = None
         self._schedule = AdaptiveSchedule(self._trigger, self._world.rank, self._world.size, tiers=tiers)
         side = HooksInUse(self._neighbours, self._best, self._last_moments, self._schedule, self._outwards)
         self._hooks = hooks_of(self, self._watch, self._keep, self._further, side, leads)
@@ -198,17 +197,17 @@ class Checkpointer(Holds):
             emit("restore.fresh", f"run {self._run!r} starts from scratch: {cause}", run=self._run, store=self._store.url)
             start = 0
         else:
-            self._parent = None if (apart := self._fresh.wanted and which != "latest") else resumed.checkpoint.id
+            self._progress.parent = None if (apart := self._fresh.wanted and which != "latest") else resumed.checkpoint.id
             self._components.update({name: value for name, value in resumed.values.items() if name in self._components})
             start = resumed.checkpoint.step + (1 if resumed.micro_step is None else 0)
-            self._last_saved = self._calls.restored(resumed.checkpoint.step, resumed.micro_step, part=apart or only is not None)
-            self._last_step, self._last_micro_step = self._last_saved or (None, None)
+            self._progress.saved = self._calls.restored(resumed.checkpoint.step, resumed.micro_step, part=apart or only is not None)
+            self._progress.step, self._progress.micro_step = self._progress.saved or (None, None)
             report_restored(resumed, start, self._environment_info())
         scale_learning_rates(self._components, resumed.cut, only if resumed.checkpoint is not None else None)
         self._boundary = Boundary(self._components, self._recall_all, self._heirs.published_state)
-        self._last_save_s = monotonic()
+        self._progress.saved_s = monotonic()
         for hook in self._hooks:
-            hook.on_restore(resumed, start, self._parent)
+            hook.on_restore(resumed, start, self._progress.parent)
         return start
 
     def step(self, step: int, *, samples: Any = None, micro_step: int | None = None, **metrics: Any) -> Save | None:
@@ -226,9 +225,9 @@ class Checkpointer(Holds):
         self._takeover.notice()
         for hook in self._hooks:
             hook.on_step(step, metrics, samples)
-        self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, as_they_are(metrics)
+        self._progress.report(step, micro_step, as_they_are(metrics))
         if self._background is not None:
-            self._background.interval(perf_counter() - self._returned_s)
+            self._background.interval(perf_counter() - self._progress.returned_s)
         self._poll_completed()
         reason = self._save_reason(step, metrics, micro_step)
         ends = reason is not None and reason.is_ending_signal
@@ -242,7 +241,7 @@ class Checkpointer(Holds):
                     save = self._save(step, why, values, None, micro_step, may_wait=may_wait)
         if self._signals is not None:
             self._signals.saved()
-            at_end = self._ranks.lost or (self._ranks.acts_alone and self._last_saved == (step, micro_step))
+            at_end = self._ranks.lost or (self._ranks.acts_alone and self._progress.saved == (step, micro_step))
             if self._signals.ending and (at_end or ends):  # a signal since _save_reason() is handled at the next step
                 with self._saving():
                     self._drain()
@@ -252,7 +251,7 @@ class Checkpointer(Holds):
             self._warm_up()
         self._boundary.remember(step, over=micro_step is None)  # after the warm-up, in which ranks learn which state is replicated
         self._best.awaited.step(metrics, micro_step, lambda: self.save(step, metrics=metrics), self._ranks)
-        self._returned_s = perf_counter()
+        self._progress.returned_s = perf_counter()
         if self._signals is not None:
             self._signals.hand_on(reason, self._ranks.acts_alone)
         return save
@@ -275,7 +274,7 @@ class Checkpointer(Holds):
         self._ensure_started(micro_step, step)
         self._preflight()
         self._begin_attempt()
-        self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, {}
+        self._progress.report(step, micro_step, {})
         self._poll_completed()
         with self._saving(), self._under_way.priority(options.check_priority(priority)):
             save = self._save(step, SaveReason("user", reason), metrics or {}, tag, micro_step, may_wait=True)
@@ -306,8 +305,8 @@ class Checkpointer(Holds):
         ends = False
         try:
             self._drain()
-            if save and self._unsaved and self._last_step is not None:
-                self._save(self._last_step, END, self._last_metrics, None, self._last_micro_step, may_wait=True)
+            if save and self._unsaved and self._progress.step is not None:
+                self._save(self._progress.step, END, self._progress.metrics, None, self._progress.micro_step, may_wait=True)
                 self._drain()
             self._outwards.finish(self._last_moments.bound(self._limits.deadline_s))
             if self._wants_background and self._background is None and self._trigger is not None and self._resumed.checkpoint is not None:
@@ -316,7 +315,7 @@ class Checkpointer(Holds):
             emit("attempt.ended", f"run {self._run!r} ended", run=self._run)
             ends = True
         finally:
-            self._finish(Closed.now(why, self._last_step, saves=save), ends=ends)
+            self._finish(Closed.now(why, self._progress.step, saves=save), ends=ends)
         if self._signals is not None:
             self._signals.end()  # if a signal came after the last step
 
@@ -335,8 +334,8 @@ class Checkpointer(Holds):
         """Start event logging, environment capture and signal handlers at the first call. Check the call's step at every call."""
         if self._closed is not None:
             self._closed.refuse(self._run)
-        self._calls.check(step, micro_step, self._last_step, self._last_micro_step, reports=reports)
-        self._watch.report(step, micro_step, (self._last_step, self._last_micro_step), reports)
+        self._calls.check(step, micro_step, self._progress.step, self._progress.micro_step, reports=reports)
+        self._watch.report(step, micro_step, self._progress.at, reports)
         if micro_step is not None:
             self._ranks.check_micro_step()
         if self._environment is not None:
@@ -366,11 +365,12 @@ class Checkpointer(Holds):
     def _begin_attempt(self) -> Attempt:
         if self._attempt is None:
             refuse = self._fresh.guard(self._resumed.searched, f"{self._store.url.rstrip('/')}/{self._run}", self._further)
-            self._parent = None if self._calls.begins_again else self._parent  # another history: retention keeps the earlier one
-            self._attempt = self._takeover.begin("restored" if self._parent else FRESH, self._best, refuse)
+            if self._calls.begins_again:  # another history: retention keeps the earlier one
+                self._progress.parent = None
+            self._attempt = self._takeover.begin("restored" if self._progress.parent else FRESH, self._best, refuse)
             self._attempt.make_smaller(self._compact)
-            history = begun_history(self._attempt, self._parent, self._world.rank)
-            aside = self._fresh.begun(self._attempt, history, self._parent, self._world.rank)
+            history = begun_history(self._attempt, self._progress.parent, self._world.rank)
+            aside = self._fresh.begun(self._attempt, history, self._progress.parent, self._world.rank)
             text = f"attempt {self._attempt.epoch} of run {self._run!r}{aside}"
             emit("attempt.started", text, run=self._run, epoch=self._attempt.epoch, store=self._store.url)
             self._resumed.notice_newer(history)
@@ -387,13 +387,18 @@ class Checkpointer(Holds):
             return None if self._background is None or self._limits.when_busy == "queue" else self._background.free_slots
 
         return self._ranks.save_reason(
-            lambda: self._facts(step, metrics), self._trigger, self._signals, self._due, free_slots, within_step=micro_step is not None
+            lambda: self._facts(step, metrics),
+            self._trigger,
+            self._signals,
+            self._progress.due,
+            free_slots,
+            within_step=micro_step is not None,
         )
 
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> TriggerInput:
         values = self._best.note(options.numbers_for(self._trigger, metrics))
         pace_s = self._schedule.interval(step, values, bool(self._under_way))
-        done, last = self._watch.epochs.count(self._trigger, metrics), (self._last_saved_step, self._last_save_s)
+        done, last = self._watch.epochs.count(self._trigger, metrics), (self._progress.saved_step, self._progress.saved_s)
         return TriggerInput(step, monotonic(), *last, values, self._best.values, pace_s, self._calls.previous, done)
 
     def _save(
@@ -408,9 +413,9 @@ class Checkpointer(Holds):
                 self._warm_up()  # allocating memory for a large state takes seconds; until then this save is postponed
             yields = None if self._ranks.several else self._under_way.yields_to(step, reason)
             if not background.free_slot(wait_s, may_wait, yields) and not may_wait:
-                self._due = postpone(reason, step, "no snapshot slot is free")
+                self._progress.due = postpone(reason, step, "no snapshot slot is free")
                 return None
-        self._due, started = None, perf_counter()
+        self._progress.due, started = None, perf_counter()
         try:
             state = self._capture(micro_step)
             if micro_step is not None:
@@ -460,12 +465,12 @@ class Checkpointer(Holds):
     ) -> Save | None:
         """Pass the save to the agent and return its handle. Return None if the agent cannot make it."""
         save, numbers = self._new_save(step, reason), numbers_of(metrics)
-        parent = self._under_way.newest_id or self._parent
+        parent = self._under_way.newest_id or self._progress.parent
         info = info_of(state, step, reason, numbers, self._user(micro_step), self._environment_info(), parent, tag)
 
         def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
             save.id = checkpoint_id
-            self._under_way.add(number, InflightSave(save, numbers, (step, micro_step), self._last_saved, tag))
+            self._under_way.add(number, InflightSave(save, numbers, (step, micro_step), self._progress.saved, tag))
             return Request(number, checkpoint_id, info, tree, self._ranks.seat, self._under_way.patient(reason))
 
         number: int | None = None
@@ -483,7 +488,7 @@ class Checkpointer(Holds):
         save._look, save.bytes = (lambda: background.progress_of(number)), background.pack_bytes
         save.mark_requested(started, perf_counter())
         background.began(save.timings["blocked"])
-        self._last_saved, self._last_save_s = (step, micro_step), monotonic()
+        self._progress.save_started(step, micro_step)
         for hook in self._hooks:
             hook.on_start(save, numbers)
         return save
@@ -501,12 +506,12 @@ class Checkpointer(Holds):
                 before, waits = begun.before[0] if begun.before else None, bool(self._under_way)
                 self._is_durable(CommittedSave(begun.save, done.report, begun.metrics, begun.save.timings, before, waits))
                 continue
-            if self._last_saved == begun.at:
-                self._last_saved = begun.before
+            if self._progress.saved == begun.at:
+                self._progress.saved = begun.before
             if isinstance(done.error, Fenced) and not quiet:
                 raise done.error
             self._policy.report(done.error, begun.save.step, self._policy.retries)
-            self._due = self._policy.again(begun.save.why, done.error, self._failed_in_a_row) or self._due
+            self._progress.due = self._policy.again(begun.save.why, done.error, self._progress.failed_in_a_row) or self._progress.due
             self._count_failure(begun.save, quiet=quiet)
 
     def _drain(self, *, quiet: bool = False) -> None:
@@ -520,7 +525,7 @@ class Checkpointer(Holds):
 
     def _is_durable(self, done: CommittedSave) -> None:
         """Do what follows every save that became a checkpoint, whichever process wrote it."""
-        self._failed_in_a_row, self._parent = 0, done.report.id
+        self._progress.failed_in_a_row, self._progress.parent = 0, done.report.id
         for hook in self._hooks:
             hook.on_durable(done)
 
@@ -534,11 +539,13 @@ class Checkpointer(Holds):
         retries = 0 if self._ranks.several else self._policy.retries  # several ranks retry together, at a later step
         report = write_inline(save, lambda: self._commit(state, step, reason, numbers, micro_step), self._policy, retries)
         if report is None:
-            self._due = self._policy.again(reason, save.error, self._failed_in_a_row) if self._ranks.several else self._due
+            if self._ranks.several:
+                self._progress.due = self._policy.again(reason, save.error, self._progress.failed_in_a_row)
             return self._count_failure(save)
         self._trusted.committed(report.id)
         save.mark_written(report, perf_counter() - started)
-        before, self._last_saved, self._last_save_s = self._last_saved_step, (step, micro_step), monotonic()
+        before = self._progress.saved_step
+        self._progress.save_started(step, micro_step)
         for hook in self._hooks:
             hook.on_start(save, numbers)
         timings = {"blocked": save.timings["blocked"]}
@@ -546,12 +553,12 @@ class Checkpointer(Holds):
         return save
 
     def _count_failure(self, save: Save, *, quiet: bool = False) -> Save:
-        self._failed_in_a_row, self._last_save_s = self._failed_in_a_row + 1, monotonic()
+        self._progress.save_failed()
         for hook in self._hooks:
             hook.on_failure(save)
         if not quiet:
             begin_again(self, save)
-            self._policy.stop_after(self._failed_in_a_row, save.error, save.step)
+            self._policy.stop_after(self._progress.failed_in_a_row, save.error, save.step)
         return save
 
     def _commit(self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None) -> SaveReport:
@@ -563,7 +570,7 @@ class Checkpointer(Holds):
     def _request(self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
         pace = WriteLimits(self._limits.threads, self._limits.bytes_per_second)
         return request_of(
-            state, info_of(state, step, reason, metrics, self._user(micro_step), self._environment_info(), self._parent), pace
+            state, info_of(state, step, reason, metrics, self._user(micro_step), self._environment_info(), self._progress.parent), pace
         )
 
     def _finish(self, closed: Closed, *, over: bool = True, ends: bool = False) -> None:

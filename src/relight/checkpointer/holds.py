@@ -11,7 +11,8 @@ from relight.catalog.tiers import Further
 from relight.checkpointer.adaptive_schedule import AdaptiveSchedule
 from relight.checkpointer.closed import RunEnd
 from relight.checkpointer.component_watch import ComponentWatch
-from relight.checkpointer.inflight import At, InflightSaves
+from relight.checkpointer.inflight import InflightSaves
+from relight.checkpointer.run_progress import RunProgress
 from relight.checkpointer.save_requests import user_of
 from relight.checkpointer.tier_replication import TierReplicator
 from relight.errors import ConfigError
@@ -19,7 +20,6 @@ from relight.format.step_number import step_of
 from relight.policy.rollback_env import SPLIT
 from relight.ranks.group import RankGroup
 from relight.restore.result import Resumed
-from relight.save_reason import SaveReason
 from relight.store import ByteStore
 from relight.store.wrapper import guard_of
 
@@ -37,37 +37,30 @@ class Holds:
     _store: ByteStore
     _further: Sequence[Further]
     _resumed: Resumed
+    _progress: RunProgress
     _ranks: RankGroup
     _watch: ComponentWatch
-    _parent: str | None
-    """The parent of the next checkpoint."""
     _closed: Closed | None
     _outwards: TierReplicator
     _under_way: InflightSaves
     _schedule: AdaptiveSchedule
     _attempt: Attempt | None
     _background: SaveWriter | None
-    _last_saved: At | None
-    _last_step: int | None
-    _last_micro_step: int | None
-    """The micro-batch that ended last, if the last step is not over."""
     _metadata: dict[str, Any]
-    _due: SaveReason | None
-    """The reason of a postponed save."""
     _environment: Callable[[], dict[str, Any]] | None
 
     @property
     def ended(self) -> RunEnd:
         """How the run ended on this rank, after ``close()`` or the ``with`` block."""
-        unsaved = self._unsaved or self._under_way.lacks((self._last_step, self._last_micro_step))
-        return RunEnd(self._last_step, dict(self._outwards.missing), self._closed is not None and self._closed.saves and unsaved)
+        unsaved = self._unsaved or self._under_way.lacks(self._progress.at)
+        return RunEnd(self._progress.step, dict(self._outwards.missing), self._closed is not None and self._closed.saves and unsaved)
 
     @property
     def _unsaved(self) -> bool:
         """Whether no save has the last step of this attempt."""
-        if self._attempt is None or self._last_step is None:
+        if self._attempt is None or self._progress.step is None:
             return False
-        return (self._last_step, self._last_micro_step) != self._last_saved
+        return self._progress.at != self._progress.saved
 
     @property
     def phase(self) -> str:
@@ -80,10 +73,6 @@ class Holds:
     @phase.setter
     def phase(self, name: str) -> None:
         self._schedule.phase = name
-
-    @property
-    def _last_saved_step(self) -> int | None:
-        return self._last_saved[0] if self._last_saved is not None else None
 
     def describe_state(self) -> dict[str, Any]:
         """Return what a save would contain: ``found`` and ``missed`` (lists of sentences), ``bytes`` and ``tensors``.

@@ -25,7 +25,7 @@ def leave(ckpt: Checkpointer, error: BaseException) -> None:
             ckpt._drain(quiet=True)
             _save_boundary(ckpt, error)
     finally:
-        closed = Closed.now(f"{type(error).__name__} ended its with block", ckpt._last_step)
+        closed = Closed.now(f"{type(error).__name__} ended its with block", ckpt._progress.step)
         over = ending or not ckpt._ranks.several or not isinstance(error, Exception)  # else other ranks continue after one rank's error
         ckpt._finish(closed, over=over, ends=ending)
     if ending and signals is not None:
@@ -38,18 +38,18 @@ def _handed_over(ckpt: Checkpointer, error: Exception) -> bool:
         return False
     boundary = ckpt._boundary
     if done := ckpt._heirs.hand_over(error, boundary, ckpt._attempt.place, ckpt._request, ckpt._under_way.saves):
-        ckpt._last_saved = (boundary.step, None) if boundary.step is not None else None
+        ckpt._progress.saved = (boundary.step, None) if boundary.step is not None else None
     return done
 
 
 def _save_boundary(ckpt: Checkpointer, error: Exception) -> None:
     """Save the end of the last step, if parameters and optimizer have not changed since."""
     step = ckpt._boundary.step
-    if ckpt._attempt is None or step is None or ckpt._last_saved == (step, None) or ckpt._ranks.several:
+    if ckpt._attempt is None or step is None or ckpt._progress.saved == (step, None) or ckpt._ranks.several:
         return
     try:
         state = ckpt._boundary.consistent_after(error)
         if state is not None:
-            ckpt._write(state, step, reason_of(ckpt._signals, error, step), ckpt._last_metrics, None, None)
+            ckpt._write(state, step, reason_of(ckpt._signals, error, step), ckpt._progress.metrics, None, None)
     except Exception as second:  # the caller's exception must not be hidden by this one
         emit("save.failed", f"saving after {type(error).__name__} failed: {second}", step=step, kind="exception")

@@ -247,8 +247,8 @@ class Takeover:
         self.release()
         if ckpt is None or ckpt._closed is not None:
             return
-        closed = Closed.now("another Checkpointer of this process took the run over", ckpt._last_step, superseded=True)
-        step = "no step yet" if ckpt._last_step is None else f"step {ckpt._last_step}"
+        closed = Closed.now("another Checkpointer of this process took the run over", ckpt._progress.step, superseded=True)
+        step = "no step yet" if ckpt._progress.step is None else f"step {ckpt._progress.step}"
         emit(
             "takeover.taken",
             f"run {ckpt._run!r}: a second Checkpointer of this process takes the run over; the first, at {step}, can save nothing more",

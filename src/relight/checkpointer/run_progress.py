@@ -1,0 +1,57 @@
+"""How far a Checkpointer has come: the last reported step, the last save, and what the next save needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import monotonic, perf_counter
+from typing import Any
+
+from relight.checkpointer.inflight import At
+from relight.save_reason import SaveReason
+
+
+@dataclass(slots=True)
+class RunProgress:
+    """The progress of one Checkpointer, in this process."""
+
+    step: int | None = None
+    """The step that was reported last."""
+    micro_step: int | None = None
+    """The micro-batch that ended last, if that step is not over."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """The metrics of that report."""
+    saved: At | None = None
+    """Step and micro-batch of the last save that was started and has not failed."""
+    saved_s: float = field(default_factory=monotonic)
+    """When that save was started, or failed."""
+    returned_s: float = field(default_factory=perf_counter)
+    """When ``step()`` returned last, of the performance counter."""
+    parent: str | None = None
+    """The parent of the next checkpoint."""
+    due: SaveReason | None = None
+    """The reason of a postponed save."""
+    failed_in_a_row: int = 0
+    """Failed saves since the last checkpoint."""
+
+    @property
+    def at(self) -> tuple[int | None, int | None]:
+        """Step and micro-batch that were reported last."""
+        return self.step, self.micro_step
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the last save."""
+        return self.saved[0] if self.saved is not None else None
+
+    def report(self, step: int, micro_step: int | None, metrics: Mapping[str, Any]) -> None:
+        """Record that a step, or a micro-batch of it, has ended."""
+        self.step, self.micro_step, self.metrics = step, micro_step, metrics
+
+    def save_started(self, step: int, micro_step: int | None) -> None:
+        """Record that a save was started."""
+        self.saved, self.saved_s = (step, micro_step), monotonic()
+
+    def save_failed(self) -> None:
+        """Record that a save has failed."""
+        self.failed_in_a_row, self.saved_s = self.failed_in_a_row + 1, monotonic()
