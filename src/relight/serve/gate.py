@@ -59,8 +59,8 @@ def bounds_of(descriptors: int, used: int) -> ConnectionLimits:
 
     An eighth of the descriptors, at least 64 and at most 512, is reserved for stores and files.
     """
-    left = descriptors - used - max(64, min(512, descriptors // 8))
-    connections = max(16, min(CONNECTIONS_MAX, left))
+    available = descriptors - used - max(64, min(512, descriptors // 8))
+    connections = max(16, min(CONNECTIONS_MAX, available))
     streams = min(STREAMS_MAX, connections - BESIDE_STREAMS) if connections > 4 * BESIDE_STREAMS else connections // 3
     return ConnectionLimits(connections, max(8, connections // 2), streams)
 
@@ -134,7 +134,7 @@ class Gate:
     def listen(self, address: tuple[str, int], backlog: int = 2048) -> list[Listening]:
         """Return bound sockets, one for each address of the name. Raise ``OSError`` if one cannot be bound."""
         addresses = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        made = []
+        sockets = []
         for family, kind, proto, _, place in dict.fromkeys(addresses):
             listening = Listening(family, kind, proto)
             listening.gate = self
@@ -144,16 +144,16 @@ class Gate:
             if (defer := getattr(socket, "TCP_DEFER_ACCEPT", None)) is not None:  # on Linux only
                 with contextlib.suppress(OSError):
                     listening.setsockopt(socket.IPPROTO_TCP, defer, SILENT_S)
-            made.append(listening)
+            sockets.append(listening)
             try:
                 listening.bind(place)
                 listening.listen(backlog)
             except OSError:
-                for each in made:
+                for each in sockets:
                     each.close()
                 raise
             listening.setblocking(False)
-        return made
+        return sockets
 
     def may_accept(self) -> bool:
         """Return whether another connection may be accepted in this turn of the loop.

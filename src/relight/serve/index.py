@@ -493,7 +493,7 @@ def _seq(text: str) -> str:
 
 def _checkpoint_row(one: Checkpoint, tags: Sequence[str], set_aside: set[str], known: VerificationResult | None) -> CheckpointRow:
     why = (
-        "suspect: its loss was odd"
+        "suspect: its loss was abnormal"
         if one.body.suspect
         else "rolled back: training continued from an earlier checkpoint"
         if one.id in set_aside

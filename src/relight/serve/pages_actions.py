@@ -66,8 +66,8 @@ def router(needs: Callable[[str], Any]) -> APIRouter:
 def _asked(verb: str) -> Callable[..., Any]:
     async def act(request: Request) -> Response:
         form = await request.form(max_files=0, max_fields=_FIELDS_MAX)
-        given = {name: value for name, value in form.items() if isinstance(value, str)}
-        if any(len(value) > _VALUE_MAX for value in given.values()):
+        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+        if any(len(value) > _VALUE_MAX for value in fields.values()):
             return shown(
                 request,
                 "error.html",
@@ -77,7 +77,7 @@ def _asked(verb: str) -> Callable[..., Any]:
                 todo="",
                 status=422,
             )
-        return await run_in_threadpool(_answer, request, verb, given)
+        return await run_in_threadpool(_answer, request, verb, fields)
 
     return act
 

@@ -41,7 +41,7 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
     if small := largest[TILES_MAX:]:
         tiles.append(Tile(f"{number(len(small))} more", sum(tensor.bytes for tensor in small), "the smallest", group=7))
     total = sum(tensor.bytes for tensor in detail.tensors)
-    says = f"{plural(len(detail.tensors), 'tensor')}, {size(total)}; one colour for each part: {', '.join(list(groups)[:8])}."
+    caption = f"{plural(len(detail.tensors), 'tensor')}, {size(total)}; one colour for each part: {', '.join(list(groups)[:8])}."
     return {
         "run": name,
         "step": row.step,
@@ -50,12 +50,12 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
         "tags": list(row.tags),
         "facts": [
             ("Saved", when(row.at, now), row.id),
-            ("Stored", size(row.bytes), f"of {size(total)} of tensors"),
+            ("Stored", size(row.bytes), f"tensors: {size(total)}"),
             ("Tensors", number(len(detail.tensors)), ""),
             ("Verified", when(detail.verified_at, now) if detail.verified_at else "not yet", "every byte, by hash"),
         ],
-        "treemap": treemap(tiles, says) if tiles else None,
-        "treemap_says": says,
+        "treemap": treemap(tiles, caption) if tiles else None,
+        "treemap_says": caption,
         "find": find,
         "tensors": [
             {
@@ -122,10 +122,10 @@ def compare(found: DiffDetail) -> dict[str, Any]:
     return {
         "found": True,
         "facts": [
-            ("The same", number(count["same"]), "to the bit"),
+            ("Equal", number(count["same"]), "bit-identical"),
             ("Changed", number(count["changed"]), ""),
-            ("Only in that", number(count["added"]), ""),
-            ("Only in this", number(count["removed"]), ""),
+            ("Only in B", number(count["added"]), ""),
+            ("Only in A", number(count["removed"]), ""),
             ("Other values", number(len(found.values)), ""),
         ],
         "picture": strip(pieces, f"{plural(len(apart), 'tensor')} of {number(len(found.tensors))} differ") if apart else None,
@@ -152,5 +152,5 @@ def compared(answer: DiffDetail | Working) -> dict[str, Any]:
 def said_of(one: DiffRow) -> str:
     """Return a tensor's difference in words."""
     if one.kind != "changed":
-        return {"same": "the same", "added": "only in that", "removed": "only in this"}.get(one.kind, one.kind)
+        return {"same": "equal", "added": "only in B", "removed": "only in A"}.get(one.kind, one.kind)
     return f"{share(one.share)} of its values, at most by {number(one.largest)}"

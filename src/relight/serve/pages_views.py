@@ -85,7 +85,7 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
         ("Risk", share(row.risk), ""),
         ("Checkpoints", number(row.checkpoints), size(row.bytes)),
     ]
-    picture, says, kinds = last_save(detail.saves)
+    picture, caption, kinds = last_save(detail.saves)
     parts, spent = where_time_went(detail.goodput)
     return {
         "run": row.run,
@@ -94,7 +94,7 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
         "facts": facts,
         "charts": charts(detail, checkpoints),
         "lanes": picture,
-        "lanes_say": says,
+        "lanes_say": caption,
         "kinds": kinds,
         "goodput": parts,
         "spent": spent,
@@ -179,8 +179,8 @@ def last_save(saves: Sequence[SaveRow]) -> tuple[Markup | None, str, list[str]]:
     ]
     kinds = list(dict.fromkeys(phase.kind for phase in newest.spans))
     took = f"{span(newest.seconds)} until durable, {plural(len(ranks), 'rank')}"
-    says = f"Step {number(newest.step)}: {took}. Clocks of several nodes are aligned at the commit."
-    return lanes(rows, says), says, kinds
+    caption = f"Step {number(newest.step)}: {took}. Clocks of several nodes are aligned at the commit."
+    return lanes(rows, caption), caption, kinds
 
 
 def where_time_went(parts: Sequence[GoodputPart]) -> tuple[Markup | None, list[dict[str, Any]]]:
@@ -247,11 +247,11 @@ def action(name: str, verb: str, hidden: Sequence[tuple[str, str]], *fields: tup
 def task(told: Mapping[str, Any], now: float) -> dict[str, Any]:
     """Return the template values of a task."""
     state = told["state"]
-    says = {"running": "running", "ok": "done", "failed": "failed"}[state]
+    word = {"running": "running", "ok": "done", "failed": "failed"}[state]
     return {
         "name": {"save": "Save now", "drill": "Drill of a copy"}.get(told["verb"], told["verb"]),
         "health": {"running": "idle", "ok": "good", "failed": "failed"}[state],
-        "word": says,
+        "word": word,
         "by": told["who"],
         "began": when(told["began"], now),
         "took": span(told["seconds"]),

@@ -72,7 +72,7 @@ def require(effect: str, who: Caller, store: str = "", run: str = "") -> None:
     """
     role = role_of(effect)
     if not who.may(role):
-        raise ConfigError(f"to {EFFECTS[effect].what} takes the role {role}; {who.name} has {who.role}")
+        raise ConfigError(f"to {EFFECTS[effect].what} needs the role {role}; {who.name} has {who.role}")
     if store and not reaches(store, run):
         if effect == "create run":
             raise ConfigError(

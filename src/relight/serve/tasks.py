@@ -109,10 +109,10 @@ class Tasks:
         with self._lock:
             if sum(other.done is None for other in self._known.values()) >= RUNNING_MAX:
                 hint = "try again when one has ended"
-                raise StoreUnavailable(f"{RUNNING_MAX} such tasks are under way already", hint=hint, retryable=True)
+                raise StoreUnavailable(f"{RUNNING_MAX} tasks are already running", hint=hint, retryable=True)
             if task.asker and sum(other.done is None and other.asker == task.asker for other in self._known.values()) >= OF_ONE_MAX:
                 hint = "try again when one has ended"
-                raise StoreUnavailable(f"{OF_ONE_MAX} tasks that you began are under way", hint=hint, retryable=True)
+                raise StoreUnavailable(f"{OF_ONE_MAX} tasks that you started are running", hint=hint, retryable=True)
             self._known[task.id] = task
             while len(self._known) > KEPT_MAX:
                 del self._known[next(name for name, other in self._known.items() if other.done is not None)]
@@ -148,7 +148,7 @@ class Tasks:
             time.sleep(0.05)
 
     def _work(self, task: ServerTask, work: Callable[[ServerTask], ActionOutcome]) -> None:
-        done = ActionOutcome(False, "it failed with an internal error, which the server's output shows")
+        done = ActionOutcome(False, "internal error: see the server's output")
         try:
             done = work(task)
         except RelightError as error:
