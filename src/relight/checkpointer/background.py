@@ -250,7 +250,7 @@ class Background:
         before the commit.
         """
         first = min(shape.busy.values())
-        for index, number in sorted(shape.busy.items(), key=lambda one: -one[1]):
+        for index, number in sorted(shape.busy.items(), key=lambda item: -item[1]):
             slot = shape.slots[index]
             waits = number != first and number not in self._seats and slot.state() == (SEALED, number) and not slot.written
             if waits and yields(number):

@@ -98,7 +98,7 @@ class Handover:
             self._left = step
             heartbeat().is_heir()
         if lost_of(self._page).exists():
-            raise RankTimeout("another rank has failed", hint="the first rank that failed says why")
+            raise RankTimeout("another rank has failed", hint="the error of the first rank that failed has the cause")
 
     def _update_begins(self) -> None:
         """Publish this rank's own state before the first optimizer step since the last step's end."""
@@ -218,7 +218,7 @@ class Handover:
         return Path(self._page).with_name(f"heir-{self._run}-{step}")
 
     def _key(self) -> list[Any]:
-        """Return the key of a published state: run and component names. It tells apart several Checkpointers of one
+        """Return the key of a published state: run and component names. It distinguishes several Checkpointers of one
         process."""
         return [self._run, sorted(self._own)]
 
@@ -280,4 +280,4 @@ def _unpacked(part: Sequence[Any], behind: int) -> tuple[dict[str, Any], list[It
     """Decode a part: return its tree, with item numbers that start at ``behind``, and its items."""
     data, packed = part
     items = [Item(name, dtype, tuple(shape), role, Bytes(content)) for name, dtype, shape, role, content in packed]
-    return shifted(decode_tree(data, len(items), "what a rank left"), behind), items
+    return shifted(decode_tree(data, len(items), "a rank's published state"), behind), items

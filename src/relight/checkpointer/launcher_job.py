@@ -34,12 +34,12 @@ class LauncherJob(NamedTuple):
     @property
     def text(self) -> str:
         """The names in one line, as a NOTE has them. Empty if there is no launcher."""
-        return " ".join(sorted(self.names, key=lambda one: (_kind(one) == AGENT, one))[:NAMES_MAX])
+        return " ".join(sorted(self.names, key=lambda name: (_kind(name) == AGENT, name))[:NAMES_MAX])
 
     @property
     def has_agent(self) -> bool:
         """Whether an agent of the job is known."""
-        return any(_kind(one) == AGENT for one in self.names)
+        return any(_kind(name) == AGENT for name in self.names)
 
     def began(self, text: str) -> bool:
         """Return whether ``text``, the names of a job that may have ended long ago, names an earlier start of this very job.
@@ -62,7 +62,7 @@ class LauncherJob(NamedTuple):
         return (by_agent and self.elastic > other.elastic) or (SLURM in shared and self.slurm > other.slurm)
 
     def _shared(self, names: frozenset[str]) -> set[str]:
-        return {_kind(one) for one in self.names & names}
+        return {_kind(name) for name in self.names & names}
 
     def _knows_agents(self, names: frozenset[str]) -> bool:
         return self.has_agent and LauncherJob(names).has_agent
@@ -81,7 +81,7 @@ def job_of(variables: Mapping[str, str]) -> LauncherJob:
 
 def with_agents(job: LauncherJob, names: Iterable[str]) -> LauncherJob:
     """Return ``job`` with the agents of all its nodes: rank 0 may be on another node after a restart."""
-    return job._replace(names=job.names | {one for one in names if _kind(one) == AGENT})
+    return job._replace(names=job.names | {name for name in names if _kind(name) == AGENT})
 
 
 def count_of(variables: Mapping[str, str], name: str) -> int:
@@ -92,10 +92,10 @@ def count_of(variables: Mapping[str, str], name: str) -> int:
 
 def _pod() -> set[str]:
     try:
-        found = _POD.search(_MOUNTS.read_text(encoding="utf-8", errors="replace"))
+        match = _POD.search(_MOUNTS.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return set()
-    return {_name(POD, found[1]), _name(CONTAINER, found[2])} if found else set()
+    return {_name(POD, match[1]), _name(CONTAINER, match[2])} if match else set()
 
 
 def _name(kind: str, value: str) -> str:

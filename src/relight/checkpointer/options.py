@@ -181,9 +181,9 @@ def _apart(components: Mapping[Any, object]) -> Iterator[tuple[Any, object]]:
         if not stateful:
             yield name, value
         elif len(stateful) < len(inside):
-            other = next(key for key in inside if key not in stateful)
+            plain = next(key for key in inside if key not in stateful)
             raise ConfigError(
-                f"{name}= holds a component, {stateful[0]}, beside a plain value, {other}", where=f"{name}=",
+                f"{name}= holds a component, {stateful[0]}, and a plain value, {plain}", where=f"{name}=",
                 hint="give each component a name of its own, and keep plain values in a container without components",
             )  # fmt: skip
         else:
@@ -209,7 +209,7 @@ def check_per_rank(per_rank: object, components: Mapping[str, object]) -> tuple[
     if unknown:
         close = get_close_matches(unknown[0], components, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(components)}"
-        raise ConfigError(f"per_rank= names {unknown[0]!r}, which is no component", where="per_rank=", hint=hint)
+        raise ConfigError(f"per_rank= names {unknown[0]!r}, which is not a component", where="per_rank=", hint=hint)
     return tuple(per_rank)
 
 

@@ -347,7 +347,7 @@ class BackgroundElsewhere:
             return
         self._waiting.popleft()
         if encoded is None:
-            self._on_done(SaveOutcome(report, late([0], "telling what came of a save", waited)))
+            self._on_done(SaveOutcome(report, late([0], "reporting a save's outcome", waited)))
             return
         outcome = msgspec.structs.replace(from_msgpack(encoded, SaveResult), number=report.number)
         self._on_done(SaveOutcome(outcome, None if outcome.error is None else error_from(*outcome.error)))

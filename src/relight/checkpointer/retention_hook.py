@@ -1,4 +1,4 @@
-"""What a run does for its own order: retention, leftovers, tags."""
+"""Housekeeping of a run: retention, damage records, removal of leftovers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from relight.store import ByteStore
 
 
 def retire(place: CommitTarget, keep: Keep, verified: dict[str, bool]) -> None:
-    """Remove what ``keep`` no longer keeps. ``Fenced`` is the caller's; other failures are told, and tried again after the next save."""
+    """Retire the checkpoints that ``keep`` no longer keeps.
+
+    Raise ``Fenced``; report other failures, which the next save retries.
+    """
     if keep.is_everything:
         return
     known = dict(verified)
@@ -24,8 +27,8 @@ def retire(place: CommitTarget, keep: Keep, verified: dict[str, bool]) -> None:
         report = prune_a_share(place.store, place.log.run, keep, verified=verified, log=place.log, epoch=place.epoch)
         if report.retired:
             emit("prune.done", f"removed {len(report.retired)} checkpoints", retired=report.retired, left=report.left)
-        found = [one for one, sound in verified.items() if not sound and known.get(one) is not False]
-        wrong = dict.fromkeys(found, "its bytes are not what was committed")
+        damaged = [checkpoint_id for checkpoint_id, sound in verified.items() if not sound and known.get(checkpoint_id) is not False]
+        wrong = dict.fromkeys(damaged, "its bytes are not what was committed")
         record_checked(place.store, place.log.run, wrong, "retention")
     except Fenced:
         raise
@@ -42,7 +45,7 @@ def record_damage(found: Resumed, store: ByteStore, run: str, further: Sequence[
 
 
 def sweep(store: ByteStore, run: str) -> None:
-    """Delete what saves of superseded attempts have left."""
+    """Delete the files of unfinished saves of superseded attempts."""
     try:
         report = execute_sweep(plan_sweep(store, run), store)
         if report.deleted:
