@@ -56,8 +56,8 @@ SPOILED = [
     ("step_s = nan", "step_s: expected `float` >= 0.001", "line 1"),
     ("[save]\nstall_s = inf", "save.stall_s", ""),
     ("gpus = 1000000\ngpus_per_node = 1", "machines, and at most 200,000", ""),
-    ("gpus = [", "it is no TOML", ""),
-    ("x = " + "[" * 5000, "it is no TOML", ""),
+    ("gpus = [", "it is not TOML", ""),
+    ("x = " + "[" * 5000, "TOML", ""),
     ("save = 3", "save: expected `object`", "line 1"),
     ("[policy]\na = 3", "policy", ""),
 ]  # fmt: skip
@@ -128,7 +128,7 @@ def test_settings_reach_into_a_scenario() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("adaptiv", "did you mean 'adaptive'"), ("", "does not say when"), ("0m", "does not say when"), ("0steps", "does not say when"),
+        ("adaptiv", "did you mean 'adaptive'"), ("", "does not state when"), ("0m", "does not state when"), ("0steps", "does not state when"),
         ("adaptive,lst=3", "did you mean 'last'"), ("adaptive,last", "no key=value"), ("adaptive,last=", "no key=value"),
         ("adaptive,last=0", "whole number from 1"), ("adaptive,last=x", "whole number"), ("10m,last=1,last=2", "twice"),
         ("10m,copies=9", "from 1 to 4"), ("10m,copies=1,data=3", "copies=, or data="), ("10m,memory=perhaps", "on or off"),

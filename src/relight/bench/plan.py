@@ -113,7 +113,7 @@ def parse_size(text: str) -> int:
 
 
 def bytes_text(count: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes as text with three or four digits: ``1.5 GB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"
@@ -122,7 +122,7 @@ def bytes_text(count: float) -> str:
 
 
 def _seconds_a_byte(write_bps: float) -> float:
-    """Of one round: about six writes, four reads, and ten passes over memory."""
+    """Return the seconds of one round per byte of state: about six writes and four reads on disk, and ten traversals of memory."""
     return 10 / max(write_bps, 1e6) + 10 / _MEMORY_PASSES_BPS
 
 
@@ -145,6 +145,6 @@ def _smaller(fits: int) -> str:
 
 
 def _rounded(size: int) -> int:
-    """Round down to about two digits."""
+    """Return ``size`` rounded down to a multiple of 1 or 10 MB."""
     step = 10**7 if size >= 10**8 else 10**6
     return size // step * step

@@ -21,9 +21,11 @@ def level_diaries(near: ByteStore, run: str, far: ByteStore, far_run: str, stop:
     each new file once. Raises what the stores raise. Once ``stop()`` returns True, nothing more is written: the job is gone, and its store
     may have been replaced by one with other keys, whose owner could not read what this process wrote.
     """
-    here, there = f"{run}/{DIRECTORY}", f"{far_run}/{DIRECTORY}"
-    ours, theirs = _names(near, here), _names(far, there)
-    return _bring(near, here, ours, far, there, theirs, stop) + _bring(far, there, theirs, near, here, ours, stop)
+    near_directory, far_directory = f"{run}/{DIRECTORY}", f"{far_run}/{DIRECTORY}"
+    near_names, far_names = _names(near, near_directory), _names(far, far_directory)
+    return _bring(near, near_directory, near_names, far, far_directory, far_names, stop) + _bring(
+        far, far_directory, far_names, near, near_directory, near_names, stop
+    )
 
 
 def newest_accounts(names: Iterable[str]) -> dict[str, str]:

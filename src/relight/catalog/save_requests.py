@@ -98,12 +98,12 @@ def acknowledge(store: ByteStore, run: str, asked: SaveAsked, by: str, refused: 
 
 def outcome_of(history: History, seq: int) -> Answer:
     """Return the state of the request with number ``seq``."""
-    heard = _acknowledgement(history, seq)
-    if heard is None or not isinstance(heard.body, NoteBody):
+    acknowledgement = _acknowledgement(history, seq)
+    if acknowledgement is None or not isinstance(acknowledgement.body, NoteBody):
         return Answer()
-    by, refused = (_words(heard.body.data.get(name), most) for name, most in (("by", WHO_MAX), ("refused", WHY_MAX)))
+    by, refused = (_words(acknowledgement.body.data.get(name), most) for name, most in (("by", WHO_MAX), ("refused", WHY_MAX)))
     later = sorted(
-        (checkpoint for checkpoint in (*history.live, *history.retired.values()) if checkpoint.seq > heard.seq),
+        (checkpoint for checkpoint in (*history.live, *history.retired.values()) if checkpoint.seq > acknowledgement.seq),
         key=lambda checkpoint: checkpoint.seq,
     )
     saved = next((checkpoint for checkpoint in later if _is_requested(checkpoint.body.save_reason)), None)

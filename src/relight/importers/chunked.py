@@ -86,7 +86,7 @@ def elements_of(pieces: Iterator[bytes], zstd: bool, chunks: tuple[int, ...], bo
                 room.write(piece)
             if written != size:
                 length = f"more than {size}" if written > size else f"{written}"
-                raise CorruptCheckpoint(f"a chunk of {length} bytes, where {size} belong", where=where)
+                raise CorruptCheckpoint(f"a chunk of {length} bytes instead of {size}", where=where)
             room.flush()
             data = room.getvalue() if isinstance(room, io.BytesIO) else mmap.mmap(room.fileno(), size, prot=mmap.PROT_READ)
     except OSError as error:

@@ -196,7 +196,7 @@ def _stage3(
         offset += piece
     if any(offset != sum(math.prod(flat.shape) for flat in mine) for mine in flats):
         raise CorruptCheckpoint(
-            f"partitions of {sum(math.prod(flat.shape) for flat in flats[0])} elements, where {offset} belong", where=where
+            f"partitions of {sum(math.prod(flat.shape) for flat in flats[0])} elements instead of {offset}", where=where
         )
     _frozen(model, told, others, world, where)
     content.components["model"] = ImportedComponent(MODULE, model)
@@ -415,7 +415,7 @@ def _whole(pieces: list[FlatRange], shape: tuple[int, ...], key: Any, where: str
         runs.append((flat.source(), start * flat.itemsize, count * flat.itemsize))
     if sum(count for _, _, count in pieces) != math.prod(shape):
         raise CorruptCheckpoint(
-            f"{str(key[1])[:80]!r}: {sum(run[2] for run in pieces)} elements, where {math.prod(shape)} belong", where=where
+            f"{str(key[1])[:80]!r}: {sum(run[2] for run in pieces)} elements instead of {math.prod(shape)}", where=where
         )
     return AssembledTensor(dtype, shape, Joined(runs), (where, key))
 

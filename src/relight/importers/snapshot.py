@@ -110,7 +110,7 @@ class _Tree:
             length *= extent
         begin, end = _numbers(entry["byte_range"]) if entry.get("byte_range") is not None else (0, self._files.size(name))
         if end - begin != length or end > self._files.size(name):
-            raise CorruptCheckpoint(f"{end - begin} bytes, where {length} belong", where=self._files.where(name))
+            raise CorruptCheckpoint(f"{end - begin} bytes instead of {length}", where=self._files.where(name))
         return Spec(dtype, shape, row_major(shape), 0, FileRange(begin, length), Home(self._files, name))
 
     def _pieces(self, path: str, entry: dict[str, Any]) -> AssembledTensor:

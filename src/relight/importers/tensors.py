@@ -202,7 +202,7 @@ class Tiled:
             raise UnsafeContent(wrong, where=where)
         for box, source in self._boxes:
             if source.length != box.elements * self._size:
-                raise CorruptCheckpoint(f"a piece of {source.length} bytes, where {box.elements * self._size} belong", where=where)
+                raise CorruptCheckpoint(f"a piece of {source.length} bytes instead of {box.elements * self._size}", where=where)
 
     def view(self) -> memoryview | None:
         """Return None: the boxes are not contiguous."""

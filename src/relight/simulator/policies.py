@@ -88,7 +88,7 @@ def policy_of(text: str, name: str = "") -> Policy:
         key, equals, value = pair.partition("=")
         key = key.strip()
         if not equals or not value.strip():
-            raise ConfigError(f"{pair!r} is no key=value", where=text, hint=f"such as last=3; the keys: {', '.join(KEYS)}")
+            raise ConfigError(f"{pair!r} is not key=value", where=text, hint=f"such as last=3; the keys: {', '.join(KEYS)}")
         if key not in KEYS:
             close = difflib.get_close_matches(key, KEYS, n=1)
             raise ConfigError(
@@ -117,7 +117,7 @@ def _schedule(first: str, text: str) -> tuple[str, float]:
     except ConfigError:
         close = difflib.get_close_matches(first, SCHEDULES, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"a policy begins with one of {', '.join(SCHEDULES)}, a time (30m), or 500steps"
-        raise ConfigError(f"{first[:40]!r} does not say when to save", where=text, hint=hint) from None
+        raise ConfigError(f"{first[:40]!r} does not state when to save", where=text, hint=hint) from None
 
 
 def _parts(given: dict[str, str]) -> dict[str, Any]:

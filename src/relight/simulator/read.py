@@ -37,9 +37,9 @@ def read_scenario(named: str, settings: dict[str, Any] | None = None) -> Scenari
     try:
         told = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"it is no TOML: {error}", where=where) from None
+        raise ConfigError(f"it is not TOML: {error}", where=where) from None
     except RecursionError:
-        raise ConfigError("it is no TOML that can be read: it is nested too deeply", where=where) from None
+        raise ConfigError("it is not readable TOML: it is nested too deeply", where=where) from None
     told.setdefault("name", Path(named).stem[:40])
     for path, value in (settings or {}).items():
         put(told, path, value)
@@ -83,11 +83,11 @@ def _text(named: str) -> tuple[str, str]:
                 raise ConfigError(f"a scenario of more than {_BYTES_MAX >> 20} MiB", where=named)
             return path.read_text(encoding="utf-8"), named
         if path.exists():
-            raise ConfigError("it is no file", where=named)
+            raise ConfigError("it is not a file", where=named)
     except OSError as error:
         raise ConfigError(f"it cannot be read: {error.strerror}", where=named[:200]) from None
     except ValueError:
-        raise ConfigError("it is no text", where=named[:200], hint="a scenario is TOML, in UTF-8") from None
+        raise ConfigError("it is not text", where=named[:200], hint="a scenario is TOML, in UTF-8") from None
     names = shipped()
     if named not in names:
         close = difflib.get_close_matches(named, names, n=1)

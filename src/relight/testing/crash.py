@@ -242,8 +242,8 @@ def _kill_then_cut(disk: SimulatedDisk, told: Sequence[Fact], seed: int, point: 
     perform(resume(LocalStore(ROOT, disk=Observed(disk, see)), seed), facts)
     if not cuts:  # the resume ended earlier: cut the power after it
         cuts.append((disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), facts))
-    ((after, then_told),) = cuts
-    return check(LocalStore(ROOT, disk=after), then_told, seed)
+    ((after, facts_then),) = cuts
+    return check(LocalStore(ROOT, disk=after), facts_then, seed)
 
 
 def _interrupted(seed: int, n: int, watch: CrashSampler, names: Names, prefix: str) -> None:
@@ -298,11 +298,11 @@ def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tupl
     with contextlib.suppress(RelightError):  # the error that stops it depends on the call
         perform(life(LocalStore(ROOT, disk=Observed(disk, see, every=True)), seed), facts)
     if cut:
-        left, then_told = cuts[0] if cuts else (disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), facts)
+        left, facts_then = cuts[0] if cuts else (disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), facts)
     else:
-        left, then_told = disk, facts
+        left, facts_then = disk, facts
     with names.apart(point):
-        return calls[0], check(LocalStore(ROOT, disk=left), then_told, seed)
+        return calls[0], check(LocalStore(ROOT, disk=left), facts_then, seed)
 
 
 class _Dead(BaseException):

@@ -108,12 +108,12 @@ class Truth:
         """
         before = self.live.keys() | self.retired
         self._reset()
-        look, self._look = self._look, lambda checkpoint_id: []
+        list_directory, self._look = self._look, lambda checkpoint_id: []
         number = 0
         while (file := self._shelf.files.get(f"{LOG}/{number:012d}.json")) is not None:
             self._record(f"{LOG}/{number:012d}.json", bytes(file.data), "the cut")
             number += 1
-        self._look = look
+        self._look = list_directory
         for lost in before - self.live.keys() - self.retired:
             self.counted.pop(lost, None)
 

@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         )
     else:
-        print("\n".join([*(f"{name}: {held} of {options.trials}" for name, held in report.held.items()), *report.wrong]))
+        print("\n".join([*(f"{name}: {count} of {options.trials}" for name, count in report.held.items()), *report.wrong]))
     return 1 if report.wrong else 0
 
 
@@ -223,7 +223,7 @@ def _judged(cell: Cell, rng: random.Random, job: subprocess.Popen[bytes] | Child
 
 def _steps(job: subprocess.Popen[bytes] | Child, output: IO[bytes], cell: Cell, rng: random.Random) -> int:
     """Read the steps that the job reports until its end, and end it at a random one. Return the last."""
-    finished, at, delay_s = -1, rng.randint(3, 20), rng.uniform(0.0, 0.02)
+    finished, last_step, delay_s = -1, rng.randint(3, 20), rng.uniform(0.0, 0.02)
     late = threading.Timer(GRACE_S, job.kill)
     late.start()
     for line in output:
@@ -231,7 +231,7 @@ def _steps(job: subprocess.Popen[bytes] | Child, output: IO[bytes], cell: Cell, 
         if not word.endswith("step"):
             continue
         finished = int(number)
-        if finished == at:
+        if finished == last_step:
             time.sleep(delay_s)
             _end(job.pid, cell.way)
     late.cancel()
@@ -249,7 +249,9 @@ def _end(pid: int, way: str) -> None:
 
 def _unsaved(run: Path, finished: int) -> Iterator[str]:
     try:
-        steps = [(one.step, one.body.reason) for one in Run(open_bytes(Path(run).parent), Path(run).name).history().live]
+        steps = [
+            (checkpoint.step, checkpoint.body.reason) for checkpoint in Run(open_bytes(Path(run).parent), Path(run).name).history().live
+        ]
     except RelightError as error:
         steps = []
         yield f"the run cannot be read: {error}"
@@ -276,7 +278,7 @@ def _left(run: Path, session: int) -> Iterator[str]:
 
 def _processes_of(run: Path, session: int) -> list[int]:
     """Return the processes of the job: those of its session, and those that have the run's path as an argument."""
-    found = []
+    pids = []
     for directory in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (directory / "cmdline").read_bytes().split(b"\0")
@@ -284,8 +286,8 @@ def _processes_of(run: Path, session: int) -> list[int]:
         except OSError:
             continue
         if (os.fsencode(run) in arguments or int(fields[3]) == session) and fields[0] != b"Z":
-            found.append(int(directory.name))
-    return found
+            pids.append(int(directory.name))
+    return pids
 
 
 if __name__ == "__main__":

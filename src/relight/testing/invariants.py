@@ -215,7 +215,7 @@ def newest_sound_checkpoint_stays() -> list[str]:
     It always keeps the newest one.
     """
     disk, store = simulated()
-    attempt, ids, told = saves(store, 1, 2, 3, 4)
+    attempt, ids, facts = saves(store, 1, 2, 3, 4)
     for checkpoint_id in ids[2:]:
         path = f"{ROOT}/{RUN}/{directory_of(store, checkpoint_id)}/pack-00000-000.safetensors"
         rewrite(disk, path, flip)
@@ -237,9 +237,9 @@ def quota_is_filled_by_sound_ones() -> list[str]:
     old, good, damaged = (
         Candidate(name * 10, seq, seq, {"loss": float(seq)}, verified=name != "c") for seq, name in enumerate("abc", start=1)
     )
-    kept = {one.id[0] for one in decide_keep(keep(last=2), [old, good, damaged]) if one.keep}
+    kept = {decision.id[0] for decision in decide_keep(keep(last=2), [old, good, damaged]) if decision.keep}
     wrong = [] if kept == {"a", "b", "c"} else [f"the last two sound ones and the newest are not {sorted(kept)}"]
-    kept = {one.id[0] for one in decide_keep(keep(best=1), [old, good, damaged]) if one.keep}
+    kept = {decision.id[0] for decision in decide_keep(keep(best=1), [old, good, damaged]) if decision.keep}
     return wrong + ([] if kept == {"a", "b", "c"} else [f"the best, the newest that verifies and the newest are not {sorted(kept)}"])
 
 
