@@ -1,8 +1,8 @@
-"""Test tools that are shipped with Relight: a conformance suite for stores, simulated disks that fail or lose power, and crash tests.
+"""Test tools that are shipped with Relight: a conformance suite for stores, disks that fail or lose power, crash tests.
 
-Invariants: every tool can fail (``mutation_check`` breaks the product in one place at a time, and some tool must report it). Every
-reported violation can be replayed from its seed. May import: ``store``, ``log``, ``commit``, ``catalog``, ``reclaim``, ``policy``, ``format``,
-``layout``, ``errors``. Torch-free.
+Invariants: every tool can fail (``mutation_check`` breaks the product in one place at a time, and some tool must report
+it). Every reported violation can be replayed from its seed. May import: ``store``, ``log``, ``commit``, ``catalog``,
+``reclaim``, ``policy``, ``format``, ``layout``, ``errors``. Torch-free.
 
 - ``store_suite.StoreSuite``: the guarantees of every ``ByteStore``; a store needs ten lines to use it
 - ``disks``: ``CountingDisk``, ``FailNth``, ``QuotaDisk``, ``CrashDisk``, ``SimulatedDisk``; ``SimClock``

@@ -343,9 +343,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        elif parsed.epoch <= history.epoch:\n",
         "rules",
     ),
-    Mutation(
-        "live checkpoints are not swept", SWEEP, "        if parsed is None or name in live:\n", "        if parsed is None:\n", "deaths"
-    ),
+    Mutation("live ones are not swept", SWEEP, "        if parsed is None or name in live:\n", "        if parsed is None:\n", "deaths"),
     Mutation(
         "leftovers are swept", SWEEP, '            going.append((name, f"left by', '            kept.append((name, f"left by', "deaths"
     ),
