@@ -37,7 +37,7 @@ Block = Callable[[dict[str, float]], None]
 _FIRST_BYTES = 16_000_000
 """Bytes written to estimate the disk's speed, before the size of the state is chosen."""
 LOST_TIMES = 3
-"""Saves in a round whose cost to training is measured: no other figure differs as much from save to save."""
+"""Number of saves in a round with measured cost to training: no other figure differs as much from save to save."""
 _WARM = 0.1
 """Fraction in the page cache above which a checkpoint does not count as cold."""
 

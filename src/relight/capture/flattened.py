@@ -110,8 +110,8 @@ def flattened_state(module: nn.Module) -> dict[str, Any]:
             state[prefix + _EXTRA] = submodule.get_extra_state()
     for path, wrapper in wrappers:
         prefix = f"{path}.{_INSIDE}." if path else f"{_INSIDE}."
-        for live, held, originals in _held(wrapper):
-            state.update((prefix + original.full_name, original.of(held, live)) for original in originals)
+        for live, memory, originals in _held(wrapper):
+            state.update((prefix + original.full_name, original.of(memory, live)) for original in originals)
         for shared in wrapper._handle.flat_param._shared_param_infos:
             first = f"{prefix}{_joined(shared.prim_module_name, shared.prim_param_name)}"
             if first in state:

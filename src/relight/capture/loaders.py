@@ -281,7 +281,7 @@ def report_steps(components: Mapping[str, object], steps: int) -> list[str]:
             watch.reported.add("ahead")
             ahead.append(watch.name)
         elif watch.kept is not None and not (watch.pace.ahead or watch.pace.unsure or watch.pace.threaded):
-            watch.kept = None  # the loop uses each batch as it is delivered
+            watch.kept = None  # the loop uses each batch before it requests the next
     return ahead
 
 

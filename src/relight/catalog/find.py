@@ -143,7 +143,7 @@ def nothing_there(view: LogView, run: str, where: str) -> RelightError:
 
 
 def nothing_counts(view: LogView, where: str) -> CorruptCheckpoint:
-    """Return the error for a run whose remaining records are all damaged, or signed by a signer that is not trusted here."""
+    """Return the error for a run without a usable record: all remaining ones are damaged, or their signer is not trusted here."""
     return CorruptCheckpoint(
         f"this run has no checkpoint that counts, and {len(view.faults)} records of its log that count for nothing",
         where=where,

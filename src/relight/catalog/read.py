@@ -221,7 +221,7 @@ class _Work:
 
     def _drain(self, queued: Iterator[_Job]) -> None:
         while not self._failed:
-            job = next(queued, None)  # thread-safe: a list's iterator, whose next() is atomic
+            job = next(queued, None)  # thread-safe: next() of a list's iterator is atomic
             if job is None:
                 return
             try:

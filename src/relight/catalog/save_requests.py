@@ -1,7 +1,7 @@
 """Request a save from a job on any machine: one NOTE in the run's log requests it, another acknowledges it, the save's reason names it.
 
 The log is the only connection from a user at a terminal or page to a job on another machine, and it keeps the requester's name.
-``relight run`` polls the log every few seconds. If several do, the one whose acknowledging NOTE comes first has its job save.
+``relight run`` polls the log every few seconds. If several do, the first one with an acknowledging NOTE makes its job save.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def ask_for_save(run: Run, by: str, why: str = "") -> int:
     """Request a save at the end of the job's step. Return the request's number. Cost: one record."""
     by, why = by or "somebody", " ".join(why.split())
     if len(by) > WHO_MAX or len(why) > WHY_MAX or not (by + why).isprintable():
-        raise ConfigError(f"a name has at most {WHO_MAX} letters and a reason {WHY_MAX}, all of which can be printed")
+        raise ConfigError(f"a name has at most {WHO_MAX} letters and a reason {WHY_MAX}, all printable")
     written = _note(run.store, run.name, lambda _: NoteBody(topic=ASKED_TOPIC, data={"by": by, **({"why": why} if why else {})}))
     assert written is not None
     return written.seq

@@ -111,7 +111,7 @@ def drained_to(history: History) -> dict[str, set[str]]:
 
 
 def copying_to(history: History) -> dict[str, str]:
-    """Return for each further tier, by name, the checkpoint whose copy began last and has not arrived."""
+    """Return for each further tier, by name, the checkpoint with the copy that began last and has not arrived."""
     copying = {str(note.data.get("tier")): str(note.data.get("id")) for note in _notes(history, COPYING_TOPIC)}
     drained = drained_to(history) if copying else {}
     return {tier: checkpoint_id for tier, checkpoint_id in copying.items() if checkpoint_id not in drained.get(tier, ())}

@@ -251,7 +251,7 @@ class AdaptiveSchedule:
 
 
 def _shown(decision: ScheduleDecision) -> tuple[float, float]:
-    """Return the values whose change makes a decision an event: the interval, and the number of guessed inputs."""
+    """Return the interval and the number of guessed inputs. An event is emitted if one of them has changed."""
     return decision.interval_s, decision.numbers.get("guesses", 0.0)
 
 

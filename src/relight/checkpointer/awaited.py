@@ -57,7 +57,7 @@ class MultiRankWait:
         self._steps = 0
         self._warned: set[str] = set()
         self._typos: set[str] = set()
-        """Metrics of the trigger whose names are probably misspellings of given ones."""
+        """Metrics of the trigger with names that are probably misspellings of given ones."""
 
     def begin(self, history: History) -> None:
         """Stop waiting for what checkpoints of the run have."""

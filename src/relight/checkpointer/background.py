@@ -116,7 +116,7 @@ class _Shape:
         return ctypes.addressof(ctypes.c_char.from_buffer(self.slots[index].view))
 
     def same_there(self, index: int, frozen: FrozenTensors, now: TensorMarks, wrong: Callable[[str], None]) -> frozenset[int]:
-        """Return the frozen items whose bytes the slot still has from its last save. ``wrong`` is called with the name of an item that has
+        """Return the frozen items that the slot still has from its last save. ``wrong`` is called with the name of an item that has
         equal marks and other bytes."""
         number, before, then = self.filled.get(index, (0, None, None))
         if before is not frozen or then is None or self.slots[index].state() != (SEALED, number):
@@ -522,7 +522,7 @@ class Background:
                 abort_part(self._attempt.place, step, checkpoint_id, seat, known(error))
 
     def _committed(self, checkpoint_id: str) -> bool:
-        """Return whether the log has a save whose outcome the agent could not report before it died."""
+        """Return whether the log has a save that the agent could not report before it died."""
         place = self._attempt.place
         try:
             return fold(Log(place.store, place.log.run).read()).find(checkpoint_id) is not None

@@ -68,8 +68,8 @@ def with_file_defaults(
     With ``tiers``, the file's ``keep`` is ignored, because each tier has its own. The file's ``peers`` are ignored if
     one rank writes for all, or if saves are not made in the background. If ``save`` is given nowhere, it is
     ``adaptive()``, so that a run without settings saves, too. ``tiers`` are the caller's. Without them, the file's
-    tiers apply to the store and run in ``place``. ``place`` is None if an observer has moved the run, whose copies on
-    tiers would be useless.
+    tiers apply to the store and run in ``place``. ``place`` is None if an observer has moved the run, because
+    copies of a moved run on tiers would be useless.
     """
     take_environment()
     file_options, path = checked("checkpoint", defaults_of)

@@ -2,8 +2,8 @@
 
 If all ranks of a job are on one node and have the same model, each rank has the whole state except the other ranks' own
 state: generators and the loader's position. Each rank publishes its own state at the end of each step in a file in
-memory (``relight.heartbeat.rank_state``), which stays readable after the rank's death. The first survivor whose state
-is still that of the step's end saves all ranks' parts.
+memory (``relight.heartbeat.rank_state``), which stays readable after the rank's death. The first survivor that
+still has the state of the step's end saves all ranks' parts.
 
 A rank may die during its update or after it, when the other ranks have all they need to end the step. So each rank
 publishes its own state before its update, too. That state is used for the step's end if the two were equal at every
@@ -164,7 +164,7 @@ class Handover:
         return min((max(beat.sealed, beat.restored) if beat is not None else -1 for beat in beats), default=-1)
 
     def _wills(self, step: int) -> tuple[list[list[Any]], list[int]] | None:
-        """Return each rank's own state, and the ranks whose state is from before their update. Return None if a rank's
+        """Return each rank's own state, and the ranks with a state from before their update. Return None if a rank's
         state is missing."""
         ends = time.monotonic() + WAIT_S
         while True:

@@ -56,7 +56,7 @@ class LauncherJob(NamedTuple):
         )
 
     def restarts(self, other: LauncherJob) -> bool:
-        """Return whether this is a later start of ``other``, a job whose process still exists: a launcher has counted on since."""
+        """Return whether this is a later start of ``other``, a job with a process that still exists: a launcher's count is higher now."""
         shared = self._shared(other.names)
         by_agent = AGENT in shared or (ELASTIC in shared and not self._knows_agents(other.names))
         return (by_agent and self.elastic > other.elastic) or (SLURM in shared and self.slurm > other.slurm)

@@ -20,7 +20,7 @@ _NUMBER_BYTES = 32
 _FEW = 64
 """Number of metrics that always fit within the limit, whatever their names."""
 _reported: set[str] = set()
-"""Names of metrics whose omission was reported by this process."""
+"""Names of omitted metrics that this process has reported."""
 
 
 def check_metrics(metrics: Any) -> None:

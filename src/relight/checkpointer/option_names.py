@@ -1,7 +1,7 @@
 """Keywords that are not options of a Checkpointer: which option was meant.
 
 Every keyword that is not an option names a component, so a misspelt option would be saved as one and never take effect. A value that has
-no state of its own is therefore refused under a keyword, and so is a container whose name is one slip of the keyboard from an option
+no state of its own is therefore refused under a keyword, and so is a container with a name that is one typing error from an option
 that takes such a container. ``state={…}`` takes any name and any plain value: nothing is guessed there.
 """
 

@@ -20,7 +20,7 @@ SAVES_MAX = 2
 """Number of saves after which such state is searched for. State that changes later is only reported by
 ``describe_state()``."""
 _SKIPPED_HOMES = ("torch.", "torchdata.", "accelerate.", "lightning", "pytorch_lightning", "deepspeed.", "datasets.")
-"""Packages whose classes are skipped: their objects have caches and counters, or their state has all that a resume
+"""Packages with classes that are skipped: their objects have caches and counters, or their state has all that a resume
 needs."""
 _TORCHS = frozenset(vars(nn.Module())) | {
     "training", "_opt_called", "_step_count", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured",

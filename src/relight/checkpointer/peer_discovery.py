@@ -98,7 +98,7 @@ class PeerDiscovery:
                 self._remote = None
 
     def ends(self) -> None:
-        """Announce the run's end: later saves need no copies on peers, some of which have ended already."""
+        """Announce the run's end: later saves need no copies on peers, because some peers have ended already."""
         if self._agent is not None:
             with contextlib.suppress(RelightError):
                 self._agent.leave()

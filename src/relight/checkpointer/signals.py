@@ -93,7 +93,7 @@ class SignalHandlers:
         self._uncount = workers.handled(self)
 
     def restore(self) -> None:
-        """Restore the former handlers, for each signal whose handler is still Relight's."""
+        """Restore the former handler of each signal that Relight still handles."""
         if os.getpid() != self._owner:
             return
         self._installed = False  # from here on our handler calls the former one

@@ -99,7 +99,7 @@ class UngivenOptimizers:
         return any(optimizer is each or optimizer is inner_of(each) for each in given)
 
     def _late(self) -> list[tuple[Optimizer, _Missed]]:
-        """Return the optimizers that have stepped and whose report had to wait."""
+        """Return the optimizers that have stepped and must still be reported."""
         late = []
         for optimizer in list(self._checked):
             if optimizer not in self._missed and optimizer not in self._given:

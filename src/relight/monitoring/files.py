@@ -110,9 +110,9 @@ class EventFiles:
             if tail.skipping:
                 tail.skipping = False
                 continue
-            heard = self._parse_event(tail, line)
-            if heard is not None:
-                yield heard
+            event = self._parse_event(tail, line)
+            if event is not None:
+                yield event
         if len(tail.rest) > LINE_BYTES_MAX:
             self.unreadable += not tail.skipping
             tail.rest, tail.skipping = b"", True

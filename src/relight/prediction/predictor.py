@@ -235,9 +235,9 @@ class FailurePredictor:
             self._reload()
         if self._count % LOOK_S or self._count <= FIRST_LOOK * LOOK_S:
             return []
-        look, alarms = self._windows.window(at), []
+        window, alarms = self._windows.window(at), []
         for watcher in self._watchers:
-            name, risk, why = watcher.name, watcher.update(look), watcher.distrusted()
+            name, risk, why = watcher.name, watcher.update(window), watcher.distrusted()
             if why and not watcher.said:
                 emit("prediction.detector_disabled", f"{name} does not count: {why}", detector=name, why=why)
             watcher.said = why

@@ -111,8 +111,8 @@ def _answer(request: Request, verb: str, given: dict[str, str]) -> Response:
         go=f"/act/{verb}",
         back=back,
         hidden=[*fields.items(), ("go", planned.digest), ("back", back)],
-        said=changed,
-        said_kind="warn",
+        notice=changed,
+        notice_kind="warn",
     )
 
 

@@ -88,7 +88,7 @@ def storage(one: StoreRow, detail: StorageDetail, now: float) -> dict[str, Any]:
             {"run": row.run, "id": row.id, "step": row.step, "what": row.what, "why": row.why, "bytes": row.bytes}
             for row in detail.retention[:ROWS_MAX]
         ],
-        "retention_says": "Nothing: no run has retention rules (keep=relight.keep(…)), or these have no more checkpoints to delete.",
+        "retention_note": "Nothing: no run has retention rules (keep=relight.keep(…)), or these have no more checkpoints to delete.",
     }
 
 

@@ -55,7 +55,7 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
             ("Verified", when(detail.verified_at, now) if detail.verified_at else "not yet", "every byte, by hash"),
         ],
         "treemap": treemap(tiles, caption) if tiles else None,
-        "treemap_says": caption,
+        "treemap_caption": caption,
         "find": find,
         "tensors": [
             {

@@ -94,7 +94,7 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
         "facts": facts,
         "charts": charts(detail, checkpoints),
         "lanes": picture,
-        "lanes_say": caption,
+        "lanes_caption": caption,
         "kinds": kinds,
         "goodput": parts,
         "spent": spent,

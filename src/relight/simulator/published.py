@@ -207,8 +207,9 @@ def megascale() -> Iterator[PublishedResult]:
 
 
 def pairs(nodes: int, known: str, least: float, most: float) -> PublishedResult:
-    """Return the share of pairs of machines whose simultaneous loss leaves a copy in peers' memory, by the product's
-    own rings.
+    """Return the share of pairs of machines that can be lost at once while peers' memory keeps a copy.
+
+    The rings are computed by the product's own code.
     """
     scenario, policy = Scenario(gpus=8 * nodes, nodes_per_rack=1), policy_of("10m,copies=1")
     survived = []

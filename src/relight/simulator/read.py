@@ -35,15 +35,15 @@ def read_scenario(named: str, settings: dict[str, Any] | None = None) -> Scenari
     """
     text, where = _text(named)
     try:
-        told = tomllib.loads(text)
+        values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"it is not TOML: {error}", where=where) from None
     except RecursionError:
         raise ConfigError("it is not readable TOML: it is nested too deeply", where=where) from None
-    told.setdefault("name", Path(named).stem[:40])
+    values.setdefault("name", Path(named).stem[:40])
     for path, value in (settings or {}).items():
-        put(told, path, value)
-    return scenario_of(told, where, text)
+        put(values, path, value)
+    return scenario_of(values, where, text)
 
 
 def scenario_of(told: dict[str, Any], where: str = "", text: str = "") -> Scenario:

@@ -125,7 +125,7 @@ def _judge(trial: Trial, disk: FailNth, simulated: SimulatedDisk, failure: BaseE
         wrong.append(f"a full disk is reported as {type(failure).__name__}")
     left = _files(simulated) - before
     if not trial.forever and not isinstance(failure, Uncertain) and disk.failed.name not in ("unlink", "rmdir") and left:
-        wrong.append(f"left behind: {sorted(left)}")
+        wrong.append(f"not removed: {sorted(left)}")
     return wrong
 
 
@@ -135,7 +135,7 @@ def _poisoned(calls: list[DiskCall], failed: DiskCall | None) -> list[str]:
         return []
     later = calls[calls.index(failed) + 1 :]
     again = [call.name for call in later if call.file == failed.file and call.name in ("fsync", "pwrite", "truncate")]
-    return [f"{name} again of a file whose {failed.name} failed" for name in again]
+    return [f"{name} again of a file after its {failed.name} failed" for name in again]
 
 
 def _files(disk: SimulatedDisk) -> set[str]:

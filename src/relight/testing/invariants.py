@@ -179,7 +179,7 @@ def damaged_record_holds_the_sweep() -> list[str]:
     saves(store, 3)
     plan = plan_sweep(store, RUN)
     execute_sweep(plan, store)
-    return [] if directory in names(store) else ["a checkpoint whose COMMIT is damaged was swept"]
+    return [] if directory in names(store) else ["a checkpoint with a damaged COMMIT was swept"]
 
 
 @rule

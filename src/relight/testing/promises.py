@@ -161,7 +161,7 @@ class Promises:
             attempt = Attempt.begin(self.outside, RUN)
             execute_sweep(plan_sweep(self.outside, RUN), self.outside)
             for key in self._left():
-                self.truth.wrong.append(f"(7) left behind: {key}")
+                self.truth.wrong.append(f"(7) not removed: {key}")
             saved = self.saved(attempt.epoch, 99, 0, 1, True)
             item = Item("t", "uint8", (1, ROW), "param", Bytes(saved.row(0)), None, True)
             tree = encode_tree({"t": Leaf("tensor", (0,))})

@@ -301,7 +301,7 @@ def leftovers(store: ByteStore, log: Log) -> list[str]:
             names += [f"{entry.name}/{file.name}" for file in files if file.is_dir or not is_written_file(file.name)]
         else:
             names.append(entry.name)
-    return [f"I10: left behind: {name}" for name in names]
+    return [f"I10: not removed: {name}" for name in names]
 
 
 def check(store: ByteStore, told: Sequence[Fact], seed: int) -> list[str]:

@@ -66,7 +66,10 @@ def write_all(store: ByteStore, key: str, data: bytes, step: int = 1 << 19) -> N
 
 
 def _create_all(store: ByteStore, rounds: int, me: int, gate: Any, told: Any) -> None:
-    """Create the same names as the other processes, all at the same moment. Put into ``told`` which ones it won."""
+    """Create the same names as the other processes, at the same moment.
+
+    Put the result of each creation into the queue ``told``.
+    """
     won = []
     try:
         for round_ in range(rounds):
@@ -137,7 +140,7 @@ class StoreSuite:
             return
         store = self.make(tmp_path)
         rounds, processes = 25, 4
-        fresh = multiprocessing.get_context("spawn")  # the libraries behind some stores do not survive a fork
+        fresh = multiprocessing.get_context("spawn")  # the libraries of some stores do not survive a fork
         with safe_spawn():
             gate, results = fresh.Barrier(processes), fresh.SimpleQueue()
             children = [fresh.Process(target=_create_all, args=(store, rounds, me, gate, results), daemon=True) for me in range(processes)]

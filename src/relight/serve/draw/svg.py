@@ -49,7 +49,7 @@ def text(x: float, y: float, says: str, *, klass: str | None = None, anchor: str
 
 
 def fitting(says: str, width: float, letter: float = 6.2) -> str:
-    """Return ``says``, shortened to ``width``. The middle is cut: the ends of a tensor's path are more informative."""
+    """Return the text shortened to ``width``. The middle is cut: the ends of a tensor's path are more informative."""
     room = int(width / letter)
     says = printable(says)
     if len(says) <= room:
