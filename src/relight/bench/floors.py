@@ -117,9 +117,9 @@ def read(
         room = page_buffer(READ_BYTES)
         for offset in range(first * READ_BYTES, size, threads * READ_BYTES):
             target = room if into is None else into[offset : offset + READ_BYTES]
-            got = os.preadv(fd, [target], offset)
+            count = os.preadv(fd, [target], offset)
             if then is not None:
-                then(target[:got])
+                then(target[:count])
 
     try:
         with ThreadPoolExecutor(threads) as pool:

@@ -88,18 +88,18 @@ def end_between() -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    asked: list[int] = []
+    signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        if len(asked) > 1:
+        signals.append(number)
+        if len(signals) > 1:
             _end(number)
 
     previous = {number: signal.signal(number, note) for number in _ENDING}
 
     def end_if_asked() -> None:
-        if asked:
-            _end(asked[0])
+        if signals:
+            _end(signals[0])
 
     try:
         yield end_if_asked

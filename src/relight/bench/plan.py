@@ -96,8 +96,8 @@ def spread(size: int, tensors: int | None) -> list[int]:
         return [total // count] * count
     width = max(1, math.isqrt(total // 200))
     block = [width, width, 3 * width**2, 3 * width, width**2, width, width, width, 4 * width**2, 4 * width, 4 * width**2, width]
-    others = [*block * 12, width, width]
-    return [max(1, total - sum(others)), *others]
+    sizes = [*block * 12, width, width]
+    return [max(1, total - sum(sizes)), *sizes]
 
 
 def parse_size(text: str) -> int:

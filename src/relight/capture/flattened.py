@@ -192,8 +192,8 @@ def _held(wrapper: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[Origi
         if not in_order:
             raise IncompatibleState("flattened in its order in memory, not row by row", where=name, hint="contiguous() it")
         size = math.prod(shape)
-        offset, here = (begin, size) if where is None else (where.offset_in_shard or 0, where.numel_in_shard or 0)
-        originals.append(Original(own_name(name, names), name, tuple(shape), begin, offset, here, flat._sharded_size.numel(), mesh))
+        offset, length = (begin, size) if where is None else (where.offset_in_shard or 0, where.numel_in_shard or 0)
+        originals.append(Original(own_name(name, names), name, tuple(shape), begin, offset, length, flat._sharded_size.numel(), mesh))
     if flat._params is None:
         yield flat, flat, originals
     elif sharded:  # each has memory for its own range only

@@ -164,14 +164,14 @@ def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components:
             if id(parameter) not in flattened:
                 state[name] = walker.value(entries, join_path(f"{path}/state", name), "optim")
                 continue
-            odd = [key for key, value in entries.items() if _is_like(key, value) and value.shape != parameter.shape]
-            if odd:
-                walker.refuse(join_path(f"{path}/state", name), f"{odd[0]} is neither like the flattened parameter nor a scalar")
+            mismatched = [key for key, value in entries.items() if _is_like(key, value) and value.shape != parameter.shape]
+            if mismatched:
+                walker.refuse(join_path(f"{path}/state", name), f"{mismatched[0]} is neither like the flattened parameter nor a scalar")
                 continue
             for original in flattened[id(parameter)]:
                 if original.here:
-                    mine = {key: original.of(value, value) if _is_like(key, value) else value for key, value in entries.items()}
-                    state[original.named(name)] = walker.value(mine, join_path(f"{path}/state", original.named(name)), "optim")
+                    own_entries = {key: original.of(value, value) if _is_like(key, value) else value for key, value in entries.items()}
+                    state[original.named(name)] = walker.value(own_entries, join_path(f"{path}/state", original.named(name)), "optim")
     masters: dict[str, Any] = {}
     declared = declared_in(optimizer, components)
     for flat in declared_among(own_parameters(optimizer)):

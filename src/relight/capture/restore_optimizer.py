@@ -77,10 +77,10 @@ class OptimizerPlan:
         if why_not_apart(optimizer):
             planning.wrong.append(f"{path}: {why_not_apart(optimizer)}")
             return
-        other = other_optimizer(optimizer, node, self._stored, imported=planning.imported)
-        if other is not None:
-            planning.wrong.append(f"{path}: {other}")
-            if not other.fits or planning.result.strict:
+        mismatch = other_optimizer(optimizer, node, self._stored, imported=planning.imported)
+        if mismatch is not None:
+            planning.wrong.append(f"{path}: {mismatch}")
+            if not mismatch.fits or planning.result.strict:
                 return
             node = {**node, "groups": [settings_of_both(optimizer, group) for group in node["groups"]]}
         else:
@@ -245,7 +245,7 @@ class OptimizerPlan:
         leaves: list[Any] = []
         lives: list[Any] = []
         keys: list[Any] = []
-        like: list[Any] = []
+        tensors_like: list[Any] = []
         for parameter in own_parameters(self._holder):
             name = names.get(id(parameter), "?")
             if name not in held:
@@ -255,9 +255,9 @@ class OptimizerPlan:
                 return False
             if list(saved) != keys:  # nearly all parameters have the same keys
                 keys = list(saved)
-                like = [key for key in keys if key in _LIKE_PARAMETER]
+                tensors_like = [key for key in keys if key in _LIKE_PARAMETER]
             shape = parameter.shape
-            for key in like:
+            for key in tensors_like:
                 leaf = saved[key]
                 if type(leaf) is not Leaf or not leaf.tensors or planning.tensors[leaf.tensors[0]].shape != shape:
                     return False
@@ -284,25 +284,25 @@ class OptimizerPlan:
             # Half a state is worse than none: the optimizer starts this parameter's state from scratch.
             planning.wrong.append(f"{path}: stored for a parameter of another shape, this one is {list(parameter.shape)}")
             return
-        made: dict[Any, Any] = {}
+        values: dict[Any, Any] = {}
         for key, leaf in saved.items():
             tensor = current.get(key)
             if planning.only is None and type(leaf) is Leaf and planning.targets.plainly(leaf, tensor):
-                made[key] = tensor
+                values[key] = tensor
                 continue
             below = join_path(path, key)
             if not planning.takes(below):
                 if key in current:
-                    made[key] = tensor
+                    values[key] = tensor
                 continue
             if marked(leaf):
-                made[key] = self._revived(parameter, key, leaf, tensor, below)
+                values[key] = self._revived(parameter, key, leaf, tensor, below)
                 continue
             if flattens(tensor):
                 planning.targets.parts(leaf, tensor, below)
                 continue
             if type(leaf) is not Leaf or leaf.kind != "tensor":
-                made[key] = whole(leaf, below, planning.memory)
+                values[key] = whole(leaf, below, planning.memory)
                 continue
             stored = planning.tensors[leaf.tensors[0]]
             dtype = torch_dtype(stored)
@@ -310,9 +310,9 @@ class OptimizerPlan:
                 tensor = planning.memory.make(stored, partial(place_like, parameter, group, str(key), stored.shape, dtype))
             if planning.only is not None or not planning.targets.plainly(leaf, tensor):
                 planning.targets.add(leaf.tensors[0], tensor, below)
-            made[key] = Later(partial(touched, tensor))
-        if len(made) != len(current) or any(current.get(key) is not value for key, value in made.items()):
-            self._made[parameter] = made
+            values[key] = Later(partial(touched, tensor))
+        if len(values) != len(current) or any(current.get(key) is not value for key, value in values.items()):
+            self._made[parameter] = values
 
     def _revived(self, parameter: torch.Tensor, key: Any, node: Any, live: Any, path: str) -> Any:
         """Return state with objects or tensors of a subclass: live ones, or those that a first step would create."""
@@ -320,9 +320,9 @@ class OptimizerPlan:
         reason = unfit(node, live)
         if reason is not None:
             first = self._first(path).get(parameter, {}).get(key)
-            again = unfit(node, first)
-            if again is not None:
-                planning.wrong.append(f"{path}: {again}" if first is not None else f"{path}: {reason}; {ONE_STEP}")
+            reason_again = unfit(node, first)
+            if reason_again is not None:
+                planning.wrong.append(f"{path}: {reason_again}" if first is not None else f"{path}: {reason}; {ONE_STEP}")
                 return None
             live = first
         if is_mark(node) and FORM in node:

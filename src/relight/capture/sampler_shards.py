@@ -97,9 +97,9 @@ def share_size(left: int, replicas: int, drop: bool) -> int:
 def share_of(order: Sequence[int], begins: int, replicas: int, rank: int, drop: bool) -> list[int]:
     """Return one rank's shard of ``order`` from ``begins`` on. The order's first samples are repeated to fill shards."""
     total = share_size(len(order) - begins, replicas, drop) * replicas
-    mine = list(order[begins + rank : begins + total : replicas])
+    shard = list(order[begins + rank : begins + total : replicas])
     missing = range(len(order), begins + total)
-    return mine + [order[place % len(order)] for place in missing if (place - begins) % replicas == rank]
+    return shard + [order[place % len(order)] for place in missing if (place - begins) % replicas == rank]
 
 
 def order_of(sampler: DistributedSampler[Any], epoch: int) -> list[int]:
@@ -254,8 +254,8 @@ def _cut(sampler: DistributedSampler[Any]) -> tuple[int, int, bool]:
 
 def _maker(sampler: DistributedSampler[Any]) -> Any:
     """Return the function that makes the order; for torchdata's sampler torch's own, as torchdata only adds a count."""
-    made = type(sampler).__iter__
-    return DistributedSampler.__iter__ if made.__module__ in _OURS else made
+    order_function = type(sampler).__iter__
+    return DistributedSampler.__iter__ if order_function.__module__ in _OURS else order_function
 
 
 def _dealt_by(sampler: DistributedSampler[Any], epoch: int, replicas: int, rank: int, share: int) -> list[int]:
@@ -275,7 +275,7 @@ def _deals_evenly(sampler: DistributedSampler[Any], epoch: int) -> bool:
     replicas, rank, drop = _cut(sampler)
     length = len(sampler.dataset)  # type: ignore[arg-type]
     order = order_of(sampler, epoch)
-    mine = _dealt_by(sampler, epoch, replicas, rank, share_size(length, replicas, drop))
+    shard = _dealt_by(sampler, epoch, replicas, rank, share_size(length, replicas, drop))
     generators.restore_host(before)
     sure = length // replicas
-    return len(order) == length and mine[:sure] == order[rank::replicas][:sure]
+    return len(order) == length and shard[:sure] == order[rank::replicas][:sure]

@@ -37,9 +37,9 @@ class Swap:
         if wrong:  # before any value is moved
             raise IncompatibleState("the averaged copy is not one of the model", details=wrong)
         with torch.no_grad():
-            for name, ours in mine.items():
-                kept = ours.detach().clone()
-                ours.copy_(theirs[name])
+            for name, model_tensor in mine.items():
+                kept = model_tensor.detach().clone()
+                model_tensor.copy_(theirs[name])
                 theirs[name].copy_(kept)
         self.swapped = not self.swapped
 

@@ -160,8 +160,8 @@ class Targets:
             return False
         owner = self._owner(tensor, index) if tensor.numel() else index
         if owner != index:
-            other = self._tensors[owner].name
-            self._wrong.append(f"{path}: tied to the tensor that takes {other}, but stored separately")
+            other_name = self._tensors[owner].name
+            self._wrong.append(f"{path}: tied to the tensor that takes {other_name}, but stored separately")
             return False
         dtype = torch_dtype(self._tensors[index])
         sink: Sink = sink_for(tensor, dtype) if live is tensor else regions_for(live, dtype)

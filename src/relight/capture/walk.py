@@ -111,8 +111,8 @@ class Walker:
             return self.value(without_class, path, role, level)
         if role == "optim" and is_simple(value):
             return self._object(value, path, level)
-        way = NO_OPTIMIZER_OBJECT if role == "optim" else NO_OBJECT
-        self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}: {way}")
+        remedy = NO_OPTIMIZER_OBJECT if role == "optim" else NO_OBJECT
+        self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}: {remedy}")
         return None
 
     def _object(self, value: Any, path: str, level: int) -> Any:

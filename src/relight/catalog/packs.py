@@ -198,15 +198,15 @@ class StoredReader:
             return data
         with contextlib.suppress(RelightError):
             invalidate_cache(self._store, key, one.offset, one.length)
-            again = memoryview(bytearray(one.length))
+            second_read = memoryview(bytearray(one.length))
             reader = self._store.open(key)
             try:
-                reader.read_into(one.offset, again)
+                reader.read_into(one.offset, second_read)
             finally:
                 reader.close()
-            if Digest(again).digest() == one.hash:
+            if Digest(second_read).digest() == one.hash:
                 report_reread(key)
-                return again
+                return second_read
         raise CorruptCheckpoint(f"bytes {one.offset}–{one.offset + one.length} of {key} are not what was committed", where=self._where)
 
     def _stored(self, one: ChunkLocation) -> memoryview:

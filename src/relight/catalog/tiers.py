@@ -275,9 +275,9 @@ def _is_earlier(one: Checkpoint, of: History, other: Checkpoint, far: History) -
     The order of their attempts in ``far`` decides; if it lacks one of the attempts, the steps decide.
     """
     fences = far.attempts
-    mine, others = _attempt(of, one), _attempt(far, other)
-    if mine in fences and others in fences and mine != others:
-        return fences.index(mine) < fences.index(others)
+    own_attempt, other_attempt = _attempt(of, one), _attempt(far, other)
+    if own_attempt in fences and other_attempt in fences and own_attempt != other_attempt:
+        return fences.index(own_attempt) < fences.index(other_attempt)
     return one.step < other.step
 
 

@@ -282,9 +282,9 @@ def saves_cost(history: History) -> tuple[float, float] | None:
     """
     for record in reversed(history.notes):
         body = record.body
-        if isinstance(body, NoteBody) and body.topic == TOPIC and (made := decode(body.data)) is not None:
-            stall_s, durable_s = made.numbers.get("stall_s", inf), made.numbers.get("durable_s", inf)
-            if made.numbers.get("guessed_save") == 0.0 and 0 <= stall_s <= durable_s < inf:
+        if isinstance(body, NoteBody) and body.topic == TOPIC and (decision := decode(body.data)) is not None:
+            stall_s, durable_s = decision.numbers.get("stall_s", inf), decision.numbers.get("durable_s", inf)
+            if decision.numbers.get("guessed_save") == 0.0 and 0 <= stall_s <= durable_s < inf:
                 return stall_s, durable_s
     return None
 
@@ -316,7 +316,7 @@ def measured_restarts(attempt: Attempt) -> tuple[float, ...]:
     restarts_s = []
     for name in names:
         with contextlib.suppress(RelightError, msgspec.MsgspecError, KeyError, TypeError, ValueError):
-            took = float(msgspec.json.decode(store.get(f"{folder}/{name}", _BYTES_MAX))["seconds"]["all"])
-            if 0 < took < float("inf"):
-                restarts_s.append(took)
+            seconds = float(msgspec.json.decode(store.get(f"{folder}/{name}", _BYTES_MAX))["seconds"]["all"])
+            if 0 < seconds < float("inf"):
+                restarts_s.append(seconds)
     return tuple(restarts_s)

@@ -130,8 +130,8 @@ class MultiRankWait:
         """Return the lowest rank's error if no rank has a metric. All ranks exchange at steps that each knows by its own count."""
         if ranks.lost or (self._steps % TYPO_STEPS and self._steps % NEVER_STEPS):
             return None
-        mine = self._error()
-        message = "came" if self._came else "" if mine is None else json.dumps([mine.what, mine.hint])
+        own_error = self._error()
+        message = "came" if self._came else "" if own_error is None else json.dumps([own_error.what, own_error.hint])
         try:
             messages = [each.decode() for each in ranks.world.gather(message.encode(), "comparing which metrics came")]
         except RankTimeout:  # the next save reports it

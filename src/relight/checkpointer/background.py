@@ -118,10 +118,10 @@ class _Shape:
     def same_there(self, index: int, frozen: FrozenTensors, now: TensorMarks, wrong: Callable[[str], None]) -> frozenset[int]:
         """Return the frozen items that the slot still has from its last save. ``wrong`` is called with the name of an item that has
         equal marks and other bytes."""
-        number, before, then = self.filled.get(index, (0, None, None))
-        if before is not frozen or then is None or self.slots[index].state() != (SEALED, number):
+        number, before, old_marks = self.filled.get(index, (0, None, None))
+        if before is not frozen or old_marks is None or self.slots[index].state() != (SEALED, number):
             return frozenset()
-        same, base, places = frozen.same(then, now), self.address(index), self.plan.tensors
+        same, base, places = frozen.same(old_marks, now), self.address(index), self.plan.tensors
         mismatch = frozen.wrong(same, lambda i: base + self.layout.packs[places[i].pack] + places[i].offset)
         if mismatch is None:
             return same
@@ -290,21 +290,21 @@ class Background:
         assert agent is not None
         number = self._number = self._number + 1
         checkpoint_id = checkpoint_id or new_id()
-        frozen, same, asked = self._trusted.frozen(state), frozenset[int](), request(number, checkpoint_id, tree)
+        frozen, same, message = self._trusted.frozen(state), frozenset[int](), request(number, checkpoint_id, tree)
         marks = frozen.fingerprint() if frozen is not None else None
         if frozen is not None and marks is not None:
             same = shape.same_there(index, frozen, marks, self._trusted.wrong)
-            asked = msgspec.structs.replace(asked, same=to_bits(same), since=shape.filled.pop(index, (0,))[0])
-        if not asked.patient:
+            message = msgspec.structs.replace(message, same=to_bits(same), since=shape.filled.pop(index, (0,))[0])
+        if not message.patient:
             agent.hurry(number)
-        body = msgspec.msgpack.encode(asked)
+        body = msgspec.msgpack.encode(message)
         if shape.layout.request + len(body) > shape.layout.size:
             self._shape = None  # the request does not fit: the next save allocates larger slots
             return None
         with self._changed:
             shape.busy[index] = number
-        if asked.seat is not None:
-            self._seats[number] = asked.info.step, asked.seat
+        if message.seat is not None:
+            self._seats[number] = message.info.step, message.seat
         devices: list[DeviceSnapshot] = []
         try:
             slot.begin(number)

@@ -79,9 +79,9 @@ class GracePeriod:
         the same answer."""
         self.begin()
         pending = sum(1.0 - save.progress.written for save in begun if not save.done and save.error is None)
-        mine = GraceState(self.left_s, max(self._took, default=0.0), pending)
+        own_state = GraceState(self.left_s, max(self._took, default=0.0), pending)
         try:
-            messages = ranks.world.gather(msgspec.json.encode(mine), "ending")
+            messages = ranks.world.gather(msgspec.json.encode(own_state), "ending")
         except RankTimeout:  # the save will report it
             return True
         fit = fits([from_json_bytes(message, GraceState) for message in messages])

@@ -238,11 +238,11 @@ class Handover:
                 node, part_items = _unpacked(part, len(items))
                 items += (owned(item, rank) for item in part_items)
                 own = {**own, **node, "rng": {**own["rng"], **node.get("rng", {})}}
-            mine = replace(
+            own_request = replace(
                 whole, tree=encode_tree({**tree, "rank": own}), items=items, id=id_, seat=seat._replace(rank=rank), urgent=True,
                 packs_written=None if rank else lambda: _abort(place, under_way),
             )  # fmt: skip
-            save_multi_rank(place._replace(log=Log(place.store, place.log.run)), mine)
+            save_multi_rank(place._replace(log=Log(place.store, place.log.run)), own_request)
 
         with ThreadPoolExecutor(self._size, thread_name_prefix="relight-heir") as pool:
             list(pool.map(of_rank, range(self._size)))

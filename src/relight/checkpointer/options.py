@@ -119,8 +119,8 @@ def check_compact(compact: Compact | bool | None) -> Compact | None:
     if compact is not None and not isinstance(compact, (Compact, bool)):
         raise ConfigError(f"compact= takes relight.Compact(…), True or False, not {shown(compact)}", hint=_called(compact, "Compact"))
     rules = Compact() if compact is True else compact or None
-    asked = lossy_of(os.environ.get(LOSSY, ""))
-    return with_asked(rules or Compact(reuse=False, codecs="never"), asked) if asked else rules
+    patterns = lossy_of(os.environ.get(LOSSY, ""))
+    return with_asked(rules or Compact(reuse=False, codecs="never"), patterns) if patterns else rules
 
 
 def check_peers(peers: Peers | None, writer: str, background: bool) -> Peers | None:

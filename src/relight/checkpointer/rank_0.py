@@ -62,9 +62,9 @@ def ranks_of(world: Communicator, per_rank: Sequence[str], timeout_s: float, wri
     if world.size == 1:
         refuse_unconnected()
         return SingleRank(world)
-    mine = {"writer": writer, **settings}
-    answers = [msgspec.json.decode(answer) for answer in world.gather(msgspec.json.encode(mine), "comparing settings")]
-    for name in mine:
+    own_settings = {"writer": writer, **settings}
+    answers = [msgspec.json.decode(answer) for answer in world.gather(msgspec.json.encode(own_settings), "comparing settings")]
+    for name in own_settings:
         for rank, answer in enumerate(answers):
             if answer[name] != answers[0][name]:
                 raise ConfigError(

@@ -102,7 +102,7 @@ class Staging:
         """Return ``size`` bytes that are valid until ``reuse``."""
         fitting = [memory for memory in self._free if memory.numel() >= size]
         memory = min(fitting, key=torch.Tensor.numel) if fitting else pinned(1 << max(size - 1, 0).bit_length(), device)
-        self._free = [other for other in self._free if other is not memory]
+        self._free = [free_memory for free_memory in self._free if free_memory is not memory]
         self._used.append(memory)
         return memory[:size]
 

@@ -111,11 +111,11 @@ def restarts(sign: Sign) -> bool:
     was refused, and its launcher only tried again. Of a process on another host the job is unknown. A restart by ``relight run``, which
     does not restart what was refused, and a requeue by Slurm then count as restarts of that job; a restart by torchrun waits for a record.
     """
-    mine = job_of(os.environ)
+    own_job = job_of(os.environ)
     if sign.certain or sign.alive:
-        theirs = _job_of_process(sign.pid)
-        return bool(mine.elastic or mine.slurm) if theirs is None else mine.restarts(theirs)
-    return bool(mine.slurm or (mine.elastic and heartbeat().has_reader)) or _replaces_pod(sign.host)
+        other_job = _job_of_process(sign.pid)
+        return bool(own_job.elastic or own_job.slurm) if other_job is None else own_job.restarts(other_job)
+    return bool(own_job.slurm or (own_job.elastic and heartbeat().has_reader)) or _replaces_pod(sign.host)
 
 
 def _job_of_process(pid: int) -> LauncherJob | None:
@@ -125,18 +125,18 @@ def _job_of_process(pid: int) -> LauncherJob | None:
         parent = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
     except (OSError, IndexError):
         return None
-    theirs = job_of({name: value for name, _, value in (word.partition("=") for word in words)})
-    if int(parent) == os.getppid() and not theirs.has_agent:  # a spare of the same agent is started before its variables are known
-        return with_agents(theirs, job_of(os.environ).names)
-    return theirs
+    job = job_of({name: value for name, _, value in (word.partition("=") for word in words)})
+    if int(parent) == os.getppid() and not job.has_agent:  # a spare of the same agent is started before its variables are known
+        return with_agents(job, job_of(os.environ).names)
+    return job
 
 
 def _replaces_pod(host: str) -> bool:
     """Whether this process is in a Kubernetes pod that its controller made in place of pod ``host``: both names end in random letters."""
-    mine = _host()
-    if not os.environ.get("KUBERNETES_SERVICE_HOST") or _has_terminal() or host == mine:
+    own_host = _host()
+    if not os.environ.get("KUBERNETES_SERVICE_HOST") or _has_terminal() or host == own_host:
         return False
-    match, own_match = _POD_NAME.fullmatch(host), _POD_NAME.fullmatch(mine)
+    match, own_match = _POD_NAME.fullmatch(host), _POD_NAME.fullmatch(own_host)
     return match is not None and own_match is not None and match[1] == own_match[1]
 
 
@@ -232,13 +232,13 @@ class Takeover:
 
         Ranks may be threads of one process.
         """
-        mine = self._checkpointer
+        own_ckpt = self._checkpointer
         others = []
         for other in list(_holding):
-            theirs = other._owner()
-            if other is self or theirs is None or theirs._world.rank != mine._world.rank:
+            other_ckpt = other._owner()
+            if other is self or other_ckpt is None or other_ckpt._world.rank != own_ckpt._world.rank:
                 continue
-            if (theirs._store.url, theirs._run) == (mine._store.url, mine._run):
+            if (other_ckpt._store.url, other_ckpt._run) == (own_ckpt._store.url, own_ckpt._run):
                 others.append(other)
         return others
 
@@ -304,8 +304,8 @@ class Takeover:
         if begins:
             _warn(owner, sign, f"this process takes it over; the other one fails with Fenced at its next {when}")
         else:
-            then = f"takes the run over; the other one then fails with Fenced at its next {when}"
-            _warn(owner, sign, f"this process only reads until its first step() or save(), which {then}")
+            consequence = f"takes the run over; the other one then fails with Fenced at its next {when}"
+            _warn(owner, sign, f"this process only reads until its first step() or save(), which {consequence}")
 
     def _wait(self, owner: Checkpointer, sign: Sign) -> Sign | None:
         """Wait until the process of another host counts as gone. Return its new sign of life if there is one before."""
@@ -488,8 +488,8 @@ def _notify(address: str) -> None:
 def _refusal(owner: Checkpointer, sign: Sign, *, reads: bool) -> LeaseHeld:
     """Return the error for a run that another process trains. ``reads``: the call was a restore, which may be meant to read only."""
     read = 'to read only: restore(only=["model/*"]), restore(STEP) or relight.load(); to train: ' if reads else ""
-    ways = f'stop it (kill {sign.pid}), or give this process another run name, or take the run over: Checkpointer(…, takeover="take")'
-    where, hint = f"{owner._store.url}/{owner._run}", f"{read}{ways}; that process then fails with Fenced"
+    remedies = f'stop it (kill {sign.pid}), or give this process another run name, or take the run over: Checkpointer(…, takeover="take")'
+    where, hint = f"{owner._store.url}/{owner._run}", f"{read}{remedies}; that process then fails with Fenced"
     state = "may still train" if sign.alive else "still trains"
     return LeaseHeld(f"{sign.shown} {state} this run", where=where, hint=hint)
 

@@ -63,8 +63,8 @@ class TierReplicator:
     """Replication to further tiers for one attempt, on rank 0. Without further tiers it does nothing."""
 
     def __init__(self, tiers: Tiers | None) -> None:
-        given = tiers.tiers if tiers is not None else ()
-        self._tiers = tuple(replace(tier, url=absolute(tier.url)) for tier in given)  # the drainer may have another directory
+        tier_list = tiers.tiers if tiers is not None else ()
+        self._tiers = tuple(replace(tier, url=absolute(tier.url)) for tier in tier_list)  # the drainer may have another directory
         self._names = frozenset(tier.name for tier in self._tiers[1:])
         self._groups = groups_of(self._tiers)
         self._saves: deque[Save] = deque(maxlen=REMEMBERED)

@@ -87,8 +87,8 @@ def _lives(axes: Axes, report: DemoReport) -> None:
     starts = [0, *(kill.resumed_from or 0 for kill in report.kills)]
     ends = [*(kill.step for kill in report.kills), report.steps - 1]
     lost = [*(kill.resumed_from for kill in report.kills), None]
-    for row, (start, end, again) in enumerate(zip(starts, ends, lost, strict=True)):
-        kept = end + 1 if again is None else max(min(end + 1, again), start)
+    for row, (start, end, lost_steps) in enumerate(zip(starts, ends, lost, strict=True)):
+        kept = end + 1 if lost_steps is None else max(min(end + 1, lost_steps), start)
         if kept > start:
             axes.barh(row, kept - start, left=start - 0.5, height=0.5, color=KILLED, alpha=0.85, linewidth=0, zorder=2)
         if kept <= end:

@@ -127,8 +127,8 @@ def read_average(
     before: list[memoryview | None] = [None] * len(slabs)
     for part, reader in zip(mixed.parts, readers, strict=True):
         tensors = mixed.last.whole.tensors
-        mine = [slab._replace(tensor=part.number_of[tensors[slab.tensor].name]) for slab in slabs]
-        for index, data in enumerate(reader.read(mine, progress)):
+        own_slabs = [slab._replace(tensor=part.number_of[tensors[slab.tensor].name]) for slab in slabs]
+        for index, data in enumerate(reader.read(own_slabs, progress)):
             tensor = tensors[slabs[index].tensor]
             if tensor.dtype in FLOATS:
                 with np.errstate(all="ignore"):

@@ -91,12 +91,12 @@ def pt_files(chosen: SelectedTensors, tied: str, tree: Mapping[Any, Any] | None,
     owners = _owners(chosen.entries, tied)
     storages = sorted(set(owners))
     number = {owner: key for key, owner in enumerate(storages)}
-    made = [tensor_value(entry, number[owner]) for entry, owner in zip(chosen.entries, owners, strict=True)]
-    pairs = [*zip(chosen.keys, made, strict=True), *chosen.values]
+    tensor_values = [tensor_value(entry, number[owner]) for entry, owner in zip(chosen.entries, owners, strict=True)]
+    pairs = [*zip(chosen.keys, tensor_values, strict=True), *chosen.values]
     if tree is not None:
         value = _rendered(tree, (), dict(pairs))
     else:
-        named = [(entry.name, tensor) for entry, tensor in zip(chosen.entries, made, strict=True)]
+        named = [(entry.name, tensor) for entry, tensor in zip(chosen.entries, tensor_values, strict=True)]
         value = dict([*named, *((renamed(".".join(map(str, keys)), rules), exported) for keys, exported in chosen.values)])
     lengths = [chosen.entries[owner].length for owner in storages]
     layout = torch_archive(name.rpartition(".")[0] or "archive", pickled(value), lengths)

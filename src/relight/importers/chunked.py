@@ -108,12 +108,12 @@ def _decoded(pieces: Iterator[bytes], where: str) -> Iterator[bytes]:
     decompressor = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX})
     try:
         for piece in pieces:
-            given = piece
+            data = piece
             while not decompressor.eof:
-                content = decompressor.decompress(given, max_length=PIECE_BYTES)
+                content = decompressor.decompress(data, max_length=PIECE_BYTES)
                 if content:
                     yield content
-                given = b""
+                data = b""
                 if decompressor.needs_input:
                     break
     except (zstd.ZstdError, EOFError, ValueError) as error:

@@ -146,8 +146,8 @@ def is_module(value: Any) -> bool:
     if not isinstance(value, dict) or not all(type(key) is str for key in value):
         return False
     tensors = sum(is_tensor(entry) for entry in value.values())
-    others = [key for key, entry in value.items() if not is_tensor(entry)]
-    return tensors > 0 and all(key.endswith("_extra_state") for key in others)
+    other_keys = [key for key, entry in value.items() if not is_tensor(entry)]
+    return tensors > 0 and all(key.endswith("_extra_state") for key in other_keys)
 
 
 def check_walkable(value: Any, where: str) -> None:

@@ -185,11 +185,11 @@ def _unflattened(node: Mapping[Any, Any], where: str) -> dict[str, Any]:
             raise IncompatibleState(f"an optimizer's state with an entry {str(key)[:80]!r}", where=where)
         (state if home == "state" else settings).setdefault(name, {})[what] = value
     groups: list[dict[str, Any]] = []
-    for name, mine in settings.items():
+    for name, parameter_settings in settings.items():
         for group in groups:
-            if {key: value for key, value in group.items() if key != "params"} == mine:
+            if {key: value for key, value in group.items() if key != "params"} == parameter_settings:
                 group["params"].append(name)
                 break
         else:
-            groups.append({**mine, "params": [name]})
+            groups.append({**parameter_settings, "params": [name]})
     return {"state": state, "groups": groups, "extra": {}}

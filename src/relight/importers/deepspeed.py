@@ -67,8 +67,8 @@ def detect_deepspeed(files: Files) -> Content | None:
     content = Content("zero", f"DeepSpeed ZeRO stage {stage}, {_ranks(len(partitions))}{_version(model_state)}")
     shapes = _shapes(model_state, where)
     if stage == 3:
-        others = [_dict(read_torch(files, f"{prefix}{name}"), where) for name in model_files[1:]]
-        _stage3(content, model_state, others, partitions, shapes, where)
+        other_states = [_dict(read_torch(files, f"{prefix}{name}"), where) for name in model_files[1:]]
+        _stage3(content, model_state, other_states, partitions, shapes, where)
     else:
         _stage12(content, model_state, partitions, shapes, where)
     _rest(content, model_state)
@@ -186,15 +186,15 @@ def _stage3(
         model[name] = _cut(runs, lambda rank, index: flats[rank][index], shape, ("fp32", name), where)
         groups = sorted({index for index, _, _ in runs[0]})
         first = _dict(_dict(bases[0].get("state", {}), where).get(groups[0] if groups else 0, {}), where)
-        mine: dict[str, Any] = {}
+        parameter_state: dict[str, Any] = {}
         for key, value in first.items():
             if is_tensor(value) and len(value.shape) == 1:
-                mine[key] = _cut(runs, _keyed(bases, key, where), shape, (key, name), where)
+                parameter_state[key] = _cut(runs, _keyed(bases, key, where), shape, (key, name), where)
             else:
-                mine[key] = _scalar(value, (key, name))
-        state[name] = mine
+                parameter_state[key] = _scalar(value, (key, name))
+        state[name] = parameter_state
         offset += piece
-    if any(offset != sum(math.prod(flat.shape) for flat in mine) for mine in flats):
+    if any(offset != sum(math.prod(flat.shape) for flat in rank_flats) for rank_flats in flats):
         raise CorruptCheckpoint(
             f"partitions of {sum(math.prod(flat.shape) for flat in flats[0])} elements instead of {offset}", where=where
         )
@@ -226,8 +226,8 @@ def _cut(runs: list[list[tuple[int, int, int]]], flat_of: Any, shape: tuple[int,
     """Return one parameter, merged from all ranks' pieces, without the padding of the last."""
     left = math.prod(shape)
     pieces: list[FlatRange] = []
-    for rank, mine in enumerate(runs):
-        for index, start, count in mine:
+    for rank, rank_runs in enumerate(runs):
+        for index, start, count in rank_runs:
             take = min(count, left)
             pieces.append(FlatRange(flat_of(rank, index), start, take))
             left -= take

@@ -35,12 +35,12 @@ def detect_orbax(files: Files) -> Content | None:
     if "" in prefixes:
         prefixes = [""]
     content = Content("orbax", "Orbax checkpoint")
-    ways: set[str] = set()
+    formats: set[str] = set()
     for prefix in prefixes:
-        tree, way = _tree(files, prefix)
-        ways.add(way)
+        tree, format_name = _tree(files, prefix)
+        formats.add(format_name)
         _take(content, tree, prefix.rstrip("/") if len(prefixes) > 1 else "")
-    content.format = f"Orbax checkpoint ({', '.join(sorted(ways))})"
+    content.format = f"Orbax checkpoint ({', '.join(sorted(formats))})"
     if content.step is None and re.fullmatch(r"[0-9]{1,15}", files.name):
         content.step = int(files.name)
     content.notes.append("names are those of a tree of JAX, joined by dots")

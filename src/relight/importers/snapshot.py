@@ -40,9 +40,9 @@ def detect_snapshot(files: Files) -> Content | None:
     tree = _Tree(files, manifest).all()
     take_tree(content, tree, files)
     content.notes.append("torchsnapshot saves generators only if it is asked to")
-    others = {path.split("/")[0] for path in manifest if not path.startswith("0/")}
-    if others:
-        content.left_out.append((f"{len(others)} further ranks", "what each has of its own; shards of tensors are all taken"))
+    other_ranks = {path.split("/")[0] for path in manifest if not path.startswith("0/")}
+    if other_ranks:
+        content.left_out.append((f"{len(other_ranks)} further ranks", "what each has of its own; shards of tensors are all taken"))
     _step(content)
     return content
 

@@ -84,8 +84,8 @@ class LightningCheckpoints(Checkpoint):
         rest = StateFunctions(lambda: _ask(trainer, pl_module), lambda state: _restore_order(trainer, pl_module, state))
         state: dict[str, object] = {"model": trainer.model, **optimizers, **schedulers, "trainer": rest}
         self._loaders = loaders_in(trainer.train_dataloader)
-        given = {"fresh": not self._resume, **self._options}
-        self._ckpt = Checkpointer(self._path, **checkpointer_options(given, {**state, **self._loaders}))
+        options = {"fresh": not self._resume, **self._options}
+        self._ckpt = Checkpointer(self._path, **checkpointer_options(options, {**state, **self._loaders}))
         if self._resume:
             self._ckpt.restore()
         self._told = trainer.global_step

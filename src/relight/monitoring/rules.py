@@ -137,10 +137,10 @@ def _no_good(seen: RunSeen, limit: float, now: float) -> Found:
 
 
 def _slow(seen: RunSeen, limit: float, now: float) -> Found:
-    took = seen.saving.last_s
-    if took is not None and took > limit:
+    seconds = seen.saving.last_s
+    if seconds is not None and seconds > limit:
         step = seen.saving.last[-1].step if seen.saving.last else None
-        yield "", f"the save of step {step} took {spell(took)} until it was durable, more than {spell(limit)}"
+        yield "", f"the save of step {step} took {spell(seconds)} until it was durable, more than {spell(limit)}"
 
 
 def _failing(seen: RunSeen, limit: float, now: float) -> Found:

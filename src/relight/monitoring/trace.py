@@ -157,8 +157,8 @@ def _aligned(spans: list[TraceSpan]) -> list[TraceSpan]:
     wall = {host: own[0].time_s - own[0].end for host, own in by_host.items()}
     aligned = []
     for host, own in by_host.items():
-        here, at_reference = seen[host], seen[reference]
-        shift = at_reference - here if here is not None and at_reference is not None else wall[host] - wall[reference]
+        at_host, at_reference = seen[host], seen[reference]
+        shift = at_reference - at_host if at_host is not None and at_reference is not None else wall[host] - wall[reference]
         aligned += [span._replace(start=span.start + shift, end=span.end + shift) for span in own]
     return aligned
 

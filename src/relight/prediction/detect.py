@@ -103,8 +103,8 @@ def _gone(signal: str, least: float) -> Callable[[Array], Array]:
 def _gone_why(signal: str, what: str) -> Callable[[Array], str]:
     def why(row: Array) -> str:
         left, seconds = float(row[_of(signal, "last")]), min(float(_seconds_left(row[None], signal, span)[0]) for span in GONE_IN_S)
-        gone = f"; at this rate it is full in {seconds:.0f} s" if np.isfinite(seconds) else ""
-        return f"{100 * left:.1f} % of the {what} are left{gone}"
+        forecast = f"; at this rate it is full in {seconds:.0f} s" if np.isfinite(seconds) else ""
+        return f"{100 * left:.1f} % of the {what} are left{forecast}"
 
     return why
 

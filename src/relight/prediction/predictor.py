@@ -268,8 +268,8 @@ class FailurePredictor:
         try:
             model = read_model(self._path)
             self._take(model)
-            made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.made_at))
-            text = f"the model {self._path.name} of {made} is in use: {', '.join(model.detectors)}"
+            created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.made_at))
+            text = f"the model {self._path.name} of {created} is in use: {', '.join(model.detectors)}"
             emit("prediction.model_loaded", text, path=str(self._path), made_at=model.made_at, detectors=list(model.detectors))
         except RelightError as error:
             emit("prediction.detector_disabled", f"the model does not count: {error.what}", detector="model", why=error.what)

@@ -187,12 +187,12 @@ class _SyntheticRun:
         room = rng.uniform(0.001, 0.01)
         while time < self.n:
             begin = int(time)
-            took = self.save_s * float(self.slow_store[begin]) * float(np.exp(rng.normal(0, 0.15)))
+            seconds = self.save_s * float(self.slow_store[begin]) * float(np.exp(rng.normal(0, 0.15)))
             self.disk[begin:] -= room
-            self.disk[min(self.n - 1, begin + int(took) + 5) :] += room
-            self.psi["io"][begin : begin + int(took)] += 15
-            last[min(self.n - 1, begin + int(took)) :] = took
-            time += max(self.save_every, took)
+            self.disk[min(self.n - 1, begin + int(seconds) + 5) :] += room
+            self.psi["io"][begin : begin + int(seconds)] += 15
+            last[min(self.n - 1, begin + int(seconds)) :] = seconds
+            time += max(self.save_every, seconds)
         return last
 
     def trace(self, name: str) -> SampleTrace:
@@ -224,11 +224,11 @@ class _SyntheticRun:
             put(f"rank{rank}", step_s=step, save_s=saved, rss_bytes=self.rss * self.size / self.ranks)
             if not gauged:
                 continue
-            mine = rank == late  # the device that fails, if one does
+            fails = rank == late  # the device that fails, if one does
             put(
-                f"accelerator{rank}", temperature_c=self.celsius if mine else 0.97 * self.celsius, utilisation=self.use,
-                clock_mhz=self.mhz if mine else self.mhz[0], power_w=120 + 500 * self.use * self.mhz / self.mhz[0], memory_bytes=64 * _GIB,
-                ecc_corrected=total * mine, ecc_uncorrected=total_bad * mine,
+                f"accelerator{rank}", temperature_c=self.celsius if fails else 0.97 * self.celsius, utilisation=self.use,
+                clock_mhz=self.mhz if fails else self.mhz[0], power_w=120 + 500 * self.use * self.mhz / self.mhz[0], memory_bytes=64 * _GIB,
+                ecc_corrected=total * fails, ecc_uncorrected=total_bad * fails,
             )  # fmt: skip
         return SampleTrace(
             shape.columns, self.t + 1.0, values, tuple(failure._replace(at=failure.at + 1.0) for failure in self.happened), {"name": name}

@@ -131,10 +131,10 @@ class EventFeed:
 
     def _keeps(self, state: State, ledger: Ledger, now: float) -> None:
         """Store alert states for the next server. Nothing is written while there is no alert."""
-        some = bool(state or ledger.waiting)
-        if some or self._kept_some:
+        has_alerts = bool(state or ledger.waiting)
+        if has_alerts or self._kept_some:
             self._keep(encode_alarms(state, ledger, now))
-            self._kept_some = some
+            self._kept_some = has_alerts
 
     def _reads(self) -> Iterator[KnownRun]:
         """Yield the last read state of every run. Wait up to ``FIRST_S`` for the first read of each store, which lists its runs."""

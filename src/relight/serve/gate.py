@@ -348,9 +348,9 @@ class Reporting(H11Protocol):
 
     def _report(self) -> None:
         cycle = self.cycle
-        again, self._cycle = cycle is not self._cycle, cycle
+        is_new_request, self._cycle = cycle is not self._cycle, cycle
         if self._connection is not None:
-            self.gate.mark(self._connection, idle=cycle is None or cycle.response_complete or cycle.more_body, again=again)
+            self.gate.mark(self._connection, idle=cycle is None or cycle.response_complete or cycle.more_body, again=is_new_request)
 
 
 def _spare() -> int | None:

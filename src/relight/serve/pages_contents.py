@@ -116,7 +116,7 @@ def shape(of: Sequence[int]) -> str:
 
 def compare(found: DiffDetail) -> dict[str, Any]:
     """Return the template values of a comparison: a picture with a row for each layer, and tables of what differs."""
-    apart = [tensor for tensor in found.tensors if tensor.kind != "same"]
+    differing = [tensor for tensor in found.tensors if tensor.kind != "same"]
     pieces = [StripItem(layer_of(tensor.name), tensor.name, tensor.share or 0.0, said_of(tensor), tensor.kind) for tensor in found.tensors]
     count = {kind: sum(tensor.kind == kind for tensor in found.tensors) for kind in ("same", "changed", "added", "removed")}
     return {
@@ -128,12 +128,12 @@ def compare(found: DiffDetail) -> dict[str, Any]:
             ("Only in A", number(count["removed"]), ""),
             ("Other values", number(len(found.values)), ""),
         ],
-        "picture": strip(pieces, f"{plural(len(apart), 'tensor')} of {number(len(found.tensors))} differ") if apart else None,
+        "picture": strip(pieces, f"{plural(len(differing), 'tensor')} of {number(len(found.tensors))} differ") if differing else None,
         "tensors": [
             {"name": tensor.name, "kind": tensor.kind, "share": tensor.share, "largest": tensor.largest}
-            for tensor in sorted(apart, key=lambda tensor: (-(tensor.share or 0.0), tensor.name))[:TENSORS_MAX]
+            for tensor in sorted(differing, key=lambda tensor: (-(tensor.share or 0.0), tensor.name))[:TENSORS_MAX]
         ],
-        "cut": f"The {TENSORS_MAX} that differ most, of {number(len(apart))}." if len(apart) > TENSORS_MAX else "",
+        "cut": f"The {TENSORS_MAX} that differ most, of {number(len(differing))}." if len(differing) > TENSORS_MAX else "",
         "values": [(str(path), str(left), str(right)) for path, left, right in found.values[:VALUES_MAX]],
         "values_cut": f"The first {VALUES_MAX} of {number(len(found.values))}." if len(found.values) > VALUES_MAX else "",
     }

@@ -178,8 +178,8 @@ def last_save(saves: Sequence[SaveRow]) -> tuple[Markup | None, str, list[str]]:
         for rank in ranks
     ]
     kinds = list(dict.fromkeys(phase.kind for phase in newest.spans))
-    took = f"{span(newest.seconds)} until durable, {plural(len(ranks), 'rank')}"
-    caption = f"Step {number(newest.step)}: {took}. Clocks of several nodes are aligned at the commit."
+    duration = f"{span(newest.seconds)} until durable, {plural(len(ranks), 'rank')}"
+    caption = f"Step {number(newest.step)}: {duration}. Clocks of several nodes are aligned at the commit."
     return lanes(rows, caption), caption, kinds
 
 
@@ -263,21 +263,21 @@ def task(told: Mapping[str, Any], now: float) -> dict[str, Any]:
 
 def actions_of_run(store: str, name: str) -> list[dict[str, Any]]:
     """Return the forms of a run's actions."""
-    this = [("store", store), ("run", name)]
+    target = [("store", store), ("run", name)]
     return [
-        action("Save now", "save", this),
-        action("Prune", "prune", this, ("keep_last", "Keep the last", "5")),
-        action("Drill", "drill", this),
+        action("Save now", "save", target),
+        action("Prune", "prune", target, ("keep_last", "Keep the last", "5")),
+        action("Drill", "drill", target),
     ]
 
 
 def actions_of_checkpoint(store: str, name: str, which: str) -> list[dict[str, Any]]:
     """Return the forms of a checkpoint's actions."""
-    this = [("store", store), ("run", name), ("which", which)]
+    target = [("store", store), ("run", name), ("which", which)]
     return [
-        action("Tag", "tag", this, ("name", "Tag", "")),
-        action("Branch", "branch", this, ("to", "New run", "")),
-        action("Pin", "pin", this),
-        action("Verify", "verify", this),
-        action("Promote", "promote", this, ("stage", "Stage", "production")),
+        action("Tag", "tag", target, ("name", "Tag", "")),
+        action("Branch", "branch", target, ("to", "New run", "")),
+        action("Pin", "pin", target),
+        action("Verify", "verify", target),
+        action("Promote", "promote", target, ("stage", "Stage", "production")),
     ]

@@ -139,8 +139,8 @@ class StoreFollower:
             after = StoreState(before.runs, _words(error), before.read_at, before.free)
         changed = {name for name in {*after.runs, *before.runs} if after.runs.get(name) is not before.runs.get(name)}
         self.now = after
-        for gone in before.runs.keys() - after.runs.keys():
-            self._logs.pop(gone, None)
+        for removed_run in before.runs.keys() - after.runs.keys():
+            self._logs.pop(removed_run, None)
         if changed or after.state != before.state:
             self._changed(self.id, changed)
 

@@ -100,8 +100,8 @@ def masked(text: str) -> str:
 
     def hide(match: re.Match[str]) -> str:
         name = match[1]
-        mine = next((own_name for own_name in own if name.endswith(own_name)), None)
-        if mine is not None and name[: -len(mine)][-1:] in ("", "'", '"', "(", "["):
+        own_run = next((own_name for own_name in own if name.endswith(own_name)), None)
+        if own_run is not None and name[: -len(own_run)][-1:] in ("", "'", '"', "(", "["):
             return match[0]
         return f"{ANOTHER}/"
 

@@ -100,11 +100,11 @@ class TokenFile:
                 name,
                 role,
                 scope,
-                made,
+                created,
                 ends,
                 "revoked" if revoked is not None else "expired" if ends is not None and ends <= now else "valid",
             )
-            for token_id, name, role, scope, made, ends, revoked in rows
+            for token_id, name, role, scope, created, ends, revoked in rows
         ]
 
     def who(self, token: str) -> Caller | None:

@@ -199,8 +199,8 @@ class _Simulation:
             self._soon(now)
 
     def _drain(self, now: float) -> None:
-        for tier, made, takes_s in self.shelf.to_copy():
-            self._push(now + takes_s, _COPIED, (tier, made))
+        for tier, save, takes_s in self.shelf.to_copy():
+            self._push(now + takes_s, _COPIED, (tier, save))
 
     def _copied(self, now: float, told: tuple[int, SimulatedSave]) -> None:
         self.shelf.arrived(*told, now)
@@ -263,10 +263,10 @@ class _Simulation:
         """Decide as the supervisor of the failed machine does. It knows the failures of the last day."""
         while self.past and now - self.past[0][0] > REMEMBERED_S:
             self.past.popleft()
-        here = replace(failure, here=True)
+        local_failure = replace(failure, here=True)
         history = [Past(seen[machine >= 0 and where == machine], decided, time) for time, where, seen, decided in self.past]
-        decision = decide(here, history, self.policy.rules, now)
-        self.past.append((now, machine, (failure, here), decision))
+        decision = decide(local_failure, history, self.policy.rules, now)
+        self.past.append((now, machine, (failure, local_failure), decision))
         return decision
 
     def _come_back(

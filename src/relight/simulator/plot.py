@@ -43,9 +43,9 @@ def _bars(axes: Any, rows: Sequence[tuple[str, Summary]]) -> None:
         {cause for _, summary in rows for cause in summary.by_cause},
         key=lambda cause: -max(summary.by_cause.get(cause, 0.0) for _, summary in rows),
     )
-    shown, others = causes[:_CAUSES_MAX], causes[_CAUSES_MAX:]
+    shown, other_causes = causes[:_CAUSES_MAX], causes[_CAUSES_MAX:]
     colours = {"useful": GOOD, "saves": WORK[0]} | {f"lost to: {cause}": LOST[position % len(LOST)] for position, cause in enumerate(shown)}
-    colours |= {"lost to: others": WORK[2]} if others else {}
+    colours |= {"lost to: others": WORK[2]} if other_causes else {}
     drawn: set[str] = set()
     least = min(summary.parts[USEFUL] for _, summary in rows)
     for position, (_, summary) in enumerate(rows):
@@ -53,7 +53,7 @@ def _bars(axes: Any, rows: Sequence[tuple[str, Summary]]) -> None:
         shares = {"useful": summary.parts[USEFUL], "saves": summary.parts[SAVING]} | {
             f"lost to: {cause}": summary.by_cause.get(cause, 0.0) for cause in shown
         }
-        shares["lost to: others"] = sum(summary.by_cause.get(cause, 0.0) for cause in others)
+        shares["lost to: others"] = sum(summary.by_cause.get(cause, 0.0) for cause in other_causes)
         for name, colour in colours.items():
             share = 100 * shares[name]
             axes.barh(position, share, left=left, color=colour, height=0.6, label=None if name in drawn or not share else name)

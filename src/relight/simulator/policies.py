@@ -82,9 +82,9 @@ def policy_of(text: str, name: str = "") -> Policy:
     """
     if len(text) > 500:
         raise ConfigError("a policy of more than 500 characters", where=f"{text[:40]}…")
-    first, *others = [pair.strip() for pair in text.split(",")]
-    given: dict[str, str] = {}
-    for pair in others:
+    first, *pairs = [pair.strip() for pair in text.split(",")]
+    values: dict[str, str] = {}
+    for pair in pairs:
         key, equals, value = pair.partition("=")
         key = key.strip()
         if not equals or not value.strip():
@@ -94,15 +94,15 @@ def policy_of(text: str, name: str = "") -> Policy:
             raise ConfigError(
                 f"a policy has no {key!r}", where=text, hint=f"did you mean {close[0]!r}?" if close else f"it has {', '.join(KEYS)}"
             )
-        if key in given:
+        if key in values:
             raise ConfigError(f"{key!r} twice", where=text)
-        given[key] = value.strip()
+        values[key] = value.strip()
     schedule, every = _schedule(first, text)
-    alone = next((key for key in _ADAPTIVE if key in given), None)
+    alone = next((key for key in _ADAPTIVE if key in values), None)
     if alone is not None and schedule != "adaptive":
-        raise ConfigError(f"{alone} without adaptive", where=text, hint=f"adaptive,{alone}={given[alone]}")
+        raise ConfigError(f"{alone} without adaptive", where=text, hint=f"adaptive,{alone}={values[alone]}")
     try:
-        return Policy(name or text, text, schedule, every, **_parts(given))
+        return Policy(name or text, text, schedule, every, **_parts(values))
     except ConfigError as error:
         raise ConfigError(error.what, where=text, hint=error.hint) from None
 
@@ -127,10 +127,10 @@ def _parts(given: dict[str, str]) -> dict[str, Any]:
     peers = {key: _whole(key, given[key]) for key in _PEERS if key in given}
     rules = {key: _rule(key, given[key]) for key in _RULES if key in given}
     bounds = {key: _share(key, given[key]) if key == "overhead" else given[key] for key in _ADAPTIVE if key in given}
-    made = adaptive(**bounds)  # type: ignore[arg-type]
-    assert isinstance(made, Adaptive)
+    schedule = adaptive(**bounds)  # type: ignore[arg-type]
+    assert isinstance(schedule, Adaptive)
     return {
-        "adaptive": made,
+        "adaptive": schedule,
         "keep": keep(**kept),
         "peers": Peers(**peers) if peers else None,
         "rules": SuperviseRules(**rules),

@@ -57,8 +57,8 @@ def bare(mtbf_s: float, *, failures: int, stall_s: float, durable_s: float, rest
 
 def goodput(scenario: Scenario, policy: str, seeds: int = 1) -> float:
     """Return the mean goodput over seeds."""
-    made = policy_of(policy)
-    return float(np.mean([simulate(scenario, made, seed).goodput for seed in range(seeds)]))
+    parsed = policy_of(policy)
+    return float(np.mean([simulate(scenario, parsed, seed).goodput for seed in range(seeds)]))
 
 
 FORMULAS = (
@@ -215,8 +215,8 @@ def pairs(nodes: int, known: str, least: float, most: float) -> PublishedResult:
     survived = []
     for lost in itertools.combinations(range(nodes), 2):
         shelf = CheckpointInventory(scenario, policy)
-        made = shelf.new(0, 1.0, 0.0, wrong=False)
-        shelf.protect(made)
+        save = shelf.new(0, 1.0, 0.0, wrong=False)
+        shelf.protect(save)
         survived.append(shelf.best(lost, None)[0] == 1.0)
     what = f"two of {nodes} machines lost at once: come back from peers' memory"
     return PublishedResult(

@@ -152,13 +152,13 @@ def _line_of(key: str, text: str) -> int:
     if path is None:
         return 0
     table, index, name = path["table"], path["index"], re.escape(path["name"])
-    here, inside, count = re.compile(rf"\s*{name}\s*="), table is None, -1
+    key_pattern, inside, count = re.compile(rf"\s*{name}\s*="), table is None, -1
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[\[?\s*([\w-]+)\s*\]", line):
             if table is None and re.fullmatch(name, header[1]):
                 return number
             count += header[1] == table
             inside = header[1] == table and (index is None or count == int(index))
-        elif (inside and here.match(line)) or (table and re.match(rf"\s*{re.escape(table)}\s*=.*\b{name}\b", line)):
+        elif (inside and key_pattern.match(line)) or (table and re.match(rf"\s*{re.escape(table)}\s*=.*\b{name}\b", line)):
             return number
     return 0

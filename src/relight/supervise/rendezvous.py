@@ -70,17 +70,17 @@ class Meetings:
         if parameters.backend == "static":
             self._static = _static_nodes(parameters)
             return self._static
-        made: list[StateHolder] = []
+        holders: list[StateHolder] = []
 
         def holder(*arguments: Any, **named: Any) -> StateHolder:
-            made.append(StateHolder(self._seal, *arguments, **named))
-            return made[-1]
+            holders.append(StateHolder(self._seal, *arguments, **named))
+            return holders[-1]
 
         with _PATCHING, mock.patch.object(dynamic_rendezvous, "_BackendRendezvousStateHolder", holder):
             handler = torch_registry.get_rendezvous_handler(parameters)
-        if len(made) > 1 or (parameters.backend in _DYNAMIC and not made):
+        if len(holders) > 1 or (parameters.backend in _DYNAMIC and not holders):
             raise InternalError("torch's rendezvous keeps its state in another way than Relight knows, and might load pickles")
-        self._state = made[0] if made else None
+        self._state = holders[0] if holders else None
         if self._state is not None:
             self._state.sync()
         return handler

@@ -540,9 +540,9 @@ class Supervisor:
             earlier = once_each(recent)
             last = max((index for index, incident in enumerate(earlier) if incident.action == "stop"), default=-1)
             epoch = self._clock() - time.time()
-            here = socket.gethostname()
+            host = socket.gethostname()
             # only incidents after the last stop count: a person has started the job again after it
-            self._past[:0] = [Past(*incident.past(here=here), epoch + incident.time_s) for incident in earlier[last + 1 :][-50:]]
+            self._past[:0] = [Past(*incident.past(here=host), epoch + incident.time_s) for incident in earlier[last + 1 :][-50:]]
 
     def _follow_up(self) -> None:
         """Close the open incident once all ranks have completed a step."""

@@ -324,8 +324,8 @@ def run(
                 session = without_flushes(session) if lies else session
                 rng = random.Random(f"disks {session.name}")
                 points = choose(find_points(session, rng), min(each, count - report.total), rng)
-                made = disks(session, points, directory)
-                _check_all(session, made, directory, report, count=count, stop=stop, keep=keep, progress=progress)
+                built = disks(session, points, directory)
+                _check_all(session, built, directory, report, count=count, stop=stop, keep=keep, progress=progress)
     report.seconds, report.cpu_seconds = time.perf_counter() - began, sum(os.times()[:4]) - began_cpu
     return report
 

@@ -290,8 +290,8 @@ def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tupl
         if when == "before" and number == n:
             calls.append(call)
             with names.apart(f"{point} other"), contextlib.suppress(_Dead):
-                other = CrashDisk(dies_at, "before", die, inner=disk)
-                perform(resume(LocalStore(ROOT, disk=other), seed + 1), facts)
+                other_disk = CrashDisk(dies_at, "before", die, inner=disk)
+                perform(resume(LocalStore(ROOT, disk=other_disk), seed + 1), facts)
         elif when == "after" and number == cut_at:
             cuts.append((now.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), list(facts)))
 

@@ -152,9 +152,9 @@ class Truth:
                 self.void += 1
                 return
             self.epoch = epoch
-            mine = self.epochs_of.get(who)
-            if mine is not None and mine < self.epoch:
-                self._report(f"(3) {who} of attempt {mine}, which attempt {self.epoch} has superseded, makes a {kind} that counts")
+            own_epoch = self.epochs_of.get(who)
+            if own_epoch is not None and own_epoch < self.epoch:
+                self._report(f"(3) {who} of attempt {own_epoch}, which attempt {self.epoch} has superseded, makes a {kind} that counts")
             if kind == "COMMIT":
                 self._commit(seq, epoch, body)
             elif kind == "RETIRE":

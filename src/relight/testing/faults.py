@@ -134,8 +134,8 @@ def _poisoned(calls: list[DiskCall], failed: DiskCall | None) -> list[str]:
     if failed is None or failed.name not in ("fsync", "close", "pwrite") or not failed.file:
         return []
     later = calls[calls.index(failed) + 1 :]
-    again = [call.name for call in later if call.file == failed.file and call.name in ("fsync", "pwrite", "truncate")]
-    return [f"{name} again of a file after its {failed.name} failed" for name in again]
+    repeated = [call.name for call in later if call.file == failed.file and call.name in ("fsync", "pwrite", "truncate")]
+    return [f"{name} again of a file after its {failed.name} failed" for name in repeated]
 
 
 def _files(disk: SimulatedDisk) -> set[str]:

@@ -200,10 +200,10 @@ def strangers_files_stay() -> list[str]:
     _, ids, _ = saves(store, 1)
     prefix = f"{RUN}/{directory_of(store, ids[0])}"
     put(store, f"{prefix}/notes.txt", b"mine")
-    gone = delete_directory(store, prefix)
+    is_deleted = delete_directory(store, prefix)
     return (
         []
-        if not gone and [entry.name for entry in store.list(prefix)] == ["notes.txt"]
+        if not is_deleted and [entry.name for entry in store.list(prefix)] == ["notes.txt"]
         else ["a file that Relight did not name was deleted"]
     )
 
@@ -272,14 +272,14 @@ def plans_do_not_undo_each_other() -> list[str]:
     disk, store = simulated()
     attempt, ids, _ = saves(store, 3, 2, 1)
     rewrite(disk, f"{ROOT}/{RUN}/{directory_of(store, ids[2])}/pack-00000-000.safetensors", flip)
-    mine = plan_prune(store, RUN, keep(last=1, prune_abandoned=True))  # verifies, and relies on the second
-    theirs = plan_prune(
+    own_plan = plan_prune(store, RUN, keep(last=1, prune_abandoned=True))  # verifies, and relies on the second
+    other_plan = plan_prune(
         store, RUN, keep(best=1, prune_abandoned=True), verified={ids[0]: True}
     )  # uses a known result, and relies on the first
-    if ids[0] not in mine.going or ids[1] not in theirs.going:
+    if ids[0] not in own_plan.going or ids[1] not in other_plan.going:
         return ["the plans are not the ones that this rule is about"]
-    execute(mine, store)
-    execute(theirs, store, epoch=attempt.epoch)
+    execute(own_plan, store)
+    execute(other_plan, store, epoch=attempt.epoch)
     live = [checkpoint.id for checkpoint in attempt.history().live]
     return [] if live == ids[1:] else ["only a damaged checkpoint is left"]
 
@@ -473,8 +473,8 @@ def files_of_others_are_not_restored() -> list[str]:
     wrong = []
     for name in ("root.json", "part-00000.msgpack", "pack-00000-000.safetensors"):
         damaged = disk.clone()
-        theirs = store.get(f"{RUN}/{directory_of(store, ids[0])}/{name}", 1 << 30)
-        rewrite(damaged, f"{ROOT}/{RUN}/{directory_of(store, ids[1])}/{name}", lambda _, theirs=theirs: theirs)
+        other_bytes = store.get(f"{RUN}/{directory_of(store, ids[0])}/{name}", 1 << 30)
+        rewrite(damaged, f"{ROOT}/{RUN}/{directory_of(store, ids[1])}/{name}", lambda _, content=other_bytes: content)
         sick = LocalStore(ROOT, disk=damaged)
         problems = examine(sick, Log(sick, RUN), facts)
         if not any("does not restore" in problem for problem in problems):

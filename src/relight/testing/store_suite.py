@@ -238,16 +238,16 @@ class StoreSuite:
         try:
             room = page_buffer(len(data) + 2 * PAGE)
             for offset, length in ((0, len(data)), (0, 1), (1, 4095), (4095, 2), (4096, 8192), (100_001, 1 << 20), (len(data) - 1, 1)):
-                got = reader.fetch(offset, length, room[: length + 2 * PAGE])
-                if got is not None and bytes(got) != data[offset : offset + length]:
+                fetched = reader.fetch(offset, length, room[: length + 2 * PAGE])
+                if fetched is not None and bytes(fetched) != data[offset : offset + length]:
                     raise AssertionError(f"{length} bytes from {offset} are not the written ones")
             for offset, length in ((len(data) - 1, 2), (1 << 40, 1)):
                 try:
-                    got = reader.fetch(offset, length, room[: length + 2 * PAGE])
+                    fetched = reader.fetch(offset, length, room[: length + 2 * PAGE])
                 except CorruptCheckpoint:
                     continue
-                if got is not None:
-                    raise AssertionError(f"gave {len(got)} bytes from {offset}, past the end")
+                if fetched is not None:
+                    raise AssertionError(f"gave {len(fetched)} bytes from {offset}, past the end")
         finally:
             reader.close()
 

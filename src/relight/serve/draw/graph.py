@@ -56,8 +56,8 @@ def graph(forks: Sequence[Fork], says: str) -> Markup:
                 )
             )
         parts.append(element("line", x1=across(begin), x2=across(end), y1=y, y2=y, klass=f"branch of-{index % 8}"))
-        apart = max(1, -(-len(fork.steps) // dots_max))
-        dots = list(fork.steps)[::-1][::apart]  # the newest among them
+        interval = max(1, -(-len(fork.steps) // dots_max))
+        dots = list(fork.steps)[::-1][::interval]  # the newest among them
         parts += [
             element("circle", element("title", f"{fork.name}, step {step}"), cx=across(step), cy=y, r=3.2, klass=f"dot of-{index % 8}")
             for step in dots
