@@ -54,13 +54,13 @@ def make_place(store: LocalStore) -> Iterator[BenchDir]:
     folder = root / f"{PREFIX}{secrets.token_hex(4)}"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        left = sorted(str(path) for path in root.glob(f"{PREFIX}*"))
+        leftovers = sorted(str(path) for path in root.glob(f"{PREFIX}*"))
         folder.mkdir()
     except OSError as error:
         _unmake(missing)
         raise translate(error, "making a directory to measure in", str(folder)) from error
     try:
-        yield BenchDir(store, folder, left)
+        yield BenchDir(store, folder, leftovers)
     finally:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # a second Ctrl-C must not leave half of it
         try:

@@ -63,15 +63,15 @@ def is_flattened(module: nn.Module) -> bool:
 
     Called for every model, so it avoids a call for each submodule.
     """
-    seen, left = {id(module)}, [module]
-    while left:
-        current = left.pop()
+    seen, pending = {id(module)}, [module]
+    while pending:
+        current = pending.pop()
         if type(current).__name__ == _KIND:
             return True
         for child in current._modules.values():
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
-                left.append(child)
+                pending.append(child)
     return False
 
 

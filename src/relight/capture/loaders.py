@@ -328,10 +328,10 @@ def _state(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
         return {"counted": counted}
     # Before its first iterator exists, state_dict would create one and draw random numbers: there is no position yet.
     fresh = _makes_ahead(loader) and loader._iterator is None and loader.next_iter_state is None  # type: ignore[attr-defined]
-    left = watch.epoch is not None and watch.epoch.left
+    is_left = watch.epoch is not None and watch.epoch.left
     if watch.pending is not None and watch.told is not None:
         return {"own": counted, "told": watch.told}
-    if fresh or left:
+    if fresh or is_left:
         return {"own": counted, "told": None}
     _, ahead = place_of(watch)
     if (ahead or watch.pace.threaded) and watch.kept and ahead < len(watch.kept):  # another thread may be moving the loader now
@@ -355,8 +355,8 @@ def _counted(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
     if watch.pending is not None:
         return watch.pending
     epoch, ahead = place_of(watch)
-    own = tells_position(loader)
-    if own and ahead and (watch.kept is None or ahead >= len(watch.kept)):
+    has_position = tells_position(loader)
+    if has_position and ahead and (watch.kept is None or ahead >= len(watch.kept)):
         ahead = 0  # the loader's own position is saved; loader_doubts reports it
     active = epoch is not None and not epoch.left and (not epoch.over or ahead > 0)
     state: dict[str, Any] = {
@@ -475,7 +475,7 @@ def rest_state(loader: DataLoader[Any], found: SamplerPosition, before: Mapping[
     counted = _inner(before) if before is not None else {}
     epochs = counted.get("epochs")
     epochs = epochs if isinstance(epochs, int) else 0
-    own = {
+    position = {
         "active": False,
         "delivered": 0,
         "epochs": epochs - 1 if counted.get("active") is True else epochs,  # counted again when the rest begins
@@ -486,7 +486,7 @@ def rest_state(loader: DataLoader[Any], found: SamplerPosition, before: Mapping[
         "workers": counted.get("workers", [None, 0]),
         "dealt": msgspec.to_builtins(found),
     }
-    return {"own": own, "told": None} if tells_position(loader) else {"counted": own}
+    return {"own": position, "told": None} if tells_position(loader) else {"counted": position}
 
 
 def dealt_in(state: object) -> object:

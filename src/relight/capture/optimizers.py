@@ -25,8 +25,8 @@ def own_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 def trained_by(optimizer: Optimizer) -> list[torch.Tensor]:
     """Return the parameters that the optimizer steps, including those in its flattened ranges."""
-    own = own_parameters(optimizer)
-    return [original for parameter in own for original in contains_storage(parameter)] if declared_among(own) else own
+    parameters = own_parameters(optimizer)
+    return [original for parameter in parameters for original in contains_storage(parameter)] if declared_among(parameters) else parameters
 
 
 def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, str]:
@@ -205,8 +205,8 @@ def _capture_custom(walker: Walker, optimizer: Optimizer, path: str, params: lis
     given = optimizer.state_dict()
     inner = _capture_inner(walker, optimizer, path, given)
     if not has_torchs_form(optimizer, given):
-        own = walker.value(with_names(given, params), f"{path}/{OWN}", "optim")
-        return {"state": {}, "groups": [{"params": names} for names in params], "extra": {}, OWN: own, **inner}
+        node = walker.value(with_names(given, params), f"{path}/{OWN}", "optim")
+        return {"state": {}, "groups": [{"params": names} for names in params], "extra": {}, OWN: node, **inner}
     saved = dict(given)
     order = [name for group in params for name in group]
     state, groups = saved.pop("state", {}), saved.pop("param_groups", [])

@@ -100,9 +100,9 @@ def _foreign_entries(live: Any, entries: Set[str]) -> bool:
 
 
 def _foreign_settings(live: Any, settings: Set[str]) -> bool:
-    own = {key for group in live.param_groups for key in group}
+    live_keys = {key for group in live.param_groups for key in group}
     lacking = live.defaults.keys() - _FLAGS - settings
-    return bool(lacking and settings - own - _FLAGS - _SCHEDULERS)
+    return bool(lacking and settings - live_keys - _FLAGS - _SCHEDULERS)
 
 
 def _guess(entries: Set[str], settings: Set[str]) -> str:
@@ -119,5 +119,5 @@ def _guess(entries: Set[str], settings: Set[str]) -> str:
 
 def settings_of_both(optimizer: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored group with only the settings that the live optimizer also has, without those of its class."""
-    own = {key for group in optimizer.param_groups for key in group}
-    return {key: value for key, value in saved.items() if key == "params" or (key in own and key not in _FLAGS)}
+    live_keys = {key for group in optimizer.param_groups for key in group}
+    return {key: value for key, value in saved.items() if key == "params" or (key in live_keys and key not in _FLAGS)}

@@ -38,9 +38,9 @@ class Swap:
             raise IncompatibleState("the averaged copy is not one of the model", details=wrong)
         with torch.no_grad():
             for name, model_tensor in mine.items():
-                kept = model_tensor.detach().clone()
+                saved = model_tensor.detach().clone()
                 model_tensor.copy_(theirs[name])
-                theirs[name].copy_(kept)
+                theirs[name].copy_(saved)
         self.swapped = not self.swapped
 
     def __enter__(self) -> Swap:

@@ -85,15 +85,15 @@ def acknowledge(store: ByteStore, run: str, asked: SaveAsked, by: str, refused: 
     """
     why_not = {"refused": refused[:WHY_MAX]} if refused else {}
     body = NoteBody(topic=HEARD_TOPIC, data={"upto": asked.seq, "by": by[:WHO_MAX], **why_not})
-    own: list[bool] = []
+    acknowledged: list[bool] = []
 
     def decide(view: LogView) -> NoteBody | None:
         counts = any(record.seq == asked.seq for record in view.records)
         known = _acknowledgement(fold(view), asked.seq)
-        own[:] = [known is not None and known.body == body]
+        acknowledged[:] = [known is not None and known.body == body]
         return body if counts and known is None else None
 
-    return _note(store, run, decide) is not None or own == [True]
+    return _note(store, run, decide) is not None or acknowledged == [True]
 
 
 def outcome_of(history: History, seq: int) -> Answer:

@@ -44,9 +44,9 @@ class MultiRankWait:
         self._alone = trigger is not None and trigger.only_best
         """Whether the job saves nothing until one of its metrics comes."""
         self._leads = leads
-        wanted = sorted(trigger.best_by) if trigger is not None and (leads or self._alone) else []
+        names = sorted(trigger.best_by) if trigger is not None and (leads or self._alone) else []
         ranking = [keep for keep in rules if keep.best and leads]
-        self._due = {metric: f'save=best("{metric}")' for metric, _ in wanted}
+        self._due = {metric: f'save=best("{metric}")' for metric, _ in names}
         """Metrics of the trigger that no step gave a finite value of."""
         self._kept = {keep.metric: f'keep(best={keep.best}, metric="{keep.metric}")' for keep in ranking if keep.metric is not None}
         """Metrics of retention that no save has a finite value of."""
@@ -133,13 +133,13 @@ class MultiRankWait:
         own_error = self._error()
         message = "came" if self._came else "" if own_error is None else json.dumps([own_error.what, own_error.hint])
         try:
-            messages = [each.decode() for each in ranks.world.gather(message.encode(), "comparing which metrics came")]
+            messages = [data.decode() for data in ranks.world.gather(message.encode(), "comparing which metrics came")]
         except RankTimeout:  # the next save reports it
             return None
         if "came" in messages:
             self._alone = False  # the same on every rank: no further exchange
             return None
-        what, hint = next((json.loads(each) for each in messages if each), ("", ""))
+        what, hint = next((json.loads(message) for message in messages if message), ("", ""))
         return ConfigError(what, hint=hint) if what else None
 
     def _never(self, name: str, rule: str) -> ConfigError:

@@ -105,8 +105,8 @@ class _Shape:
         if (overlap, same) not in self.copies:
             if len(self.copies) >= _WAYS_MAX:
                 self.copies.clear()
-            kept = [number for number in range(count) if number not in same]
-            items, kept_places = [state.items[number] for number in kept], [places[number] for number in kept]
+            copied = [number for number in range(count) if number not in same]
+            items, kept_places = [state.items[number] for number in copied], [places[number] for number in copied]
             self.copies[overlap, same] = SlotCopyPlan(items, kept_places, packs, overlap, streams_of, pinned)
         variable = SlotCopyPlan(state.items[count:], places[count:], packs, overlap, streams_of, self.staging.temporary)
         return [self.copies[overlap, same], variable]
@@ -460,13 +460,13 @@ class Background:
 
     def _join(self) -> bool:
         """Find or start the agent. If that fails, report it and return False: the trainer then makes the saves."""
-        place, self._joining_since = self._attempt.place, time.monotonic()
+        target, self._joining_since = self._attempt.place, time.monotonic()
         old, self._agent, self._shape = self._agent, None, None
         if old is not None:
             old.close()
         try:
             deadline_s = max(1.0, self.bound(START_S))
-            agent = connect(place.store.url, place.log.run, nice=self._limits.nice, deadline_s=deadline_s, seen=heartbeat().writes)
+            agent = connect(target.store.url, target.log.run, nice=self._limits.nice, deadline_s=deadline_s, seen=heartbeat().writes)
             bound = self.bound  # not self: the agent's thread would keep this object alive
             agent.standstill.patience = lambda: bound(_UNHURRIED_S) / _UNHURRIED_S
             finished = weakref.WeakMethod(self._finished)
@@ -479,11 +479,11 @@ class Background:
             agent.on_done = on_done
             agent.place(
                 AgentPlace(
-                    place.store.url, place.log.run, place.store_id, place.run_id, place.epoch,
+                    target.store.url, target.log.run, target.store_id, target.run_id, target.epoch,
                     self._limits.threads, self._limits.nice, self._limits.bytes_per_second, self._keep,
                     self._rank == 0, self._limits.deadline_s / 2,
                     msgspec.msgpack.encode(rules) if (rules := self._attempt.compact) is not None else b"",
-                    guard.to_wire() if (guard := guard_of(place.store)) else None, self._limits.read_bytes_per_second,
+                    guard.to_wire() if (guard := guard_of(target.store)) else None, self._limits.read_bytes_per_second,
                 )
             )  # fmt: skip
         except (RelightError, OSError) as error:  # such as no descriptor, memory or process left
@@ -523,9 +523,9 @@ class Background:
 
     def _committed(self, checkpoint_id: str) -> bool:
         """Return whether the log has a save that the agent could not report before it died."""
-        place = self._attempt.place
+        target = self._attempt.place
         try:
-            return fold(Log(place.store, place.log.run).read()).find(checkpoint_id) is not None
+            return fold(Log(target.store, target.log.run).read()).find(checkpoint_id) is not None
         except RelightError:
             return False
 

@@ -30,7 +30,7 @@ class BestSoFar:
     ) -> None:  # fmt: skip
         self._wanted = tuple(trigger.metrics) if trigger is not None else ()
         self._leads = rank == 0
-        rules = [each for each in (keep, *(tier.keep for tier in (tiers.further if tiers is not None else ()))) if each is not None]
+        rules = [rule for rule in (keep, *(tier.keep for tier in (tiers.further if tiers is not None else ()))) if rule is not None]
         self._own = own_metric(trigger, rules)
         self._under_way = under_way
         self.durable: dict[str, float] = {}

@@ -181,16 +181,16 @@ class Handover:
         return (whole, missing) if len(whole) == len(states) else None
 
     def _will_of(self, rank: int, step: int) -> list[Any] | None:
-        left = read_rank_state(rank_state_path(self._page, rank))
-        return self._mine(msgspec.msgpack.decode(left.data)) if left is not None and left.step == step else None
+        rank_state = read_rank_state(rank_state_path(self._page, rank))
+        return self._mine(msgspec.msgpack.decode(rank_state.data)) if rank_state is not None and rank_state.step == step else None
 
     def _ahead_of(self, rank: int) -> list[Any] | None:
         """Return the state that ``rank`` published before its update of this rank's last step; None if it may have
         changed since."""
-        left = read_rank_state(rank_state_path(self._page, rank, ahead=True))
-        if left is None or left.step != self._before or not self._ahead.was_alike:
+        rank_state = read_rank_state(rank_state_path(self._page, rank, ahead=True))
+        if rank_state is None or rank_state.step != self._before or not self._ahead.was_alike:
             return None
-        alike, *parts = msgspec.msgpack.decode(left.data)
+        alike, *parts = msgspec.msgpack.decode(rank_state.data)
         return self._mine(parts) if alike >= ALIKE else None
 
     def _mine(self, parts: list[Any]) -> list[Any] | None:

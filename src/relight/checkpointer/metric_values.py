@@ -85,10 +85,10 @@ def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
     numbers = {name: number for name, value in metrics.items() if (number := number_of(name, value)) is not None}
     if len(numbers) <= _FEW:
         return numbers
-    left, fitting = METRICS_BYTES_MAX, dict[str, float]()
+    bytes_left, fitting = METRICS_BYTES_MAX, dict[str, float]()
     for name, number in numbers.items():
-        left -= len(json.dumps(name)) + _NUMBER_BYTES
-        if left < 0:
+        bytes_left -= len(json.dumps(name)) + _NUMBER_BYTES
+        if bytes_left < 0:
             excess = f"{len(numbers) - len(fitting)} of {len(numbers)} metrics, from {name!r} on, are left out"
             _report(name, f"{excess}: a save records {METRICS_BYTES_MAX >> 10} KiB of metrics")
             break

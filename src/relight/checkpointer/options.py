@@ -282,5 +282,5 @@ def full_bytes(state: Captured) -> int:
 
 def numbers_for(trigger: Trigger | None, metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the values of the metrics that the trigger needs. Reading a tensor waits for its device."""
-    wanted = {name for name, _ in trigger.metrics} if trigger is not None else ()
-    return {name: number for name in wanted if name in metrics and (number := number_of(name, metrics[name])) is not None}
+    names = {name for name, _ in trigger.metrics} if trigger is not None else ()
+    return {name: number for name in names if name in metrics and (number := number_of(name, metrics[name])) is not None}

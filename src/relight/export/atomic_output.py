@@ -95,13 +95,13 @@ class Landing:
         form = re.compile(re.escape(f".{self._name}{_BESIDE}") + "[0-9a-f]{16}")
         for name in os.listdir(self._parent):
             if form.fullmatch(name) is not None:
-                left = os.path.join(self._parent, name)
+                leftover = os.path.join(self._parent, name)
                 with contextlib.suppress(OSError):
-                    descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                    descriptor = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                     try:
                         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         if os.fstat(descriptor).st_uid == os.geteuid():
-                            shutil.rmtree(left, ignore_errors=True)
+                            shutil.rmtree(leftover, ignore_errors=True)
                     finally:
                         os.close(descriptor)
 

@@ -138,9 +138,9 @@ def _component(tree: Mapping[Any, Any], kinds: Mapping[str, str], options: Optio
     if tree and all(isinstance(value, Leaf) for key, value in tree.items() if key not in APART):
         return None  # a bare state dict
     modules = [key for key in names if kinds.get(key) == "module"]
-    rest = modules or [key for key in names if key not in APART and isinstance(tree[key], (dict, Leaf))]
-    if len(rest) == 1:
-        return rest[0]
+    others = modules or [key for key in names if key not in APART and isinstance(tree[key], (dict, Leaf))]
+    if len(others) == 1:
+        return others[0]
     raise ConfigError("the component to export is ambiguous", hint=f"--component one of {', '.join(map(shown, names[:12]))}, or --all")
 
 

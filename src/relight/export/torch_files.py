@@ -114,8 +114,8 @@ def _rendered(node: Any, keys: tuple[Any, ...], made: Mapping[tuple[Any, ...], A
         return made[keys]
     if type(node) is dict and node:
         parts = {key: _rendered(item, (*keys, key), made) for key, item in node.items()}
-        kept = {key: part for key, part in parts.items() if part is not _NotExported}
-        return kept or _NotExported
+        exported = {key: part for key, part in parts.items() if part is not _NotExported}
+        return exported or _NotExported
     if type(node) in (list, tuple) and holds(node):
         items = [_rendered(item, (*keys, At(place)), made) for place, item in enumerate(node)]
         return type(node)(None if item is _NotExported else item for item in items)

@@ -152,14 +152,14 @@ def is_module(value: Any) -> bool:
 
 def check_walkable(value: Any, where: str) -> None:
     """Raise ``UnsafeContent`` for dicts that are nested too deeply, or repeated so often that a walk would not end."""
-    left, count = [(value, 0)], 0
-    while left:
-        node, level = left.pop()
+    pending, count = [(value, 0)], 0
+    while pending:
+        node, level = pending.pop()
         count += 1
         if level > LEVELS_MAX or count > VALUES_MAX:
             raise UnsafeContent("values nested too deeply, or too many", where=where)
         if isinstance(node, dict):
-            left += [(entry, level + 1) for entry in node.values() if isinstance(entry, dict)]
+            pending += [(entry, level + 1) for entry in node.values() if isinstance(entry, dict)]
 
 
 def pickled_module(value: Any) -> dict[str, Any] | None:
@@ -167,9 +167,9 @@ def pickled_module(value: Any) -> dict[str, Any] | None:
     if not _is_pickled_module(value):
         return None
     state: dict[str, Any] = {}
-    left, count = [("", value)], 0
-    while left:
-        prefix, current = left.pop()
+    pending, count = [("", value)], 0
+    while pending:
+        prefix, current = pending.pop()
         count += 1
         attributes = current.state
         for key, tensor in (*attributes["_parameters"].items(), *attributes["_buffers"].items()):
@@ -178,7 +178,7 @@ def pickled_module(value: Any) -> dict[str, Any] | None:
         inner = [(f"{prefix}{key}.", child) for key, child in attributes["_modules"].items() if _is_pickled_module(child)]
         if len(prefix) > 4096 or count > MODULES_MAX:  # a module may contain itself
             raise UnsafeContent("modules nested without end")
-        left += reversed(inner)
+        pending += reversed(inner)
     return state
 
 

@@ -224,13 +224,13 @@ def _spread(flats: Sequence[Spec], at: int, count: int, where: str) -> list[tupl
 
 def _cut(runs: list[list[tuple[int, int, int]]], flat_of: Any, shape: tuple[int, ...], key: Any, where: str) -> AssembledTensor:
     """Return one parameter, merged from all ranks' pieces, without the padding of the last."""
-    left = math.prod(shape)
+    elements_left = math.prod(shape)
     pieces: list[FlatRange] = []
     for rank, rank_runs in enumerate(runs):
         for index, start, count in rank_runs:
-            take = min(count, left)
+            take = min(count, elements_left)
             pieces.append(FlatRange(flat_of(rank, index), start, take))
-            left -= take
+            elements_left -= take
     return _whole(pieces, shape, key, where)
 
 
@@ -243,12 +243,12 @@ def _frozen(model: dict[str, Any], told: Mapping[str, Any], others: list[dict[st
     if len(files) != world:
         raise CorruptCheckpoint(f"frozen parameters of {world} ranks, in the files of {len(files)}", where=where)
     for name, shape in _dict(shapes, where).items():
-        pieces, left = [], math.prod(_shape(shape, where))
+        pieces, elements_left = [], math.prod(_shape(shape, where))
         for state in files:
             flat = _flat(_dict(state.get("frozen_param_fragments"), where), name, where)
-            take = min(left, math.prod(flat.shape))
+            take = min(elements_left, math.prod(flat.shape))
             pieces.append(FlatRange(flat, 0, take))
-            left -= take
+            elements_left -= take
         model[name] = _whole(pieces, _shape(shape, where), ("frozen", name), where)
 
 
@@ -384,9 +384,9 @@ def _log_precision(content: Content, told: Mapping[str, Any], trained: set[str])
 
 def _all_there(held: list[dict[str, Any]], where: str) -> None:
     counts = held[0].get("partition_count")
-    wanted = max(counts, default=0) if isinstance(counts, list) and all(type(count) is int for count in counts) else counts
-    if wanted != len(held):
-        raise CorruptCheckpoint(f"files of {_ranks(len(held))}, but {str(wanted)[:20]} wrote the checkpoint", where=where)
+    expected = max(counts, default=0) if isinstance(counts, list) and all(type(count) is int for count in counts) else counts
+    if expected != len(held):
+        raise CorruptCheckpoint(f"files of {_ranks(len(held))}, but {str(expected)[:20]} wrote the checkpoint", where=where)
 
 
 def _stage(value: Any, where: str) -> int:

@@ -182,8 +182,8 @@ def _whole(files: Files, name: str, pieces: Sequence[Any], place: tuple[int, int
         return AssembledTensor(first.dtype, first.shape, _Alike(sources, where), key)
     across = 0 if way == ROWS else 1
     if len(first.shape) <= across or first.shape[across] * sizes.tensor != sizes.whole[of]:
-        shard_shape, wanted = " × ".join(map(str, first.shape)), sizes.whole[of]
-        sizes_text = f"{shard_shape} on each of {sizes.tensor} ranks, {way}, do not make the {wanted} of its arguments"
+        shard_shape, whole_shape = " × ".join(map(str, first.shape)), sizes.whole[of]
+        sizes_text = f"{shard_shape} on each of {sizes.tensor} ranks, {way}, do not make the {whole_shape} of its arguments"
         raise _refusal(files, f"{name[:120]!r}: {sizes_text}")
     shape = tuple(extent * (sizes.tensor if number == across else 1) for number, extent in enumerate(first.shape))
     if way == COLUMNS:
@@ -248,10 +248,10 @@ class _Alike:
     def fill(self, start: int, into: memoryview) -> None:
         """Read the first copy. Raise ``CorruptCheckpoint`` if another copy has other bytes."""
         _read_source(self._sources[0], start, into)
-        room = memoryview(bytearray(len(into)))
+        buffer = memoryview(bytearray(len(into)))
         for copy_source in self._sources[1:]:
-            _read_source(copy_source, start, room)
-            if room != into:
+            _read_source(copy_source, start, buffer)
+            if buffer != into:
                 raise CorruptCheckpoint("copies that should be equal differ", where=self._where, hint=_CONVERT)
 
 

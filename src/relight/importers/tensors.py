@@ -257,10 +257,10 @@ class Tiled:
                 offset = (lo - top) * row * self._size
                 _copy(source, begin, into[offset : offset + length])
                 continue
-            room = bytearray(length)
-            _copy(source, begin, memoryview(room))
-            place = (slice(lo - top, hi - top), *(slice(a, a + n) for a, n in zip(start[1:], size[1:], strict=True)))
-            out[place] = np.frombuffer(room, kind).reshape((hi - lo, *size[1:]))
+            buffer = bytearray(length)
+            _copy(source, begin, memoryview(buffer))
+            target = (slice(lo - top, hi - top), *(slice(a, a + n) for a, n in zip(start[1:], size[1:], strict=True)))
+            out[target] = np.frombuffer(buffer, kind).reshape((hi - lo, *size[1:]))
 
 
 def _copy(source: Source, start: int, into: memoryview) -> None:

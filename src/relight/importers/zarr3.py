@@ -131,12 +131,12 @@ def _codecs(told: Any, dtype: str, where: str) -> Codecs:
         first_name = names[0][1]
         inside = _codecs(first_name.get("codecs"), dtype, where)
         index = [_named(codec, where) for codec in first_name["index_codecs"]] if isinstance(first_name.get("index_codecs"), list) else []
-        place = first_name.get("index_location", "end")
+        index_location = first_name.get("index_location", "end")
         checked = [name for name, _ in index] == ["bytes", "crc32c"]
-        if inside.inner is not None or place not in ("start", "end") or not (checked or [name for name, _ in index] == ["bytes"]):
+        if inside.inner is not None or index_location not in ("start", "end") or not (checked or [name for name, _ in index] == ["bytes"]):
             raise IncompatibleState("shards in shards, or with an index of another kind", where=where)
         _check_order(index[0][1], 8, where)
-        return Codecs(inside.zstd, numbers_of(first_name.get("chunk_shape"), where), place == "start", checked)
+        return Codecs(inside.zstd, numbers_of(first_name.get("chunk_shape"), where), index_location == "start", checked)
     if [name for name, _ in names] not in (["bytes"], ["bytes", "zstd"]):
         listed = ", ".join(name[:40] for name, _ in names) or "none"
         raise IncompatibleState(f"chunks with codecs {listed}: only bytes and zstd are supported", where=where)

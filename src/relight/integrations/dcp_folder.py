@@ -114,14 +114,14 @@ def _read(handle: int, chunk: Chunk, tensor: Tensor, sink: Sink, where: str) -> 
         sink.absorb(0, memory[skip : skip + sink.length])
         return len(memory)
     crc, view = 0, sink.view()
-    room = memoryview(bytearray(min(_SLAB_BYTES, sink.length))) if view is None else None
+    buffer = memoryview(bytearray(min(_SLAB_BYTES, sink.length))) if view is None else None
     for offset in range(0, sink.length, _SLAB_BYTES):
         count = min(_SLAB_BYTES, sink.length - offset)
         if view is not None:
             slab = view[offset : offset + count]
         else:
-            assert room is not None
-            slab = room[:count]
+            assert buffer is not None
+            slab = buffer[:count]
         read_into(handle, spec.span.offset + skip + offset, slab, where)
         crc = zlib.crc32(slab, crc)
         if view is None:

@@ -63,9 +63,9 @@ def restore(path: str | os.PathLike[str], *, strict: bool = True, **components: 
         plan = plan_restore(components, folder.tensors, tree, strict=strict, where=folder.path, check=folder.check)
     folder.fill(plan.sinks)
     plan.finish()
-    kept = [name for name in plan.values if plan.values[name] is not components[name]]
-    if kept:
-        raise ConfigError(f"{kept[0]!r} cannot be changed in place", hint="relight.integrations.dcp.read(path) gives plain values")
+    immutable = [name for name in plan.values if plan.values[name] is not components[name]]
+    if immutable:
+        raise ConfigError(f"{immutable[0]!r} cannot be changed in place", hint="relight.integrations.dcp.read(path) gives plain values")
 
 
 def _unnested(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:

@@ -98,5 +98,5 @@ def to_the_first(plans: Sequence[SavePlan], own: Mapping[str, WriteItem]) -> lis
     taken = {item.index.fqn for item in more}
     if not taken:
         return list(plans)
-    rest = [dataclasses.replace(plan, items=[item for item in plan.items if item.index.fqn not in taken]) for plan in plans[1:]]
-    return [dataclasses.replace(plans[0], items=[*plans[0].items, *more]), *rest]
+    other_plans = [dataclasses.replace(plan, items=[item for item in plan.items if item.index.fqn not in taken]) for plan in plans[1:]]
+    return [dataclasses.replace(plans[0], items=[*plans[0].items, *more]), *other_plans]

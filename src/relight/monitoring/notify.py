@@ -104,16 +104,16 @@ class Alarms:
             for message in messages
             for target in (self._settings.escalate_to if message.escalated else self._settings.to)
         ]
-        left = []
+        retried = []
         for unsent in [*self._unsent, *new]:
             (sent,) = send(unsent.message, [unsent.target])
             if sent.ok:
                 continue
             if unsent.tries + 1 < TRIES:
-                left.append(unsent._replace(tries=unsent.tries + 1))
+                retried.append(unsent._replace(tries=unsent.tries + 1))
             else:
                 emit("alert.unsent", f"{sent.target} did not get {unsent.message.title!r}: {sent.why}", target=sent.target, why=sent.why)
-        self._unsent = left[-UNSENT_MAX:]
+        self._unsent = retried[-UNSENT_MAX:]
 
 
 def _notifier(target: AlertTarget):  # type: ignore[no-untyped-def] # apprise's own

@@ -98,8 +98,8 @@ def judge(rules: Sequence[AlertRule], runs: Iterable[RunSeen], now: float, state
             if not any(fnmatchcase(run_name(seen.run), pattern) for pattern in rule.runs):
                 continue
             if unknown and rule.kind != UNREADABLE:
-                kept = [alert for key, alert in state.items() if key[:3] == (seen.store, seen.run, rule.kind)]
-                holding |= {alert.key: alert for alert in kept}
+                unchanged = [alert for key, alert in state.items() if key[:3] == (seen.store, seen.run, rule.kind)]
+                holding |= {alert.key: alert for alert in unchanged}
                 continue
             for about, reason in KINDS[rule.kind].of(seen, rule.limit, now):
                 alert = _holds(rule, seen, about, reason, now, state)

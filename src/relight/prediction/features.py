@@ -86,8 +86,8 @@ class FeatureWindows:
                 self._known |= new
                 self._all = bool(self._known.all())
             signals = np.where(self._known, signals, 0.0)
-        place = self._count % self._span
-        self._ring[place] = self._ring[place + self._span] = signals
+        row = self._count % self._span
+        self._ring[row] = self._ring[row + self._span] = signals
         self._count += 1
 
     def window(self, at: float) -> FeatureWindow:

@@ -69,9 +69,9 @@ class SignalHistory:
         """Return the signals of these rows; NaN until a signal is known."""
         rows, parts = np.asarray(rows, np.float64), []
         while len(rows):
-            room = BLOCK - self._count % BLOCK
-            parts.append(self._part(rows[:room]))
-            rows = rows[room:]
+            free_rows = BLOCK - self._count % BLOCK
+            parts.append(self._part(rows[:free_rows]))
+            rows = rows[free_rows:]
         return np.concatenate(parts) if parts else np.empty((0, len(SIGNALS)))
 
     def _part(self, rows: Array) -> Array:

@@ -184,12 +184,12 @@ class _SyntheticRun:
     def saves(self) -> Array:
         """Return the duration of the last save, by second. Each save uses disk space, and frees it afterwards."""
         rng, last, time = self.rng, np.full(self.n, np.nan), self.save_every
-        room = rng.uniform(0.001, 0.01)
+        space = rng.uniform(0.001, 0.01)
         while time < self.n:
             begin = int(time)
             seconds = self.save_s * float(self.slow_store[begin]) * float(np.exp(rng.normal(0, 0.15)))
-            self.disk[begin:] -= room
-            self.disk[min(self.n - 1, begin + int(seconds) + 5) :] += room
+            self.disk[begin:] -= space
+            self.disk[min(self.n - 1, begin + int(seconds) + 5) :] += space
             self.psi["io"][begin : begin + int(seconds)] += 15
             last[min(self.n - 1, begin + int(seconds)) :] = seconds
             time += max(self.save_every, seconds)
@@ -205,11 +205,11 @@ class _SyntheticRun:
         saved = self.saves()
         shape = SampleShape(1, self.ranks, self.ranks)
         values = np.full((self.n, len(shape.columns)), np.nan, np.float32)
-        place = {column: index for index, column in enumerate(shape.columns)}
+        column_index = {column: index for index, column in enumerate(shape.columns)}
 
         def put(source: str, **columns: Array | float) -> None:
             for field, column in columns.items():
-                values[:, place[f"{source}.{field}"]] = column
+                values[:, column_index[f"{source}.{field}"]] = column
 
         cpu = np.clip(self.cpu, 0, 1)
         psi = {f"psi_{what}_{how}": np.clip(kind[what], 0, 100) for how, kind in (("some", self.psi), ("full", self.full)) for what in kind}

@@ -172,10 +172,10 @@ class EventFeed:
                     continue
                 key = event.head.store, event.head.run, id_
                 with self._lock:
-                    kept = self._told.setdefault(key, [])
+                    events = self._told.setdefault(key, [])
                     self._told.move_to_end(key)
-                    if len(kept) < TOLD_MAX:
-                        kept.append(event)
+                    if len(events) < TOLD_MAX:
+                        events.append(event)
                     while len(self._told) > SAVES_MAX:
                         self._told.popitem(last=False)
                 touched.add(key[:2])
@@ -190,11 +190,11 @@ class EventFeed:
             return False
         if not all(type(step) is int and 0 <= step < 1 << 53 for step in steps):
             return False
-        kept: dict[str, dict[int, float | None]] = {}
+        points_by_name: dict[str, dict[int, float | None]] = {}
         for name, values in list(metrics.items())[:METRICS_MAX]:
             if isinstance(values, list) and len(values) == len(steps) and len(name) <= 80:
-                kept[name] = {step: _finite(value) for step, value in zip(steps, values, strict=True)}
-        if not kept:
+                points_by_name[name] = {step: _finite(value) for step, value in zip(steps, values, strict=True)}
+        if not points_by_name:
             return False
         key = one.head.store, one.head.run
         with self._lock:
@@ -202,7 +202,7 @@ class EventFeed:
             self._curves.move_to_end(key)
             while len(self._curves) > CURVES_MAX:
                 self._curves.popitem(last=False)
-            for name, points in kept.items():
+            for name, points in points_by_name.items():
                 if name not in known and len(known) >= METRICS_MAX:
                     continue
                 values_by_step = known.setdefault(name, {})

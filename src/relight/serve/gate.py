@@ -135,7 +135,7 @@ class Gate:
         """Return bound sockets, one for each address of the name. Raise ``OSError`` if one cannot be bound."""
         addresses = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         sockets = []
-        for family, kind, proto, _, place in dict.fromkeys(addresses):
+        for family, kind, proto, _, address_of_socket in dict.fromkeys(addresses):
             listening = Listening(family, kind, proto)
             listening.gate = self
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -146,11 +146,11 @@ class Gate:
                     listening.setsockopt(socket.IPPROTO_TCP, defer, SILENT_S)
             sockets.append(listening)
             try:
-                listening.bind(place)
+                listening.bind(address_of_socket)
                 listening.listen(backlog)
             except OSError:
-                for each in sockets:
-                    each.close()
+                for opened in sockets:
+                    opened.close()
                 raise
             listening.setblocking(False)
         return sockets

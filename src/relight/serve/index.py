@@ -250,8 +250,8 @@ class Index:
                 for tag, target in sorted(state.history.tags.items())
                 if not tag.startswith(PREFIX) and (checkpoint := state.history.find(target))
             ]
-            own = [checkpoint.step for checkpoint in state.history.live if not checkpoint.body.home]
-            rows[name] = LineageRow(name, own, parent or None, first.step if first is not None and parent else None, tags)
+            own_steps = [checkpoint.step for checkpoint in state.history.live if not checkpoint.body.home]
+            rows[name] = LineageRow(name, own_steps, parent or None, first.step if first is not None and parent else None, tags)
         order: list[LineageRow] = []
         placed: set[str] = set()
         waiting = sorted(rows)
@@ -542,8 +542,8 @@ def _state_of(reader: StoreFollower) -> str:
 
 
 def _place_of(on: str) -> tuple[str, str]:
-    store, _, rest = on.partition("/")
-    return store, rest.partition("@")[0]
+    store, _, run = on.partition("/")
+    return store, run.partition("@")[0]
 
 
 def _short(value: Any) -> Any:

@@ -22,8 +22,8 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
     """Return the template values of a checkpoint: tensors as a treemap and as one page of rows, the tiers that have it, other facts."""
     row = detail.row
     largest = detail.tensors if detail.largest_first else sorted(detail.tensors, key=lambda tensor: (-tensor.bytes, tensor.path))
-    wanted = [tensor for tensor in largest if find in tensor.path] if find else largest
-    rows, more = piece_of(wanted, after, TENSORS_MAX)
+    matching = [tensor for tensor in largest if find in tensor.path] if find else largest
+    rows, more = piece_of(matching, after, TENSORS_MAX)
     groups: dict[str, int] = {}
     for tensor in sorted(largest[:TILES_MAX], key=lambda tensor: tensor.path):
         groups.setdefault(group_of(tensor.path), len(groups))
@@ -69,7 +69,7 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
             }
             for tensor in rows
         ],
-        "cut": f"{number(len(rows))} of {number(len(wanted))}, the largest first." if len(wanted) > len(rows) else "",
+        "cut": f"{number(len(rows))} of {number(len(matching))}, the largest first." if len(matching) > len(rows) else "",
         "more": of_checkpoint(store, name, row.id, **({"find": find} if find else {}), after=more) if more else "",
         "residency": [
             {

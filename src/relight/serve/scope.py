@@ -96,11 +96,11 @@ def masked(text: str) -> str:
     run = _scope.get().partition("/")[2]
     if not run or "/" not in text:
         return text
-    own = {dir_of(run), run_name(dir_of(run))}
+    own_names = {dir_of(run), run_name(dir_of(run))}
 
     def hide(match: re.Match[str]) -> str:
         name = match[1]
-        own_run = next((own_name for own_name in own if name.endswith(own_name)), None)
+        own_run = next((own_name for own_name in own_names if name.endswith(own_name)), None)
         if own_run is not None and name[: -len(own_run)][-1:] in ("", "'", '"', "(", "["):
             return match[0]
         return f"{ANOTHER}/"

@@ -111,8 +111,8 @@ class TokenFile:
         """Return the caller with this token; None if it is unknown, expired or revoked. Compared in constant time."""
         parsed = TOKEN.match(token)
         rows = self._do("SELECT hash FROM tokens WHERE id=?", parsed[1]) if parsed else []
-        kept = rows[0][0] if rows else bytes(32)
-        same = hmac.compare_digest(kept, _hash(parsed[2] if parsed else ""))
+        stored_hash = rows[0][0] if rows else bytes(32)
+        same = hmac.compare_digest(stored_hash, _hash(parsed[2] if parsed else ""))
         return self._valid(parsed[1]) if parsed and rows and same else None
 
     def _valid(self, token_id: str, session: str = "") -> Caller | None:

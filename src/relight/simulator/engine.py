@@ -147,8 +147,8 @@ class _Simulation:
         """Schedule a save at the end of the current step, instead of the planned save."""
         self._leave(now)
         self.plan += 1
-        left = (self._ended() + 1) * self.scenario.step_s - self.work
-        self._push(now + left, _DUE, self.plan, self.life)
+        work_left = (self._ended() + 1) * self.scenario.step_s - self.work
+        self._push(now + work_left, _DUE, self.plan, self.life)
 
     def _due(self, now: float, plan: int) -> None:
         if plan != self.plan:

@@ -121,7 +121,7 @@ def _schedule(first: str, text: str) -> tuple[str, float]:
 
 
 def _parts(given: dict[str, str]) -> dict[str, Any]:
-    kept: dict[str, Any] = {
+    keep_options: dict[str, Any] = {
         key: given[key] if key in ("within", "budget", "undo_window") else _whole(key, given[key]) for key in _KEEP if key in given
     }
     peers = {key: _whole(key, given[key]) for key in _PEERS if key in given}
@@ -131,7 +131,7 @@ def _parts(given: dict[str, str]) -> dict[str, Any]:
     assert isinstance(schedule, Adaptive)
     return {
         "adaptive": schedule,
-        "keep": keep(**kept),
+        "keep": keep(**keep_options),
         "peers": Peers(**peers) if peers else None,
         "rules": SuperviseRules(**rules),
         "memory": _choice("memory", given.get("memory", "on"), {"on": True, "off": False}),
@@ -149,9 +149,9 @@ def _tiers(given: dict[str, str]) -> tuple[Tier, ...]:
         if "far_last" in given:
             raise ConfigError("far_last without far", hint="set far, such as far=20GB: bytes a second to the further tier")
         return ()
-    kept = keep(last=_whole("far_last", given["far_last"])) if "far_last" in given else None
+    far_rules = keep(last=_whole("far_last", given["far_last"])) if "far_last" in given else None
     rate = bytes_of(given["far"].removesuffix("/s"), "far")
-    return Tiers(near="near", far=tier("far", keep=kept, bytes_per_second=float(rate))).further
+    return Tiers(near="near", far=tier("far", keep=far_rules, bytes_per_second=float(rate))).further
 
 
 def _foreseeing(given: dict[str, str]) -> PredictorModel | None:

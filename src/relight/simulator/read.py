@@ -122,13 +122,13 @@ def _parse_error(message: str, where: str, text: str) -> ConfigError:
     unknown = _UNKNOWN.match(reason)
     key = f"{path}.{unknown[1]}".lstrip(".") if unknown else path
     line = _line_of(key, text)
-    place = f"{where}, line {line}" if line else where
+    location = f"{where}, line {line}" if line else where
     if unknown:
         known = _known(path)
         close = difflib.get_close_matches(unknown[1], known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(known)}"
-        return ConfigError(f"there is no key {key[:80]!r}", where=place, hint=hint)
-    return ConfigError(f"{key or 'the scenario'}: {reason[0].lower()}{reason[1:]}", where=place)
+        return ConfigError(f"there is no key {key[:80]!r}", where=location, hint=hint)
+    return ConfigError(f"{key or 'the scenario'}: {reason[0].lower()}{reason[1:]}", where=location)
 
 
 def _known(path: str) -> list[str]:

@@ -147,9 +147,9 @@ class CheckpointInventory:
         self._drop(lambda save: save.work > onset)
 
     def _drop(self, goes: Callable[[SimulatedSave], bool]) -> None:
-        for kept in (self._near, *self._far):
-            while kept and goes(kept[-1]):  # oldest first
-                kept.pop().gone = True
+        for saves in (self._near, *self._far):
+            while saves and goes(saves[-1]):  # oldest first
+                saves.pop().gone = True
         if self._snapshot is not None and goes(self._snapshot):
             self._snapshot = None
         if self._protected is not None and goes(self._protected):
@@ -169,13 +169,13 @@ class CheckpointInventory:
             if self._sending[index] is not None or not self._near:
                 continue
             lacking = [save for save in self._near if save.seq > self._after[index]]
-            wanted = owed(
+            lacking_ids = owed(
                 tier.keep,
                 [self._candidate(save) for save in lacking],
                 self._after[index],
                 TierPace(self._least_s[index], self._last_s[index]),
             )
-            made = next((save for save in lacking if str(save.seq) == wanted[0]), None) if wanted else None
+            made = next((save for save in lacking if str(save.seq) == lacking_ids[0]), None) if lacking_ids else None
             if made is not None:
                 self._sending[index] = made
                 yield index, made, self._takes_s(tier)
@@ -187,10 +187,10 @@ class CheckpointInventory:
             return  # the source of the copy was deleted meanwhile
         made.copied.add(at)
         self._after[at], self._last_s[at] = made.seq, made.begun
-        kept = self._far[at]
-        kept.append(made)
-        stay = safe_on(self._tiers[at], [self._candidate(save) for save in kept], {str(save.seq) for save in kept})
-        self._far[at] = [save for save in kept if str(save.seq) in stay]
+        saves = self._far[at]
+        saves.append(made)
+        stay = safe_on(self._tiers[at], [self._candidate(save) for save in saves], {str(save.seq) for save in saves})
+        self._far[at] = [save for save in saves if str(save.seq) in stay]
         if not self._rules.is_everything:
             self._prune(now)
         self._reckon(now)

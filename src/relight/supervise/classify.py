@@ -134,8 +134,8 @@ def _clues(facts: FailureEvidence) -> Iterator[Clue]:
             if pattern.search(line):
                 yield Clue(kind, weight, f"kernel: {line.strip()[:200]}")
                 break
-    for place in facts.full:
-        yield Clue("storage", 30, f"{place} is full")
+    for full_path in facts.full:
+        yield Clue("storage", 30, f"{full_path} is full")
     first = _first(facts)
     for worker in facts.workers:
         yield from (_weighed(clue, worker, first) for clue in _of(worker))

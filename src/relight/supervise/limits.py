@@ -66,11 +66,11 @@ class LearnedDurations:
             return
         ended = beat.steps - before.steps
         if ended > 0 and before.steps > 0:
-            each = (beat.step_at - before.step_at) / ended
-            self._steps.extend([each] * min(ended, 4))
+            step_s = (beat.step_at - before.step_at) / ended
+            self._steps.extend([step_s] * min(ended, 4))
             usual = self.step_s
-            if usual is not None and each > LATE_AFTER * usual:
-                self._gaps.append(each)
+            if usual is not None and step_s > LATE_AFTER * usual:
+                self._gaps.append(step_s)
         elif ended > 0:
             self._firsts.append(beat.first_at - before.since)
             if ended > 1:

@@ -221,19 +221,19 @@ class StateHolder(_BackendRendezvousStateHolder):
 
         Differs from torch's method only in the encoding of the state.
         """
-        seen = self._version
+        known_version = self._version
         written: bool | None = None
         if self._dirty:
             written = False
-            answer = self._backend.set_state(self._encoded(seen + 1), self._token)
+            answer = self._backend.set_state(self._encoded(known_version + 1), self._token)
             data, token, written = answer if answer is not None else (None, None, False)
         else:
             if self._cache_duration > 0 and self._last_sync_time >= max(time.monotonic() - self._cache_duration, 0):
                 return None
             data, token = self._backend.get_state() or (None, None)
-        if data is None and seen:
+        if data is None and known_version:
             raise Forged("an empty state")
-        self._state = _RendezvousState() if data is None else self._decoded(data, seen)
+        self._state = _RendezvousState() if data is None else self._decoded(data, known_version)
         self._token, self._dirty, self._last_sync_time = token, False, time.monotonic()
         self._sanitize()
         return written

@@ -54,8 +54,8 @@ def take(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
                 answers[rank] = text
     for rank, pid in pids.items():
         if rank not in answers:
-            seen = sample_process(pid)
-            answers[rank] = f"no answer: state {seen.state or 'gone'}, waits in {where_in_kernel(pid) or 'user space'}\n"
+            process = sample_process(pid)
+            answers[rank] = f"no answer: state {process.state or 'gone'}, waits in {where_in_kernel(pid) or 'user space'}\n"
     return answers
 
 

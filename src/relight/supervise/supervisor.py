@@ -582,7 +582,7 @@ class Supervisor:
         return lines_about(kernel_lines(self._began), places, self._pids.values())
 
     def _full(self) -> tuple[str, ...]:
-        return tuple(place for place in _directories() if _is_full(place))
+        return tuple(directory for directory in _directories() if _is_full(directory))
 
 
 def _is_full(directory: str) -> bool:

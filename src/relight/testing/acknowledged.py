@@ -47,9 +47,9 @@ The larger ones are not multiples of a page.
 def count_acknowledged(told: Iterable[Fact]) -> Counter[str]:
     """Return the number of acknowledgements by kind. A retirement counts once for each of its checkpoints."""
     counts: Counter[str] = Counter()
-    for kind, *rest in told:
+    for kind, *details in told:
         if kind in ACKNOWLEDGEMENTS:
-            counts[kind] += len(rest) if kind == "retired" else 1
+            counts[kind] += len(details) if kind == "retired" else 1
     return +counts
 
 
@@ -96,11 +96,11 @@ def save_as_two(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fac
     done: SimpleQueue[SaveReport | BaseException] = SimpleQueue()
 
     def work(rank: int) -> None:
-        own = attempt.place._replace(log=Log(attempt.store, RUN))
+        own_place = attempt.place._replace(log=Log(attempt.store, RUN))
         items, tree, _ = states[rank]
         seat = Participant(rank, 2, "0" * 16, timeout_s=20.0)
         try:
-            done.put(Attempt(own).save(SaveRequest(SaveInfo(step=step), tree=tree, items=items, id=checkpoint_id, seat=seat)))
+            done.put(Attempt(own_place).save(SaveRequest(SaveInfo(step=step), tree=tree, items=items, id=checkpoint_id, seat=seat)))
         except BaseException as error:
             done.put(error)
 
@@ -220,24 +220,24 @@ def _check(store: ByteStore, told: list[Fact], seed: int) -> tuple[list[str], li
         # Recallable checkpoints still have their bytes. The ranks' ready files may also be left: deleting them is best
         # effort.
         allowed = (*(f": {checkpoint.body.dir}" for checkpoint in recallable), f"/{READY_DIR}")
-        wrong += [left for left in leftovers(store, log) if not left.endswith(allowed)]
+        wrong += [leftover for leftover in leftovers(store, log) if not leftover.endswith(allowed)]
     return list(dict.fromkeys(wrong)), known_facts(history, digests)
 
 
 def _without_recalled(told: Sequence[Fact]) -> list[Fact]:
     """Return the facts without recalled retirements. A recall that was not acknowledged may have happened or not."""
-    left: list[Fact] = []
+    remaining: list[Fact] = []
     for fact in told:
         if fact[0] in ("recalling", "recalled"):
             undone = ("retired", "retiring") if fact[0] == "recalled" else ("retired",)
-            left = [
+            remaining = [
                 (earlier[0], *(checkpoint_id for checkpoint_id in earlier[1:] if checkpoint_id not in fact[1:]))
                 if earlier[0] in undone
                 else earlier
-                for earlier in left
+                for earlier in remaining
             ]
-        left.append(fact)
-    return left
+        remaining.append(fact)
+    return remaining
 
 
 def _fences(history: History, told: Sequence[Fact]) -> list[str]:

@@ -310,7 +310,7 @@ def run(
     gc.freeze()
     report = BlockReport(seed)
     began, began_cpu = time.perf_counter(), sum(os.times()[:4])
-    each = -(-count // (sessions or -(-count // DISKS_PER_SESSION)))
+    disks_each = -(-count // (sessions or -(-count // DISKS_PER_SESSION)))
     with prepared() as names, scratch("relight-blocks-") as directory:
         names.seed(f"checks {seed}")
         counter = f"{directory}/counter"
@@ -323,7 +323,7 @@ def run(
                 _note(session, report)
                 session = without_flushes(session) if lies else session
                 rng = random.Random(f"disks {session.name}")
-                points = choose(find_points(session, rng), min(each, count - report.total), rng)
+                points = choose(find_points(session, rng), min(disks_each, count - report.total), rng)
                 built = disks(session, points, directory)
                 _check_all(session, built, directory, report, count=count, stop=stop, keep=keep, progress=progress)
     report.seconds, report.cpu_seconds = time.perf_counter() - began, sum(os.times()[:4]) - began_cpu

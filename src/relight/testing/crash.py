@@ -298,11 +298,11 @@ def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tupl
     with contextlib.suppress(RelightError):  # the error that stops it depends on the call
         perform(life(LocalStore(ROOT, disk=Observed(disk, see, every=True)), seed), facts)
     if cut:
-        left, facts_then = cuts[0] if cuts else (disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), facts)
+        disk_left, facts_then = cuts[0] if cuts else (disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), facts)
     else:
-        left, facts_then = disk, facts
+        disk_left, facts_then = disk, facts
     with names.apart(point):
-        return calls[0], check(LocalStore(ROOT, disk=left), facts_then, seed)
+        return calls[0], check(LocalStore(ROOT, disk=disk_left), facts_then, seed)
 
 
 class _Dead(BaseException):

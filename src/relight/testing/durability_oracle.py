@@ -90,8 +90,8 @@ class Truth:
 
     def loose(self, found: CountingCommit) -> list[str]:
         """Return the names that a checkpoint needs and that are not durable."""
-        wanted = [*sorted(found.needs), *sorted({key.rpartition("/")[0] for key in found.needs}), RUN]
-        return [key for key in wanted if key in self._shelf.loose]
+        needed = [*sorted(found.needs), *sorted({key.rpartition("/")[0] for key in found.needs}), RUN]
+        return [key for key in needed if key in self._shelf.loose]
 
     def changed(self, found: CountingCommit) -> list[str]:
         """Return its files that have changed since its COMMIT."""

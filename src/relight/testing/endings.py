@@ -270,9 +270,9 @@ def _untrue(cell: Cell, code: int) -> Iterator[str]:
 
 def _left(run: Path, session: int) -> Iterator[str]:
     ends = time.monotonic() + LEFT_S
-    while (left := _processes_of(run, session)) and time.monotonic() < ends:
+    while (pids := _processes_of(run, session)) and time.monotonic() < ends:
         time.sleep(0.1)
-    for pid in left:
+    for pid in pids:
         yield f"process {pid} was left"
 
 

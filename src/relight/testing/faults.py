@@ -123,9 +123,9 @@ def _judge(trial: Trial, disk: FailNth, simulated: SimulatedDisk, failure: BaseE
     full = trial.errno in (codes.ENOSPC, codes.EDQUOT) and not isinstance(failure, Uncertain)
     if full and not isinstance(failure, NoSpace):
         wrong.append(f"a full disk is reported as {type(failure).__name__}")
-    left = _files(simulated) - before
-    if not trial.forever and not isinstance(failure, Uncertain) and disk.failed.name not in ("unlink", "rmdir") and left:
-        wrong.append(f"not removed: {sorted(left)}")
+    leftover = _files(simulated) - before
+    if not trial.forever and not isinstance(failure, Uncertain) and disk.failed.name not in ("unlink", "rmdir") and leftover:
+        wrong.append(f"not removed: {sorted(leftover)}")
     return wrong
 
 

@@ -451,11 +451,11 @@ def _points(pattern: str, share: float, lives: int) -> Iterator[str]:
     from relight.testing.crash import CrashReport, CrashSampler, simulate
     from relight.testing.scenario import prepared
 
-    wanted = re.compile(pattern)
+    compiled = re.compile(pattern)
     for seed in range(lives):
         report = CrashReport(seed)
         with prepared() as names:
-            simulate(seed, CrashSampler(report, share=share, choose=lambda point: wanted.search(point) is not None, stop=1), names)
+            simulate(seed, CrashSampler(report, share=share, choose=lambda point: compiled.search(point) is not None, stop=1), names)
         for violation in report.violations:
             yield f"{violation.wrong[0]} ({violation.point})"
 

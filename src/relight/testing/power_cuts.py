@@ -143,7 +143,7 @@ class Image:
     def _live(self, victim: Victims, told: list[Fact], cut: Callable[[], None]) -> list[str]:
         """Run a victim until a random time or acknowledgement, call ``cut``, and kill the victim."""
         at_once = self.rng.random() < 0.4
-        wanted = self.rng.randrange(1, 12)
+        acknowledgements = self.rng.randrange(1, 12)
         begun = time.monotonic()
         until = begun + (WAIT_S if at_once else self.rng.uniform(0, LIFE_S))
         received: list[AcknowledgedFact] = []
@@ -151,7 +151,7 @@ class Image:
         while time.monotonic() < until:
             received += victim.receive(until)
             if any(message.fact[0] == "died" for message in received) or (
-                at_once and sum(message.fact[0] in ACKNOWLEDGEMENTS for message in received) >= wanted
+                at_once and sum(message.fact[0] in ACKNOWLEDGEMENTS for message in received) >= acknowledgements
             ):
                 break
         before = len(received)
@@ -190,10 +190,10 @@ def run(
             report.images += 1
             lasts = image.rng.choice(CUTS_PER_IMAGE)
             while image.cuts < lasts and report.total < count:
-                kept = f"{keep}/{seed}-{report.images - 1}-{image.cuts}.img" if keep else None
-                wrong = image.cut(victim, report, kept)
-                if kept and not wrong:
-                    os.unlink(kept)
+                copy_path = f"{keep}/{seed}-{report.images - 1}-{image.cuts}.img" if keep else None
+                wrong = image.cut(victim, report, copy_path)
+                if copy_path and not wrong:
+                    os.unlink(copy_path)
                 if progress:
                     progress(report, count)
                 if wrong:

@@ -93,13 +93,13 @@ class Promises:
         if (len(opened.parts), one.step, one.epoch) != (saved.world, saved.step, saved.epoch):
             wrong.append(f"(5) {one.id} is of {len(opened.parts)} ranks, step {one.step}, attempt {one.epoch}")
         for rank, part in enumerate(opened.parts):
-            room = bytearray(ROW)
+            buffer = bytearray(ROW)
             still = bytearray(FROZEN)
-            read_tensors(opened, part, {0: Bytes(room)} | ({1: Bytes(still)} if len(part.tensors) > 1 else {}))
+            read_tensors(opened, part, {0: Bytes(buffer)} | ({1: Bytes(still)} if len(part.tensors) > 1 else {}))
             if bytes(still) != FROZEN:
                 wrong.append(f"(5) {one.id} holds {still.hex()} where nothing ever changed")
-            if bytes(room) != saved.row(rank):
-                wrong.append(f"(5) {one.id} holds bytes of another save: rank {rank} has {room.hex()}")
+            if bytes(buffer) != saved.row(rank):
+                wrong.append(f"(5) {one.id} holds bytes of another save: rank {rank} has {buffer.hex()}")
         return wrong
 
     def acknowledged(self, who: str, saved: AcknowledgedSave, seq: int) -> None:

@@ -99,9 +99,9 @@ def a_void_note_vouches_for_nothing() -> list[str]:
             Log(store, RUN).append(lambda view: (NoteBody(topic="later", data={}), fold(view).epoch))
         whole = decode(store.get(_key(upto, hash), 1 << 20), "")
         data = encode(replace(whole, live=whole.live[:1], tags={}, retired=(), alone=(), lines={}))
-        own = hexdigest(data)
-        store.put_once(_key(upto, own), data)
-        body = NoteBody(topic=TOPIC, data={"upto": upto, "hash": own, "bytes": len(data)})
+        digest = hexdigest(data)
+        store.put_once(_key(upto, digest), data)
+        body = NoteBody(topic=TOPIC, data={"upto": upto, "hash": digest, "bytes": len(data)})
         _replace(store, f"{RUN}/{LOG_DIR}/{record_file(note.seq)}", encode_record(structs.replace(note, body=body)))
         return _differs(store, "a void NOTE")
 
@@ -129,21 +129,21 @@ def a_folder_is_durable_with_its_records() -> list[str]:
     wrong: set[str] = set()
     with short_folders(1):
         disk = fresh_disk()
-        seen: list[SimulatedDisk] = []
+        disks: list[SimulatedDisk] = []
 
         def see(number: int, when: str, call: DiskCall, inner: SimulatedDisk) -> None:
             if when == "after" and call.name == "mkdir" and f"/{LOG_DIR}/" in call.path:
-                seen.append(inner.clone())
+                disks.append(inner.clone())
 
         line(LocalStore(ROOT, disk=Observed(disk, see)), "fresh", None, 1, 2, 3, 4, 5)
-        for clone in seen:
+        for clone in disks:
             store = LocalStore(ROOT, disk=clone)
             _, ids = line(store, "start", None, 9)
             for kind in CUTS:
                 after = LocalStore(ROOT, disk=clone.power_cut(1, kind))
                 if ids[-1] not in [checkpoint.id for checkpoint in fold(Log(after, RUN).read()).live]:
                     wrong.add("a checkpoint that was acknowledged is lost with the folder of its record")
-    return sorted(wrong) if seen else ["no folder was made"]
+    return sorted(wrong) if disks else ["no folder was made"]
 
 
 @rule

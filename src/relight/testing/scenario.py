@@ -404,13 +404,13 @@ class Names:
 @contextlib.contextmanager
 def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
     """Set attributes, each ``(owner, name, value)``, for the duration of the block."""
-    kept = [(where, name, getattr(where, name)) for where, name, _ in changes]
+    old_values = [(where, name, getattr(where, name)) for where, name, _ in changes]
     for where, name, value in changes:
         setattr(where, name, value)
     try:
         yield
     finally:
-        for where, name, value in kept:
+        for where, name, value in old_values:
             setattr(where, name, value)
 
 

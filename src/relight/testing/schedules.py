@@ -160,9 +160,9 @@ def many(first: int, count: int, *, jobs: int, kinds: frozenset[str], mutation: 
             if not quiet and time.perf_counter() - reported > 10:
                 reported = time.perf_counter()
                 rate = report.schedules / report.seconds
-                left = (count - report.schedules) / rate / 60
+                minutes_left = (count - report.schedules) / rate / 60
                 print(
-                    f"{report.schedules:>9,} schedules, {rate:.0f}/s, {report.violated} violations, {left:.0f} min left",
+                    f"{report.schedules:>9,} schedules, {rate:.0f}/s, {report.violated} violations, {minutes_left:.0f} min left",
                     file=sys.stderr,
                     flush=True,
                 )

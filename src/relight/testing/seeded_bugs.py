@@ -214,18 +214,18 @@ PLANTED: dict[str, Bug] = {
 @contextlib.contextmanager
 def planted(name: str | None) -> Iterator[None]:
     """Plant the bug within the block."""
-    kept: list[tuple[FunctionType, CodeType]] = []
+    originals: list[tuple[FunctionType, CodeType]] = []
     try:
         edits: dict[str, list[Edit]] = {}
         for edit in PLANTED[name].edits if name else ():
             edits.setdefault(edit.function, []).append(edit)
         for where, function_edits in edits.items():
             function = _function(where)
-            kept.append((function, function.__code__))
+            originals.append((function, function.__code__))
             function.__code__ = _edited(function, function_edits)
         yield
     finally:
-        for function, code in kept:
+        for function, code in originals:
             function.__code__ = code
 
 

@@ -195,8 +195,8 @@ class _Play:
         def work(actor: Actor, rank: int, place: CommitTarget) -> None:
             self.truth.epochs_of[actor.name] = place.epoch
             store = self._store(actor)
-            own = place if rank == 0 else CommitTarget(store, Log(store, RUN), place.store_id, place.run_id, place.epoch)
-            attempt = Attempt(own)
+            own_place = place if rank == 0 else CommitTarget(store, Log(store, RUN), place.store_id, place.run_id, place.epoch)
+            attempt = Attempt(own_place)
             if smaller:  # as if two saves with equal chunks had been seen already
                 attempt.make_smaller(Compact(codecs="never"), Experience(equal=1.0))
             for turn in range(count):
@@ -206,7 +206,7 @@ class _Play:
                 if error is not None and error.kind == "fenced":
                     return
                 if rank == 0 and rules is not None:
-                    self._prune(store, rules, own.log, place.epoch)
+                    self._prune(store, rules, own_place.log, place.epoch)
 
         self.stage.add(f"job{number}.0", first, at)
 

@@ -236,14 +236,14 @@ class StoreSuite:
         write_all(store, "file", data)
         reader: Reader = store.open("file")
         try:
-            room = page_buffer(len(data) + 2 * PAGE)
+            buffer = page_buffer(len(data) + 2 * PAGE)
             for offset, length in ((0, len(data)), (0, 1), (1, 4095), (4095, 2), (4096, 8192), (100_001, 1 << 20), (len(data) - 1, 1)):
-                fetched = reader.fetch(offset, length, room[: length + 2 * PAGE])
+                fetched = reader.fetch(offset, length, buffer[: length + 2 * PAGE])
                 if fetched is not None and bytes(fetched) != data[offset : offset + length]:
                     raise AssertionError(f"{length} bytes from {offset} are not the written ones")
             for offset, length in ((len(data) - 1, 2), (1 << 40, 1)):
                 try:
-                    fetched = reader.fetch(offset, length, room[: length + 2 * PAGE])
+                    fetched = reader.fetch(offset, length, buffer[: length + 2 * PAGE])
                 except CorruptCheckpoint:
                     continue
                 if fetched is not None:
@@ -338,8 +338,8 @@ class StoreSuite:
         assert isinstance(store.properties().exclusive_create, bool)
         assert isinstance(store.properties().durable, bool)
         for _ in range(2):
-            room = store.free_bytes()
-            assert room is None or room > 0
+            free_bytes = store.free_bytes()
+            assert free_bytes is None or free_bytes > 0
             put(store, f"file{_}", b"x")
         assert store.url
 

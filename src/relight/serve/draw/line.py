@@ -113,8 +113,8 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
     if not high - low > 1e-12 * max(abs(low), abs(high), 1e-300):
         half = abs(low) / 2 or 0.5
         return low - half, high + half
-    room = (high - low) * 0.04
-    return low - room, high + room
+    margin = (high - low) * 0.04
+    return low - margin, high + margin
 
 
 def thinned(curve: Curve, points: int = _POINTS_MAX) -> Curve:
