@@ -62,9 +62,9 @@ def plan_bench(room: BenchSpace, size: int | None, rounds: int, *, where: str = 
         )
     if target > memory or target < SIZE_MIN:
         needed = memory_needed(max(target, SIZE_MIN), torch=room.torch)
-        what = "the state, two snapshots of it, buffers" if room.torch else "buffers"
+        parts = "the state, two snapshots of it, buffers" if room.torch else "buffers"
         raise NoSpace(
-            f"measuring with {bytes_text(max(target, SIZE_MIN))} needs {bytes_text(needed)} of memory ({what}); "
+            f"measuring with {bytes_text(max(target, SIZE_MIN))} needs {bytes_text(needed)} of memory ({parts}); "
             f"{bytes_text(room.memory_bytes or 0)} are available",
             where="memory",
             hint=_smaller(min(disk, memory)) or "end other programs",

@@ -544,18 +544,18 @@ def _moved(loader: DataLoader[Any], state: Mapping[str, Any]) -> str | None:
     stored, live = counted.get("units"), units_of(loader)
     if not isinstance(stored, Mapping) or not counted.get("active") or not counted.get("delivered"):
         return None
-    what = ""
+    change = ""
     if stored.get("stream") != live["stream"]:
-        what = "a position in a stream is not valid in a data set with indices"
+        change = "a position in a stream is not valid in a data set with indices"
     elif reordered(stored, live):
-        what = "the shuffled order is another one now"
+        change = "the shuffled order is another one now"
     elif live["stream"] and "own" in state and not _reread(counted, state.get("told")) and stored.get("workers") != live["workers"]:
-        what = "its workers have read parts of the stream, and other workers read other parts"
+        change = "its workers have read parts of the stream, and other workers read other parts"
     elif live["stream"] and "own" in state and _reread(counted, state.get("told")) and stored.get("batch_size") != live["batch_size"]:
-        what = "a stream's batches cannot be counted in another size"
-    if not what:
+        change = "a stream's batches cannot be counted in another size"
+    if not change:
         return None
-    return f"{counted['delivered']} batches of its training epoch were delivered, and {what} ({', '.join(changed(stored, live))}); {WAYS}"
+    return f"{counted['delivered']} batches of its training epoch were delivered, and {change} ({', '.join(changed(stored, live))}); {WAYS}"
 
 
 def remember_rng(loader: DataLoader[Any]) -> None:

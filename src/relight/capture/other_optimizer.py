@@ -81,18 +81,18 @@ def _known(live: Any) -> tuple[frozenset[str], frozenset[str]] | None:
 
 def _are_its(live: Any, entries: Set[str]) -> bool:
     """Return whether a state of exactly these entries is complete for the live optimizer."""
-    kept, known = _kept_by(live), _known(live)
-    if known is not None:
-        return known[0] <= entries <= known[0] | known[1]
+    kept, known_settings = _kept_by(live), _known(live)
+    if known_settings is not None:
+        return known_settings[0] <= entries <= known_settings[0] | known_settings[1]
     return kept == entries
 
 
 def _foreign_entries(live: Any, entries: Set[str]) -> bool:
-    kept, known = _kept_by(live), _known(live)
+    kept, known_settings = _kept_by(live), _known(live)
     if not entries - {"step"}:
         return False
-    if known is not None:
-        always, sometimes = known
+    if known_settings is not None:
+        always, sometimes = known_settings
         return bool(entries - always - sometimes) and not (always <= entries and entries & (always | sometimes))
     if is_custom(live):
         return False  # its state_dict may have other entries than its state

@@ -46,8 +46,8 @@ def empty_buffer(module: nn.Module, key: str) -> tuple[nn.Module, str] | None:
     """Return the module that has registered a buffer as None, and the buffer's name there; None if there is none."""
     owner, prefix = owner_of(module, key)
     name = key.removeprefix(prefix)
-    known = name in owner._buffers and owner._buffers[name] is None and name not in owner._non_persistent_buffers_set
-    return (owner, name) if known else None
+    is_empty_buffer = name in owner._buffers and owner._buffers[name] is None and name not in owner._non_persistent_buffers_set
+    return (owner, name) if is_empty_buffer else None
 
 
 def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bool:

@@ -50,8 +50,8 @@ class Restorable:
 
 def _structure_of(state: Captured) -> object:
     """Names and dtypes of the tensors. Shapes are left out: buffers that grow would change them at each save."""
-    known = len(state.fixed.items) if state.fixed is not None else 0
-    items = state.items[known:]
+    fixed_count = len(state.fixed.items) if state.fixed is not None else 0
+    items = state.items[fixed_count:]
     # Strings, not tuples: the garbage collector would go through tens of thousands of them at each save.
     names, dtypes = "\0".join([item.name for item in items]), " ".join([item.dtype for item in items])
     return id(state.fixed) if state.fixed is not None else None, hash(names), hash(dtypes)

@@ -364,7 +364,7 @@ class OptimizerPlan:
             if current and planning.only is None:
                 planning.do(STATE, lambda: self._holder.state.pop(parameter, None))
             return
-        made: dict[Any, Any] = {} if planning.only is None else dict(current)
+        values: dict[Any, Any] = {} if planning.only is None else dict(current)
         for key in dict.fromkeys(key for _, key in leaves):
             taken = {name: leaves[name, key] for name in saved if (name, key) in leaves}
             taken = {name: leaf for name, leaf in taken.items() if planning.takes(join_path(join_path(path, name), key))}
@@ -373,7 +373,7 @@ class OptimizerPlan:
             name, leaf = next(iter(taken.items()))
             below = join_path(join_path(path, name), key)
             if not all(type(saved_leaf) is Leaf and saved_leaf.kind == "tensor" for saved_leaf in taken.values()):
-                made[key] = whole(leaf, below, planning.memory)
+                values[key] = whole(leaf, below, planning.memory)
                 continue
             stored, tensor = planning.tensors[leaf.tensors[0]], current.get(key)
             dtype = torch_dtype(stored)
@@ -386,9 +386,9 @@ class OptimizerPlan:
                 if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != stored.shape or tensor.dtype != dtype:
                     tensor = planning.memory.make(stored, partial(place_like, parameter, group, str(key), stored.shape, dtype))
                 planning.targets.into(leaf, tensor, below)
-            made[key] = Later(partial(touched, tensor))
-        if made:
-            self._made[parameter] = made
+            values[key] = Later(partial(touched, tensor))
+        if values:
+            self._made[parameter] = values
 
     def _masters(self, saved: Any, stored_as: Mapping[str, str]) -> None:
         """Plan the stored higher-precision values of flattened parameters; ``follow_weights`` fills the others."""

@@ -200,8 +200,8 @@ def common_position(nodes: Sequence[Any], loader: DataLoader[Any]) -> SamplerPos
         values = [getattr(record, name) for record in positions]
         differing = next((rank for rank, value in enumerate(values) if value != values[0]), None)
         if differing is not None:
-            what = "samples delivered" if name == "at" else name
-            return f"its ranks differ: {what} {values[0]} on rank 0, {values[differing]} on rank {differing}"
+            field = "samples delivered" if name == "at" else name
+            return f"its ranks differ: {field} {values[0]} on rank 0, {values[differing]} on rank {differing}"
     absent = sorted(set(range(positions[0].replicas)) - {record.rank for record in positions})
     if absent:
         return f"of the {positions[0].replicas} ranks that shared its samples, number {absent[0]} has not saved it"

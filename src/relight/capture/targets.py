@@ -210,8 +210,8 @@ class Targets:
         first = self._first.setdefault(address, (tensor, index))
         if first[0] is tensor:
             return first[1]
-        known = self._further.setdefault(address, {identity(first[0]): first[1]})
-        return known.setdefault(identity(tensor), index)
+        identities = self._further.setdefault(address, {identity(first[0]): first[1]})
+        return identities.setdefault(identity(tensor), index)
 
 
 def dtype_text(tensor: torch.Tensor | Flat) -> str:

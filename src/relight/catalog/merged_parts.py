@@ -121,6 +121,6 @@ def _merge_groups(groups: list[Any], others: list[Any]) -> None:
         if isinstance(group, dict) and isinstance(other_group, dict):
             params, more = group.get("params"), other_group.get("params")
             if isinstance(params, (list, tuple)) and isinstance(more, (list, tuple)):
-                known = set(map(repr, params))
-                group["params"] = [*params, *(param for param in more if repr(param) not in known)]
+                present = set(map(repr, params))
+                group["params"] = [*params, *(param for param in more if repr(param) not in present)]
     groups.extend(others[len(groups) :])

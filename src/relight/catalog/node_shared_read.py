@@ -386,9 +386,9 @@ class _SharedRead:
                 _, _, begin = _frame(link.socket)
                 place = begin // self._size
                 with self._lock:
-                    known = place in link.held
+                    is_held = place in link.held
                     link.held.discard(place)
-                if known:
+                if is_held:
                     self._give_back(place)
                 places_left -= 1
         self._drop(link)
@@ -454,5 +454,5 @@ def _bytes(connection: socket.socket, length: int) -> bytes:
 
 
 def _decode_error(rank: int, data: bytes) -> RelightError:
-    kind, what, where = msgspec.json.decode(data)
-    return error_of(kind)(f"rank {rank}: {what}", where=where)
+    kind, message, where = msgspec.json.decode(data)
+    return error_of(kind)(f"rank {rank}: {message}", where=where)

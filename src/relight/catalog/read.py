@@ -89,8 +89,8 @@ class _OpenPack(NamedTuple):
         """Emit, once per store, that some of the pack was read from another store."""
         if store.url not in self.told:
             self.told.append(store.url)
-            what = f"{self.key} is damaged or gone in one tier; it is read from {store.url} instead: relight scrub repairs it"
-            emit("restore.repaired", what, file=self.key, source=f"{store.url}/{prefix}/{self.pack.file}")
+            message = f"{self.key} is damaged or gone in one tier; it is read from {store.url} instead: relight scrub repairs it"
+            emit("restore.repaired", message, file=self.key, source=f"{store.url}/{prefix}/{self.pack.file}")
 
 
 _Job = tuple[_OpenPack, ChunkRange]

@@ -89,9 +89,9 @@ def acknowledge(store: ByteStore, run: str, asked: SaveAsked, by: str, refused: 
 
     def decide(view: LogView) -> NoteBody | None:
         counts = any(record.seq == asked.seq for record in view.records)
-        known = _acknowledgement(fold(view), asked.seq)
-        acknowledged[:] = [known is not None and known.body == body]
-        return body if counts and known is None else None
+        acknowledgement = _acknowledgement(fold(view), asked.seq)
+        acknowledged[:] = [acknowledgement is not None and acknowledgement.body == body]
+        return body if counts and acknowledgement is None else None
 
     return _note(store, run, decide) is not None or acknowledged == [True]
 
@@ -122,21 +122,21 @@ def wait_for_answer(
 
     ``tell`` is called with each changed state. If the store does not answer for a while, it is polled again. Cost: two listings a second.
     """
-    ending, began, known = ending or threading.Event(), time.monotonic(), Answer()
-    while not known.over:
+    ending, began, last_answer = ending or threading.Event(), time.monotonic(), Answer()
+    while not last_answer.over:
         try:
             answer = outcome_of(run.history(), seq)
         except StoreUnavailable as error:
             if not error.retryable:
                 raise
-            answer = known
-        if answer != known:
-            known = answer
-            tell(known)
+            answer = last_answer
+        if answer != last_answer:
+            last_answer = answer
+            tell(last_answer)
         passed = time.monotonic() - began
-        if passed > (timeout_s if known.heard else min(timeout_s, NOBODY_S)) or ending.wait(_POLL_S):
+        if passed > (timeout_s if last_answer.heard else min(timeout_s, NOBODY_S)) or ending.wait(_POLL_S):
             break
-    return known
+    return last_answer
 
 
 def describe_outcome(answer: Answer, waited_s: float) -> str:

@@ -133,9 +133,11 @@ def pace_of(history: History, tier: str, ids: set[str]) -> TierPace:
     least_s = paces[-1].get(tier) if paces and not any(NOW in pace for pace in paces) else None
     if not isinstance(least_s, (int, float)) or not 0 < least_s < float("inf"):
         return TierPace()
-    known = {**history.retired, **history.by_id}
+    checkpoints = {**history.retired, **history.by_id}
     last = max(
-        (known[checkpoint_id] for checkpoint_id in ids if checkpoint_id in known), key=lambda checkpoint_id: checkpoint_id.seq, default=None
+        (checkpoints[checkpoint_id] for checkpoint_id in ids if checkpoint_id in checkpoints),
+        key=lambda checkpoint_id: checkpoint_id.seq,
+        default=None,
     )
     return TierPace(float(least_s), seconds_since_epoch(last.time) if last is not None else None)
 
@@ -147,8 +149,8 @@ def attempt_name(history: History, epoch: int) -> str:
 
 def newest_seq(history: History, ids: set[str]) -> int:
     """Return the record number of the newest of ``ids`` in this log, live or retired; −1 if it has none of them."""
-    known = {**history.retired, **history.by_id}
-    return max((known[checkpoint_id].seq for checkpoint_id in ids if checkpoint_id in known), default=-1)
+    checkpoints = {**history.retired, **history.by_id}
+    return max((checkpoints[checkpoint_id].seq for checkpoint_id in ids if checkpoint_id in checkpoints), default=-1)
 
 
 def retired_among(history: History, ids: Collection[str]) -> list[Candidate]:

@@ -89,8 +89,8 @@ class AdaptiveSchedule:
         if not isinstance(name, str):
             raise ConfigError(f"ckpt.phase is a name, not {shown(name)}", where="phase", hint='ckpt.phase = "warm-up"')
         if self._rules is not None and self._rules.phases and name and name not in self._rules.phases:
-            known = ", ".join(self._rules.phases)
-            raise ConfigError(f"adaptive(phases=…) has no {name!r}", where="phase", hint=f"it has {known}; an empty name is none of them")
+            phases = ", ".join(self._rules.phases)
+            raise ConfigError(f"adaptive(phases=…) has no {name!r}", where="phase", hint=f"it has {phases}; an empty name is none of them")
         self._phase = name
 
     def begin(self, attempt: Attempt, history: History) -> None:
@@ -102,9 +102,9 @@ class AdaptiveSchedule:
         self._failures = len(self._lives)
         if not self._leads:
             return
-        if known := saves_cost(history):
-            self._stalls.append(known[0])
-            self._durables.append(known[1])
+        if cost := saves_cost(history):
+            self._stalls.append(cost[0])
+            self._durables.append(cost[1])
         self._attempt = attempt
         with contextlib.suppress(RelightError):
             self._restarts = measured_restarts(attempt)
@@ -212,9 +212,9 @@ class AdaptiveSchedule:
         if self._leads and self.decision.bound and not self._bound_told:
             self._bound_told = True
             numbers = self.decision.numbers
-            what = costly(self.decision.bound, numbers["bound_cost"], numbers["free_s"])
+            warning = costly(self.decision.bound, numbers["bound_cost"], numbers["free_s"])
             share, free_s = round(numbers["bound_cost"], 4), round(numbers["free_s"], 3)
-            emit("schedule.bound", what, bound=self.decision.bound, share=share, free_s=free_s)
+            emit("schedule.bound", warning, bound=self.decision.bound, share=share, free_s=free_s)
         paces = self._onwards.decide(self.decision, self._rules.overhead, self._rules.at_most_s)
         if paces is not None:
             self._unwritten.append(NoteBody(topic=PACE_TOPIC, data={**paces}))

@@ -100,10 +100,10 @@ class MultiRankWait:
             self._unnamed = ""
 
     def _observe(self, metrics: Mapping[str, Any]) -> None:
-        known = len(self._seen)
-        if known < SEEN_MAX:
+        count = len(self._seen)
+        if count < SEEN_MAX:
             self._seen.update(metrics)
-        if len(self._seen) != known:  # comparing names at every step would cost more than the step's other bookkeeping
+        if len(self._seen) != count:  # comparing names at every step would cost more than the step's other bookkeeping
             missing = [name for name in self._due if name not in self._seen]
             self._typos = {name for name in missing if get_close_matches(name, self._seen, n=1, cutoff=ALIKE)}
 
@@ -139,8 +139,8 @@ class MultiRankWait:
         if "came" in messages:
             self._alone = False  # the same on every rank: no further exchange
             return None
-        what, hint = next((json.loads(message) for message in messages if message), ("", ""))
-        return ConfigError(what, hint=hint) if what else None
+        message_text, hint = next((json.loads(message) for message in messages if message), ("", ""))
+        return ConfigError(message_text, hint=hint) if message_text else None
 
     def _never(self, name: str, rule: str) -> ConfigError:
         return ConfigError(

@@ -89,8 +89,8 @@ class Calls:
         if step is None or last is None:
             return
         if step < last:
-            what = f"step {step} was reported after step {last}: the numbers of steps count up within a run"
-            raise ConfigError(what, where=f"run {self._run!r}", hint=COUNT_ON)
+            message = f"step {step} was reported after step {last}: the numbers of steps count up within a run"
+            raise ConfigError(message, where=f"run {self._run!r}", hint=COUNT_ON)
         if reports and step == last and micro_step is None and last_micro is None and not self._repeated:
             self._repeated = True
             text = f"step {step} was reported twice; call step() once per optimizer step, or pass micro_step= within one"

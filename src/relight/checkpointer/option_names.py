@@ -112,8 +112,8 @@ def refuse_slip(name: str, value: object, options: Iterable[str]) -> None:
         return
     if (value is None or isinstance(value, Enum)) and not _close(name, known):
         return  # None in this process, or a plain value of the caller's own class: not a misspelt option
-    what = f"{name!r} is not an option, and {shown(value)} cannot be a component"
-    raise ConfigError(what, where=f"{name}=", hint=_hint(name, value, known))
+    message = f"{name!r} is not an option, and {shown(value)} cannot be a component"
+    raise ConfigError(message, where=f"{name}=", hint=_hint(name, value, known))
 
 
 def _hint(name: str, value: object, known: list[str]) -> str:

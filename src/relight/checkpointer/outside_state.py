@@ -77,9 +77,9 @@ class OutsideState:
 
 def _sentence(name: str, component: object, names: list[str]) -> str:
     shown = ", ".join(names[:SHOWN_MAX]) + (f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else "")
-    what, are, pronoun = ("attributes", "are", "them") if len(names) > 1 else ("attribute", "is", "it")
+    noun, verb, pronoun = ("attributes", "are", "them") if len(names) > 1 else ("attribute", "is", "it")
     remedy = "register_buffer(), or get_extra_state() and set_extra_state()" if isinstance(component, nn.Module) else "its state_dict()"
-    return f"{name}: the {what} {shown} changed in training and {are} in no checkpoint; if a resume needs {pronoun}: {remedy}"
+    return f"{name}: the {noun} {shown} changed in training and {verb} in no checkpoint; if a resume needs {pronoun}: {remedy}"
 
 
 def _attributes(components: Mapping[str, object]) -> Iterator[tuple[_StatePath, Any, object]]:

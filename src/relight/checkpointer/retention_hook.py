@@ -22,12 +22,14 @@ def retire(place: CommitTarget, keep: Keep, verified: dict[str, bool]) -> None:
     """
     if keep.is_everything:
         return
-    known = dict(verified)
+    verified_before = dict(verified)
     try:
         report = prune_a_share(place.store, place.log.run, keep, verified=verified, log=place.log, epoch=place.epoch)
         if report.retired:
             emit("prune.done", f"removed {len(report.retired)} checkpoints", retired=report.retired, left=report.left)
-        damaged = [checkpoint_id for checkpoint_id, sound in verified.items() if not sound and known.get(checkpoint_id) is not False]
+        damaged = [
+            checkpoint_id for checkpoint_id, sound in verified.items() if not sound and verified_before.get(checkpoint_id) is not False
+        ]
         wrong = dict.fromkeys(damaged, "its bytes are not what was committed")
         record_checked(place.store, place.log.run, wrong, "retention")
     except Fenced:

@@ -112,8 +112,8 @@ def check_free(path: str, *, folder: bool, overwrite: bool) -> None:
     if not os.path.lexists(path):
         return
     if os.path.isdir(path) != folder:
-        what = "this is a file, or a link to nothing" if folder else "this is a directory"
-        raise ConfigError(what, where=path, hint="name another target")
+        message = "this is a file, or a link to nothing" if folder else "this is a directory"
+        raise ConfigError(message, where=path, hint="name another target")
     if folder:
         taken = sorted(name for name in os.listdir(path) if _is_ours(name))
         if not taken or overwrite:

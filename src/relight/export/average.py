@@ -104,12 +104,12 @@ def check_alike(mixed: Mixture, entries: Sequence[ExportEntry]) -> None:
             index = part.number_of.get(last_tensor.name)
             tensor = None if index is None else part.whole.tensors[index]
             if tensor is None or (tensor.shape, tensor.dtype) != (last_tensor.shape, last_tensor.dtype):
-                what = (
+                problem = (
                     "lacks it"
                     if tensor is None
                     else f"has {tensor.dtype} of {list(tensor.shape)}, not {last_tensor.dtype} of {list(last_tensor.shape)}"
                 )
-                problems.append(f"{shown(last_tensor.name)}: step {part.opened.root.step} {what}")
+                problems.append(f"{shown(last_tensor.name)}: step {part.opened.root.step} {problem}")
     if problems:
         raise IncompatibleState("these checkpoints cannot be averaged", details=sorted(problems), hint="--only what they have in common")
 

@@ -117,8 +117,8 @@ def choose(tree: Mapping[Any, Any], tensors: Sequence[Tensor], kinds: Mapping[st
             chosen.entries.append(ExportEntry(name, tensor, dtype, shape, alias if alias != name else None))
             chosen.keys.append(candidate.keys)
     if not chosen.entries:
-        what = f"no tensor matches {', '.join(options.only)}" if options.only else "no tensor here"
-        raise CheckpointNotFound(what, where=component or "", hint="relight show lists what there is")
+        message = f"no tensor matches {', '.join(options.only)}" if options.only else "no tensor here"
+        raise CheckpointNotFound(message, where=component or "", hint="relight show lists what there is")
     return chosen
 
 

@@ -75,8 +75,8 @@ def split_values(chosen: SelectedTensors) -> SelectedTensors:
         if good:
             kept.append((keys, plain(value)))
         else:
-            what = value.kind.replace("_", " ") if isinstance(value, Leaf) else type(value).__name__
-            omitted.append((".".join(map(str, keys)), f"a {what}, which torch does not read without running it"))
+            kind_name = value.kind.replace("_", " ") if isinstance(value, Leaf) else type(value).__name__
+            omitted.append((".".join(map(str, keys)), f"a {kind_name}, which torch does not read without running it"))
     return chosen._replace(values=kept, left_out=omitted)
 
 

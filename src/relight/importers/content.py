@@ -217,11 +217,15 @@ def optimizer_of(told: Mapping[str, Any]) -> dict[str, Any]:
         settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         groups.append({**settings, "params": [names.get(key, key) for key in group["params"]]})
     extra = {key: value for key, value in told.items() if key not in ("state", "param_groups")}
-    known = set(members)
-    foreign = {key: value for key, value in told["state"].items() if key not in known}
+    member_keys = set(members)
+    foreign = {key: value for key, value in told["state"].items() if key not in member_keys}
     if foreign:
         extra["state"] = foreign
-    return {"state": {names.get(key, key): value for key, value in told["state"].items() if key in known}, "groups": groups, "extra": extra}
+    return {
+        "state": {names.get(key, key): value for key, value in told["state"].items() if key in member_keys},
+        "groups": groups,
+        "extra": extra,
+    }
 
 
 def unwrapped(state: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

@@ -83,16 +83,16 @@ def _several(files: Files, prefix: str, models: Mapping[re.Match[str], str], cou
     """
     state = read_torch(files, prefix + min(models.values()))
     rules = state.get("universal_checkpoint_info") if isinstance(state, dict) else None
-    what = f"pieces of {count} model-parallel ranks"
+    problem = f"pieces of {count} model-parallel ranks"
     if isinstance(rules, dict) and rules:
         shown = ", ".join(sorted(map(str, rules))[:4])[:120]
         return IncompatibleState(
-            f"{what}; universal_checkpoint_info describes how to merge them ({shown}), in patterns that only DeepSpeed applies",
+            f"{problem}; universal_checkpoint_info describes how to merge them ({shown}), in patterns that only DeepSpeed applies",
             where=files.where(prefix.rstrip("/")),
             hint="python -m deepspeed.checkpoint.ds_to_universal --input_folder … --output_folder …, and import that",
         )
     return IncompatibleState(
-        f"{what}, and no universal_checkpoint_info: the checkpoint does not record how each tensor was sharded",
+        f"{problem}, and no universal_checkpoint_info: the checkpoint does not record how each tensor was sharded",
         where=files.where(prefix.rstrip("/")),
         hint="load it with the script that wrote it and save on one model-parallel rank, or with universal_checkpoint_info in client_state",
     )
@@ -109,14 +109,14 @@ def _stage12(
         raise IncompatibleState(
             "no param_slice_mappings: written by DeepSpeed before 0.8", where=where, hint="convert it with its own zero_to_fp32.py"
         )
-    known = {name: shape for group in shapes for name, shape in group.items()}
-    if set(known) != set(runs):
-        raise CorruptCheckpoint(f"partitions of {len(runs)} parameters, but param_shapes lists {len(known)}", where=where)
+    shape_of = {name: shape for group in shapes for name, shape in group.items()}
+    if set(shape_of) != set(runs):
+        raise CorruptCheckpoint(f"partitions of {len(runs)} parameters, but param_shapes lists {len(shape_of)}", where=where)
     model = dict(_dict(told.get("module"), where))
     names_of = {name: index for index, group in enumerate(shapes) for name in group}
     bases = [_base(partition, where) for partition in held]
     state: dict[str, dict[str, Any]] = {}
-    for name, shape in known.items():
+    for name, shape in shape_of.items():
         group = names_of[name]
         flats = [_list(partition.get("single_partition_of_fp32_groups"), where) for partition in held]
         model[name] = _whole(
@@ -125,7 +125,7 @@ def _stage12(
         state[name] = _moments(bases, group, dict(runs[name]), name, shape, where)
     content.components["model"] = ImportedComponent(MODULE, model)
     _optimizer(content, bases[0].get("param_groups"), [list(group) for group in shapes], state, where)
-    _log_precision(content, told, set(known))
+    _log_precision(content, told, set(shape_of))
 
 
 def _runs_by_mappings(held: list[dict[str, Any]], where: str) -> dict[str, list[tuple[int, tuple[int, int]]]]:
@@ -171,7 +171,7 @@ def _stage3(
     of all parameters.
     """
     world = len(held)
-    known = {name: shape for group in shapes for name, shape in group.items()}
+    shape_of = {name: shape for group in shapes for name, shape in group.items()}
     flats = [
         [_flat(_list(partition.get("fp32_flat_groups"), where), i, where) for i in range(len(_list(partition["fp32_flat_groups"], where)))]
         for partition in held
@@ -180,7 +180,7 @@ def _stage3(
     model = {key: value for key, value in _dict(told.get("module"), where).items() if key in (told.get("buffer_names") or ())}
     state: dict[str, dict[str, Any]] = {}
     offset = 0
-    for name, shape in known.items():
+    for name, shape in shape_of.items():
         piece = -(-math.prod(shape) // world)
         runs = [_spread(flats[rank], offset, piece, where) for rank in range(world)]
         model[name] = _cut(runs, lambda rank, index: flats[rank][index], shape, ("fp32", name), where)
@@ -201,7 +201,7 @@ def _stage3(
     _frozen(model, told, others, world, where)
     content.components["model"] = ImportedComponent(MODULE, model)
     _optimizer(content, bases[0].get("param_groups"), [list(group) for group in shapes], state, where)
-    _log_precision(content, told, set(known))
+    _log_precision(content, told, set(shape_of))
 
 
 def _keyed(bases: list[dict[str, Any]], key: str, where: str) -> Any:
@@ -268,11 +268,11 @@ def _universal(files: Files, prefix: str, told: Mapping[str, Any]) -> Content:
         value = read_torch(files, name)
         parameters.setdefault(parameter, {})[file.removesuffix(".pt")] = value
     shapes = _shapes(told, where)
-    known = {name: shape for group in shapes for name, shape in group.items()} | _frozen_shapes(told, where)
+    shape_of = {name: shape for group in shapes for name, shape in group.items()} | _frozen_shapes(told, where)
     model = {key: value for key, value in (told.get("module") or {}).items() if is_tensor(value)} if is_module(told.get("module")) else {}
     state: dict[str, dict[str, Any]] = {}
     for name, parts in parameters.items():
-        shape = known.get(name)
+        shape = shape_of.get(name)
         parts = {key: _shaped(_param(value), shape) for key, value in parts.items()}
         weight = parts.pop("fp32", None)
         if not is_tensor(weight):

@@ -41,11 +41,11 @@ class Folder:
         flat = crowded({name: path for name, (path, _) in taken.items()})
         nodes: list[tuple[Path, Any]] = []
         values: dict[str, Value] = {}
-        for name, (path, what) in taken.items():
-            if isinstance(what, Value):
-                values[name] = what
+        for name, (path, content) in taken.items():
+            if isinstance(content, Value):
+                values[name] = content
             else:
-                nodes.append(((name,) if name in flat else path, Leaf("tensor", (what,))))
+                nodes.append(((name,) if name in flat else path, Leaf("tensor", (content,))))
         for file, names in grouped((entry.file, name) for name, entry in values.items()):
             with self._open(file) as handle:
                 for name in names:

@@ -112,9 +112,9 @@ def _flat(node: Mapping[Any, Any], optimizer: Any, names: Mapping[int, str]) -> 
     settings: dict[str, dict[str, Any]] = {}
     for key, value in node.items():
         home, _, rest = str(key).partition(".")
-        name, _, what = rest.rpartition(".")
+        name, _, entry_name = rest.rpartition(".")
         if home in ("state", "param_groups") and name:
-            (state if home == "state" else settings).setdefault(name, {})[what] = value
+            (state if home == "state" else settings).setdefault(name, {})[entry_name] = value
     groups = []
     for group in optimizer.param_groups:
         members = [names.get(id(parameter), "?") for parameter in group["params"]]

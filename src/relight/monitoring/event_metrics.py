@@ -113,10 +113,10 @@ class Tally:
 
     def _label(self, metric: Metric, label: str, fields: dict[str, Any]) -> str:
         text = str(fields.get(metric.field_of(label), ""))[:64]
-        known = self._values.setdefault(f"{metric.name} {label}", set())
-        if text not in known and len(known) >= LABEL_VALUES_MAX:
+        labels = self._values.setdefault(f"{metric.name} {label}", set())
+        if text not in labels and len(labels) >= LABEL_VALUES_MAX:
             return "other"
-        known.add(text)
+        labels.add(text)
         return text
 
     def _notice(self, heard: Heard) -> None:

@@ -123,8 +123,8 @@ def _notifier(target: AlertTarget):  # type: ignore[no-untyped-def] # apprise's 
         raise ConfigError("alerts need apprise", hint="pip install 'relight[alerts]'") from None
     notifier = apprise.Apprise()
     with _hushed():
-        known = notifier.add(target.address())
-    if not known:
+        is_known = notifier.add(target.address())
+    if not is_known:
         raise ConfigError("that is not an address for alerts", where=target.shown, hint="docs/monitoring.md has examples")
     return notifier
 

@@ -172,7 +172,7 @@ def unseen(seed: int, count: int, say: Say) -> Iterable[RecordedRun]:
 
 def unseen_recordings(directory: Path, model: DetectorModel) -> Iterable[RecordedRun]:
     """Yield the runs of recordings that the model was not trained on: held-out ones and new ones."""
-    known = set(model.told.get("recordings", ()))
+    trained_on = set(model.told.get("recordings", ()))
     for part, run in recorded(directory):
-        if part == HELD_OUT or run.name.partition("/")[0] not in known:
+        if part == HELD_OUT or run.name.partition("/")[0] not in trained_on:
             yield run

@@ -76,9 +76,9 @@ class SignalHistory:
 
     def _part(self, rows: Array) -> Array:
         if self._count % BLOCK == 0 and self._count:
-            known = np.isfinite(self._past).sum(axis=0) >= _BEGINS
-            if known.any():
-                self._usual[known] = np.nanmedian(self._past[:, known], axis=0)
+            is_usual_known = np.isfinite(self._past).sum(axis=0) >= _BEGINS
+            if is_usual_known.any():
+                self._usual[is_usual_known] = np.nanmedian(self._past[:, is_usual_known], axis=0)
         raw = self._raw(rows)
         places = (self._count + np.arange(len(rows))) % _USUAL_ROWS
         relative = [AT[name] for name in _RELATIVE]
@@ -136,9 +136,9 @@ class SignalHistory:
 
 def _mean(values: Array, total: bool = False) -> Array:
     """Return the mean (or total) of the known values of each row; NaN without one."""
-    known = np.isfinite(values)
-    count = known.sum(axis=1)
-    sums = np.where(known, values, 0.0).sum(axis=1)
+    is_known = np.isfinite(values)
+    count = is_known.sum(axis=1)
+    sums = np.where(is_known, values, 0.0).sum(axis=1)
     return np.where(count > 0, sums if total else sums / np.maximum(count, 1), np.nan)
 
 

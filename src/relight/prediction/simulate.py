@@ -212,7 +212,11 @@ class _SyntheticRun:
                 values[:, column_index[f"{source}.{field}"]] = column
 
         cpu = np.clip(self.cpu, 0, 1)
-        psi = {f"psi_{what}_{how}": np.clip(kind[what], 0, 100) for how, kind in (("some", self.psi), ("full", self.full)) for what in kind}
+        psi = {
+            f"psi_{resource}_{how}": np.clip(kind[resource], 0, 100)
+            for how, kind in (("some", self.psi), ("full", self.full))
+            for resource in kind
+        }
         free = np.clip(self.free, 0.002, 1) * self.size
         put("host", cpu=cpu, load=1.2 * cpu, memory_available_bytes=free, memory_size_bytes=self.size, major_faults=self.faults, **psi)
         put("room0", free_bytes=np.clip(self.disk, 0, 1) * self.disk_size, size_bytes=self.disk_size)

@@ -154,5 +154,5 @@ def _start(options: ProveOptions, folder: Path, name: str, *, record_from: int, 
     reached = os.path.exists(config.kinds)
     if process.returncode != expected or not reached:
         tail = output.read_text(errors="replace").strip().splitlines()[-15:]
-        what = "ended before its last step" if process.returncode == 0 else f"ended with status {process.returncode}"
-        raise ConfigError(f"the {name} run {what}", where=options.script, details=tail, hint=f"it needs at least {stop_after + 1} steps")
+        outcome = "ended before its last step" if process.returncode == 0 else f"ended with status {process.returncode}"
+        raise ConfigError(f"the {name} run {outcome}", where=options.script, details=tail, hint=f"it needs at least {stop_after + 1} steps")

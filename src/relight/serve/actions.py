@@ -250,11 +250,11 @@ class Actions:
                 self._index.verified[store, run.name, checkpoint.id] = time.time()
 
         def do() -> ActionOutcome:
-            known = self._tasks.under_way("verify", store, run.name, checkpoint.id)
-            task = known or self._tasks.begin(
+            running = self._tasks.under_way("verify", store, run.name, checkpoint.id)
+            task = running or self._tasks.begin(
                 "verify", store, run.name, who.name, lambda task: verify(task, run, checkpoint, verified), checkpoint.id
             )
-            return ActionOutcome(True, "running" if known is None else f"already running, started by {known.who}", task=task.id)
+            return ActionOutcome(True, "running" if running is None else f"already running, started by {running.who}", task=task.id)
 
         return (
             _planned(
@@ -293,8 +293,8 @@ class Actions:
             (verdict.id, str(verdict.step), "stays" if verdict.keep else "goes", _without(verdict.reason, hidden))
             for verdict in plan.verdicts
         ]
-        what = [(verdict.id, verdict.keep) for verdict in plan.verdicts] + list(plan.due)
-        planned = _planned("Prune", summary, f"relight prune {_at(fields)} {words}", what)._replace(
+        details = [(verdict.id, verdict.keep) for verdict in plan.verdicts] + list(plan.due)
+        planned = _planned("Prune", summary, f"relight prune {_at(fields)} {words}", details)._replace(
             columns=("id", "step", "fate", "because"), rows=rows, danger=True
         )
         stay = [verdict.id for verdict in plan.verdicts if verdict.keep]
@@ -367,9 +367,9 @@ class Actions:
         url = f"{run.store.url.rstrip('/')}/{run.name}"
 
         def do() -> ActionOutcome:
-            known = self._tasks.under_way("drill", fields["store"], run.name)
-            task = known or self._tasks.begin("drill", fields["store"], run.name, who.name, lambda task: drill(task, url))
-            return ActionOutcome(True, "running" if known is None else f"already running, started by {known.who}", task=task.id)
+            running = self._tasks.under_way("drill", fields["store"], run.name)
+            task = running or self._tasks.begin("drill", fields["store"], run.name, who.name, lambda task: drill(task, url))
+            return ActionOutcome(True, "running" if running is None else f"already running, started by {running.who}", task=task.id)
 
         summary = (
             "The newest two checkpoints are copied to this server's machine. There the newest is verified and restored. Then it is "
@@ -393,8 +393,8 @@ def newest_account_time(accounts: Sequence[Account]) -> float | None:
 
 def _given(verb: str, fields: Mapping[str, str]) -> ActionFacts:
     """Return the facts of the action's known fields. Unknown fields are left out: a caller could fill the log with them."""
-    known = {name: fields[name] for name in FIELDS.get(verb, ()) if name in fields}
-    return ActionFacts(run=known.get("run", ""), why=known.get("why", ""), given=known)
+    fields_given = {name: fields[name] for name in FIELDS.get(verb, ()) if name in fields}
+    return ActionFacts(run=fields_given.get("run", ""), why=fields_given.get("why", ""), given=fields_given)
 
 
 def _without(text: str, hidden: Sequence[str]) -> str:

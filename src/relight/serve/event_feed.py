@@ -198,17 +198,17 @@ class EventFeed:
             return False
         key = one.head.store, one.head.run
         with self._lock:
-            known = self._curves.setdefault(key, {})
+            curves = self._curves.setdefault(key, {})
             self._curves.move_to_end(key)
             while len(self._curves) > CURVES_MAX:
                 self._curves.popitem(last=False)
             for name, points in points_by_name.items():
-                if name not in known and len(known) >= METRICS_MAX:
+                if name not in curves and len(curves) >= METRICS_MAX:
                     continue
-                values_by_step = known.setdefault(name, {})
+                values_by_step = curves.setdefault(name, {})
                 values_by_step.update(points)
                 if len(values_by_step) > POINTS_MAX:
-                    known[name] = dict(sorted(values_by_step.items())[::2])
+                    curves[name] = dict(sorted(values_by_step.items())[::2])
         return True
 
 

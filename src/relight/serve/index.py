@@ -441,7 +441,7 @@ class Index:
             raise ConfigError(f"{spec[:80]!r} names no checkpoint", hint="[STORE/]RUN@WHICH, such as demo@latest")
         store, slash, name = run.partition("/")
         if not slash:
-            holders = [holder for holder, known, _ in self._all() if known == dir_of(run)]
+            holders = [holder for holder, run_directory, _ in self._all() if run_directory == dir_of(run)]
             if len(holders) > 1:
                 raise ConfigError(
                     f"{len(holders)} stores have a run {run[:80]!r}", hint=", ".join(f"{holder}/{run}@{which}" for holder in holders)[:300]

@@ -25,7 +25,7 @@ ACTIONS = {verb: role_of_action(verb) for verb in EFFECTS_OF_ACTIONS}
 def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> dict[str, Any]:
     """Return the template values of the overview. Runs are in the order of the index: failed ones first."""
     kinds = [row.health for row in rows]
-    known = [row.goodput for row in rows if row.goodput is not None]
+    goodputs = [row.goodput for row in rows if row.goodput is not None]
     ages = [row.age_s for row in rows if row.age_s is not None and row.health != "idle"]
     facts: list[tuple[str, object, str]] = [
         (
@@ -36,8 +36,8 @@ def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> 
         ("Oldest last good", span(max(ages)) if ages else NOTHING, "of runs that are not idle"),
         (
             "Goodput",
-            share(sum(known) / len(known)) if known else NOTHING,
-            f"mean of {plural(len(known), 'run')}" if known else "no run reports it",
+            share(sum(goodputs) / len(goodputs)) if goodputs else NOTHING,
+            f"mean of {plural(len(goodputs), 'run')}" if goodputs else "no run reports it",
         ),
         ("Stored", size(sum(store_row.bytes or 0 for store_row in stores)), plural(sum(row.checkpoints for row in rows), "checkpoint")),
     ]

@@ -136,8 +136,8 @@ class Tasks:
     def all(self) -> Sequence[ServerTask]:
         """Return the tasks of runs that the caller may see, newest first."""
         with self._lock:
-            known = list(self._known.values())
-        return [task for task in reversed(known) if reaches(task.store, task.run)]
+            tasks = list(self._known.values())
+        return [task for task in reversed(tasks) if reaches(task.store, task.run)]
 
     def close(self) -> None:
         """Ask all running tasks to stop, and wait up to 5 s for them."""

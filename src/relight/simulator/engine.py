@@ -101,9 +101,9 @@ class _Simulation:
         }  # fmt: skip
         heap = self.heap
         while heap and heap[0][0] < wall:
-            now, _, what, epoch, payload = heapq.heappop(heap)
+            now, _, event, epoch, payload = heapq.heappop(heap)
             if epoch in (-1, self.life):
-                act[what](now, payload)
+                act[event](now, payload)
         self._leave(wall)
         return self._outcome(wall)
 

@@ -124,9 +124,9 @@ def _parse_error(message: str, where: str, text: str) -> ConfigError:
     line = _line_of(key, text)
     location = f"{where}, line {line}" if line else where
     if unknown:
-        known = _known(path)
-        close = difflib.get_close_matches(unknown[1], known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(known)}"
+        keys = _known(path)
+        close = difflib.get_close_matches(unknown[1], keys, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(keys)}"
         return ConfigError(f"there is no key {key[:80]!r}", where=location, hint=hint)
     return ConfigError(f"{key or 'the scenario'}: {reason[0].lower()}{reason[1:]}", where=location)
 

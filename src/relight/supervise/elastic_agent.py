@@ -153,8 +153,8 @@ class SupervisedAgent(LocalElasticAgent):
         since = time.monotonic()
         while alive := [rank for rank, code in _exits(context).items() if code is None and rank not in causes]:
             handover_s = self._supervisor.handing_over_s({by_local[rank].global_rank for rank in alive})
-            known = hung or _is_told(context)
-            if time.monotonic() > since + max(handover_s, 0.0 if known else SETTLE_S):
+            is_known = hung or _is_told(context)
+            if time.monotonic() > since + max(handover_s, 0.0 if is_known else SETTLE_S):
                 break
             time.sleep(0.01)
             for rank, code in _exits(context).items():

@@ -107,14 +107,14 @@ def _script_at(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
     Only the arguments before it are parsed: argparse would read a script's ``--log`` as ``--log-dir``.
     """
-    known, index = _known(parser), 0
+    flags, index = _known(parser), 0
     while index < len(arguments):
         name = arguments[index].partition("=")[0]
         if name == "--":
             return index + 1
         if not name.startswith("-") or name == "-":
             break
-        index += _length(known, arguments[index:])
+        index += _length(flags, arguments[index:])
     return index
 
 

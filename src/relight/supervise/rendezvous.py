@@ -109,8 +109,8 @@ def _static_nodes(parameters: RendezvousParameters) -> StaticNodes:
         hint = "--node-rank N --master-addr HOST --master-port PORT"
         raise ConfigError("a static rendezvous needs this node's number and the address of node 0", hint=hint)
     if not 0 <= rank < parameters.max_nodes:
-        what = f"--node-rank is {rank}, and there are {parameters.max_nodes} nodes"
-        raise ConfigError(what, hint="count nodes from 0: the last of N nodes has --node-rank N-1")
+        message = f"--node-rank is {rank}, and there are {parameters.max_nodes} nodes"
+        raise ConfigError(message, hint="count nodes from 0: the last of N nodes has --node-rank N-1")
     timeout_s = parameters.get_as_int("join_timeout") or parameters.get_as_int("timeout") or _STATIC_S
     return StaticNodes(host.strip("[]"), int(port), rank, parameters.max_nodes, parameters.run_id, timeout_s)
 

@@ -118,8 +118,8 @@ class Joining(RendezvousHandler):
     def _is_lost(self, so: str, error: Exception | None = None) -> None:
         if self._lost_at is None:
             self._lost_at = time.monotonic()
-            what = str(error) if isinstance(error, RendezvousStateError) else "the rendezvous cannot be reached"
-            emit("rendezvous.lost", f"{what}: {so}")
+            cause = str(error) if isinstance(error, RendezvousStateError) else "the rendezvous cannot be reached"
+            emit("rendezvous.lost", f"{cause}: {so}")
 
     def leave(self, endpoint: str, others_continue: bool, grace_s: float) -> None:
         """Remove this node from the rendezvous, if it can be reached.

@@ -167,8 +167,8 @@ class StaticNodes(RendezvousHandler):
                 return served_store("", self._port)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or time.monotonic() > until:
-                    what = f"the nodes cannot meet at port {self._port}: {error.strerror}"
-                    raise ConfigError(what, hint="give all nodes another --master-port") from None
+                    message = f"the nodes cannot meet at port {self._port}: {error.strerror}"
+                    raise ConfigError(message, hint="give all nodes another --master-port") from None
             time.sleep(_POLL_S)
 
 

@@ -60,6 +60,6 @@ class Stragglers:
         if len(self._found) < IN_A_ROW or set(self._found) != {rank}:
             self.now = self.now if rank in self._found and self.now is not None and self.now.rank == rank else None
             return None
-        known = self.now is not None and self.now.rank == rank
+        is_present = self.now is not None and self.now.rank == rank
         self.now = Straggler(rank, shares[rank], other_share)
-        return None if known else self.now
+        return None if is_present else self.now

@@ -408,12 +408,12 @@ class Supervisor:
     def handing_over_s(self, alive: Collection[int]) -> float:
         """Return the seconds to begin a handover that these ranks have: infinite during a handover, 0 if none can."""
         beats = self.beats()
-        known = [beats[rank] for rank in alive if rank in beats]
-        if any(beat.phase == HANDING_OVER and self._clock() - beat.since < LATE_AFTER * beat.expected_s for beat in known):
+        alive_beats = [beats[rank] for rank in alive if rank in beats]
+        if any(beat.phase == HANDING_OVER and self._clock() - beat.since < LATE_AFTER * beat.expected_s for beat in alive_beats):
             return math.inf
-        updating = [beat for beat in known if beat.heir == UPDATING]
+        updating = [beat for beat in alive_beats if beat.heir == UPDATING]
         steps_s = [(beat.step_at - beat.first_at) / (beat.steps - 1) for beat in updating if beat.steps > 1]
-        return HEIR_S + min(MIDST_S, 2 * max(steps_s, default=0.0)) if any(beat.heir for beat in known) else 0.0
+        return HEIR_S + min(MIDST_S, 2 * max(steps_s, default=0.0)) if any(beat.heir for beat in alive_beats) else 0.0
 
     def saved(self) -> bool:
         """Return whether the last completed step is stored.
@@ -548,14 +548,14 @@ class Supervisor:
         """Close the open incident once all ranks have completed a step."""
         if self._open is None:
             return
-        known = list(self.beats().values())
-        if not known or len(known) < len(self._pids) or not all(beat.steps for beat in known):
+        beats = list(self.beats().values())
+        if not beats or len(beats) < len(self._pids) or not all(beat.steps for beat in beats):
             return
         incident, marks = self._open
         self._open = None
-        restored = min(beat.restored for beat in known)
-        stepped = max(beat.first_at for beat in known)
-        last = max(known, key=lambda beat: beat.restored_at)
+        restored = min(beat.restored for beat in beats)
+        stepped = max(beat.first_at for beat in beats)
+        last = max(beats, key=lambda beat: beat.restored_at)
         started = marks.get("started", marks["decided"])
         seconds = {
             "noticed": marks["noticed"] - marks["died"],

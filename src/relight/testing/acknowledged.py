@@ -251,13 +251,13 @@ def _fences(history: History, told: Sequence[Fact]) -> list[str]:
 
 
 def _restore(store: ByteStore, view: LogView, one: Checkpoint, known: KnownFacts, digests: dict[str, str]) -> list[str]:
-    what = f"I2: checkpoint {one.id} at step {one.step}"
+    label = f"I2: checkpoint {one.id} at step {one.step}"
     try:
         digest = digests[one.id] = read_digest(store, view, one)
     except RelightError as error:
-        return [f"{what} does not restore: {error}"]
+        return [f"{label} does not restore: {error}"]
     if digest not in known.saving or digest != known.saved.get(one.id, digest):
-        return [f"{what} restores as something else"]
+        return [f"{label} restores as something else"]
     return []
 
 

@@ -100,22 +100,22 @@ class KnownFacts:
     @classmethod
     def from_facts(cls, told: Iterable[Fact]) -> KnownFacts:
         """Gather it from facts."""
-        known = cls()
+        known_facts = cls()
         for kind, *rest in told:
             if kind == "saving":
-                known.saving.add(rest[0])
+                known_facts.saving.add(rest[0])
             elif kind == "saved":
-                known.saved[rest[0]] = rest[1]
+                known_facts.saved[rest[0]] = rest[1]
             elif kind == "retiring":
-                known.retiring.update(rest)
+                known_facts.retiring.update(rest)
             elif kind == "retired":
-                known.retired.update(rest)
+                known_facts.retired.update(rest)
             elif kind == "tagging":
-                known.tagging.setdefault(rest[0], set()).add(rest[1])
+                known_facts.tagging.setdefault(rest[0], set()).add(rest[1])
             elif kind == "tagged":
-                known.tags[rest[0]] = rest[1]
-                known.tagging[rest[0]] = {rest[1]}
-        return known
+                known_facts.tags[rest[0]] = rest[1]
+                known_facts.tagging[rest[0]] = {rest[1]}
+        return known_facts
 
 
 def save(attempt: Attempt, key: str, step: int) -> Iterator[Fact]:

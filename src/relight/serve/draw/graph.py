@@ -33,8 +33,8 @@ class Fork:
 def graph(forks: Sequence[Fork], says: str) -> Markup:
     """Return the graph: steps from left to right, one row for each run, in the given order."""
     shown = forks[:_ROWS_MAX]
-    known = [step for fork in shown for step in (*fork.steps, *([fork.at] if fork.at is not None else []))]
-    low, high = min(known, default=0), max(known, default=1)
+    steps = [step for fork in shown for step in (*fork.steps, *([fork.at] if fork.at is not None else []))]
+    low, high = min(steps, default=0), max(steps, default=1)
     row_of = {fork.name: index for index, fork in enumerate(shown)}
 
     def across(step: float) -> float:

@@ -125,8 +125,8 @@ def thinned(curve: Curve, points: int = _POINTS_MAX) -> Curve:
     x, y = [], []
     for piece in range(points // 2):
         indices = range(piece * count * 2 // points, (piece + 1) * count * 2 // points)
-        known = [index for index in indices if math.isfinite(curve.y[index])] or list(indices)[:1]
-        for index in sorted({min(known, key=lambda i: curve.y[i]), max(known, key=lambda i: curve.y[i])}):
+        finite = [index for index in indices if math.isfinite(curve.y[index])] or list(indices)[:1]
+        for index in sorted({min(finite, key=lambda i: curve.y[i]), max(finite, key=lambda i: curve.y[i])}):
             x.append(curve.x[index])
             y.append(curve.y[index])
     return Curve(curve.name, x, y)
