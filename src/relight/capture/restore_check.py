@@ -34,15 +34,15 @@ class Restorable:
         now = perf_counter()
         if structure == self._structure or (self._plans >= ALWAYS and self._cost_s > SHARE_MAX * (now - self._at_s)):
             return None
-        wrong = mismatches(components, state)
+        problems = mismatches(components, state)
         self._structure, self._at_s = structure, perf_counter()
         self._cost_s, self._plans = self._at_s - now, self._plans + 1
-        if not wrong:
+        if not problems:
             return None
         self._structure = None
         return IncompatibleState(
             "this state can be saved, and not restored",
-            details=wrong,
+            details=problems,
             hint="nothing was written; give the object that is named a state_dict() and load_state_dict() that take the state back, "
             "or give what it holds as components of their own",
         )

@@ -197,9 +197,9 @@ class Tiled:
         self._size, self._shape = DTYPES[dtype].itemsize, shape
         self._boxes = [piece for piece in boxes if piece[0].elements]
         self.length = math.prod(shape) * self._size
-        wrong = check_tiling(shape, [box for box, _ in self._boxes])
-        if wrong is not None:
-            raise UnsafeContent(wrong, where=where)
+        problems = check_tiling(shape, [box for box, _ in self._boxes])
+        if problems is not None:
+            raise UnsafeContent(problems, where=where)
         for box, source in self._boxes:
             if source.length != box.elements * self._size:
                 raise CorruptCheckpoint(f"a piece of {source.length} bytes instead of {box.elements * self._size}", where=where)

@@ -199,29 +199,29 @@ def check(store: ByteStore, told: Sequence[Fact], seed: int) -> tuple[list[str],
 
 def _check(store: ByteStore, told: list[Fact], seed: int) -> tuple[list[str], list[Fact]]:
     log = Log(store, RUN)
-    wrong = check_history(log, told)
+    problems = check_history(log, told)
     more = list(told)
     try:
         perform(resume(store, seed), more)
     except RelightError as error:
-        wrong.append(f"I4: the run does not resume: {type(error).__name__}: {error}")
+        problems.append(f"I4: the run does not resume: {type(error).__name__}: {error}")
     try:
         view = log.read()
     except RelightError as error:
-        return list(dict.fromkeys([*wrong, f"I5: the log cannot be read: {error.what}"])), more
-    wrong += check_history(log, more)
+        return list(dict.fromkeys([*problems, f"I5: the log cannot be read: {error.what}"])), more
+    problems += check_history(log, more)
     history = fold(view)
-    wrong += _fences(history, told)
+    problems += _fences(history, told)
     known, digests = KnownFacts.from_facts(more), dict[str, str]()
     recallable = [history.retired[checkpoint] for checkpoint in history.recallable]
     for checkpoint in (*history.live, *recallable):
-        wrong += _restore(store, view, checkpoint, known, digests)
+        problems += _restore(store, view, checkpoint, known, digests)
     with contextlib.suppress(RelightError):
         # Recallable checkpoints still have their bytes. The ranks' ready files may also be left: deleting them is best
         # effort.
         allowed = (*(f": {checkpoint.body.dir}" for checkpoint in recallable), f"/{READY_DIR}")
-        wrong += [leftover for leftover in leftovers(store, log) if not leftover.endswith(allowed)]
-    return list(dict.fromkeys(wrong)), known_facts(history, digests)
+        problems += [leftover for leftover in leftovers(store, log) if not leftover.endswith(allowed)]
+    return list(dict.fromkeys(problems)), known_facts(history, digests)
 
 
 def _without_recalled(told: Sequence[Fact]) -> list[Fact]:
@@ -244,10 +244,10 @@ def _fences(history: History, told: Sequence[Fact]) -> list[str]:
     """Check that each attempt has its FENCE and its own number. Two attempts with one number could both commit."""
     fenced = [fence.epoch for fence in history.fences]
     begun = [int(fact[1]) for fact in told if fact[0] == "begun"]
-    wrong = [f"I8: attempt {epoch} was begun and its FENCE is gone" for epoch in begun if epoch not in fenced]
+    problems = [f"I8: attempt {epoch} was begun and its FENCE is gone" for epoch in begun if epoch not in fenced]
     if len(set(fenced)) < len(fenced) or len(set(begun)) < len(begun):
-        wrong.append(f"I8: two attempts of one number: FENCEs {fenced}, begun {begun}")
-    return wrong
+        problems.append(f"I8: two attempts of one number: FENCEs {fenced}, begun {begun}")
+    return problems
 
 
 def _restore(store: ByteStore, view: LogView, one: Checkpoint, known: KnownFacts, digests: dict[str, str]) -> list[str]:

@@ -276,14 +276,14 @@ def check_disk(session: DiskSession, place: int, path: str, where: str, report: 
     except OSError as error:
         return [f"the file system does not mount: {error}"]
     try:
-        wrong, _ = check(LocalStore(store_in(where)), facts, place)
+        problems, _ = check(LocalStore(store_in(where)), facts, place)
     finally:
         unmount(where)
     damage = find_damage(path, session.kind) if fsck else ""  # after the journal's replay there is nothing to repair
     if damage:
-        wrong.append(f"the file system is damaged: {damage}")
+        problems.append(f"the file system is damaged: {damage}")
     report.fscks += fsck
-    return wrong
+    return problems
 
 
 def run(
@@ -354,13 +354,13 @@ def _check_all(
         copy = f"{keep}/{name}.img".replace(":", "-").replace(" ", "-")
         if keep:
             copy_image(path, copy)
-        wrong = check_disk(session, point.place, path, f"{directory}/mounted", report)
-        if keep and not wrong:
+        problems = check_disk(session, point.place, path, f"{directory}/mounted", report)
+        if keep and not problems:
             os.unlink(copy)
         report.disks[point.kind] += 1
         report.file_systems[session.kind.name] += 1
-        if wrong:
-            report.violations.append({"point": name, "file_system": session.kind.name, "wrong": wrong[:5]})
+        if problems:
+            report.violations.append({"point": name, "file_system": session.kind.name, "wrong": problems[:5]})
         if progress:
             progress(report, count)
         if len(report.violations) >= stop:

@@ -266,8 +266,8 @@ def _taken_over(seed: int, n: int, watch: CrashSampler, names: Names, prefix: st
         point = f"{prefix}:{mode}:{n}"
         if _number(point) % TAKEOVERS == 0 and watch.wants(point):
             names.seed(seed)
-            call, wrong = _takeover(seed, n, names, point, cut=mode == "takeover-then-cut")
-            watch.put(point, call, wrong)
+            call, problems = _takeover(seed, n, names, point, cut=mode == "takeover-then-cut")
+            watch.put(point, call, problems)
 
 
 def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tuple[DiskCall, list[str]]:

@@ -109,12 +109,12 @@ def trial(cell: Cell, folder: Path, rng: random.Random, warm: Warm | None = None
     arguments = [str(script), str(run), str(cell.workers), str(cell.persistent)]
     with (folder / "errors").open("w+b") as errors:
         if warm is not None and not cell.supervised and cell.way != "timeout":
-            wrong = _forked(cell, rng, warm, arguments, errors.fileno())
+            problems = _forked(cell, rng, warm, arguments, errors.fileno())
         else:
-            wrong = _executed(cell, rng, arguments, errors.fileno())
+            problems = _executed(cell, rng, arguments, errors.fileno())
         errors.seek(0)
         error_text = errors.read().decode(errors="replace")[-3000:]
-    return f"{cell}: {'; '.join(wrong)}\n{error_text}" if wrong else ""
+    return f"{cell}: {'; '.join(problems)}\n{error_text}" if problems else ""
 
 
 def run(
@@ -141,12 +141,12 @@ def run(
                     return
                 folder = Path(tempfile.mkdtemp(prefix="relight-ending-"))
                 try:
-                    wrong = trial(cell, folder, random.Random(f"{seed} {cell} {number}"), warm)
+                    problems = trial(cell, folder, random.Random(f"{seed} {cell} {number}"), warm)
                 finally:
                     shutil.rmtree(folder, ignore_errors=True)
                 with lock:
-                    report.held[str(cell)] = report.held.get(str(cell), 0) + (not wrong)
-                    report.wrong += [wrong] if wrong else []
+                    report.held[str(cell)] = report.held.get(str(cell), 0) + (not problems)
+                    report.wrong += [problems] if problems else []
                     report.seconds = time.monotonic() - began
                     progress(report)
 

@@ -125,9 +125,9 @@ def _kill_at_each(
             if code == -signal.SIGKILL:
                 report.kills[syscall.split(",")[0]] += 1
                 names.seed(f"after {seed}")
-                wrong = check(LocalStore(f"{directory}/above/store"), facts, seed)
-                if wrong:
-                    report.violations.append({"syscall": syscall, "n": n, "seed": seed, "wrong": wrong[:5]})
+                problems = check(LocalStore(f"{directory}/above/store"), facts, seed)
+                if problems:
+                    report.violations.append({"syscall": syscall, "n": n, "seed": seed, "wrong": problems[:5]})
             elif code == 0:
                 report.survived += 1
                 alive.remove(seed)

@@ -578,11 +578,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("the product is imported already: run this as a command", file=sys.stderr)
         return 2
     chosen = [mutation for mutation in MUTATIONS if options.only in f"{mutation.what} {mutation.module} {mutation.proof}"][:: options.every]
-    wrong = unmutated()
+    problems = unmutated()
     verdicts: list[MutationVerdict] = []
     if not options.json:
-        print(f"{'unmutated':64} {wrong or 'no proof fails'}")
-    for mutation in chosen if not wrong else []:
+        print(f"{'unmutated':64} {problems or 'no proof fails'}")
+    for mutation in chosen if not problems else []:
         verdict = bite(mutation)
         verdicts.append(verdict)
         if not options.json:
@@ -590,10 +590,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     survivors = [verdict.mutation.what for verdict in verdicts if verdict.caught_by is None]
     if options.json:
         table = [{"what": v.mutation.what, "caught_by": v.caught_by, "said": v.said, "seconds": round(v.seconds, 2)} for v in verdicts]
-        print(json.dumps({"ok": not survivors and not wrong, "unmutated": wrong, "mutations": table}, indent=1))
+        print(json.dumps({"ok": not survivors and not problems, "unmutated": problems, "mutations": table}, indent=1))
     else:
         print(f"{len(verdicts)} mutations, {len(survivors)} survived")
-    return 1 if survivors or wrong else 0
+    return 1 if survivors or problems else 0
 
 
 if __name__ == "__main__":

@@ -82,25 +82,25 @@ class Promises:
         checkpoint = fold(view).find(checkpoint_id)
         if checkpoint is None:
             return [f"{checkpoint_id} counts, and the history does not show it"]
-        wrong = [f"{checkpoint_id}: {finding}" for finding in verify_checkpoint(self.outside, view, checkpoint)]
-        return wrong or self.content(self.outside, view, checkpoint)
+        problems = [f"{checkpoint_id}: {finding}" for finding in verify_checkpoint(self.outside, view, checkpoint)]
+        return problems or self.content(self.outside, view, checkpoint)
 
     def content(self, store: SimulatedStore, view: LogView, one: Checkpoint) -> list[str]:
         """Whether its bytes are one save's."""
         saved = self.saves[one.id]
         opened = open_checkpoint(store, RUN, one, store_id=view.store_id, run_id=view.run_id)
-        wrong = []
+        problems = []
         if (len(opened.parts), one.step, one.epoch) != (saved.world, saved.step, saved.epoch):
-            wrong.append(f"(5) {one.id} is of {len(opened.parts)} ranks, step {one.step}, attempt {one.epoch}")
+            problems.append(f"(5) {one.id} is of {len(opened.parts)} ranks, step {one.step}, attempt {one.epoch}")
         for rank, part in enumerate(opened.parts):
             buffer = bytearray(ROW)
             still = bytearray(FROZEN)
             read_tensors(opened, part, {0: Bytes(buffer)} | ({1: Bytes(still)} if len(part.tensors) > 1 else {}))
             if bytes(still) != FROZEN:
-                wrong.append(f"(5) {one.id} holds {still.hex()} where nothing ever changed")
+                problems.append(f"(5) {one.id} holds {still.hex()} where nothing ever changed")
             if bytes(buffer) != saved.row(rank):
-                wrong.append(f"(5) {one.id} holds bytes of another save: rank {rank} has {buffer.hex()}")
-        return wrong
+                problems.append(f"(5) {one.id} holds bytes of another save: rank {rank} has {buffer.hex()}")
+        return problems
 
     def acknowledged(self, who: str, saved: AcknowledgedSave, seq: int) -> None:
         """Check that process ``who`` may receive the acknowledgement of a save with record ``seq``."""
