@@ -1,4 +1,4 @@
-"""Refusal of saves that could not be restored: at the first save, and when the structure of the state has changed."""
+"""Refuse saves that could not be restored: checked at the first save, and when the structure of the state has changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from relight.capture import Captured, mismatches
 from relight.errors import IncompatibleState
 
 ALWAYS = 4
-"""Structures for which a restore is planned whatever that costs."""
+"""Number of structures for which a restore is planned at any cost."""
 SHARE_MAX = 0.01
 """Share of the time since the last plan that a further one may take: a state that grows at each save has a new structure each time."""
 
@@ -49,7 +49,10 @@ class Restorable:
 
 
 def _structure_of(state: Captured) -> object:
-    """Names and dtypes of the tensors. Shapes are left out: buffers that grow would change them at each save."""
+    """Return the names and dtypes of the tensors.
+
+    Shapes are omitted: buffers that grow would change them at each save.
+    """
     fixed_count = len(state.fixed.items) if state.fixed is not None else 0
     items = state.items[fixed_count:]
     # Strings, not tuples: the garbage collector would go through tens of thousands of them at each save.

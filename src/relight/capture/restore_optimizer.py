@@ -236,7 +236,7 @@ class OptimizerPlan:
         return {**node, "state": {names_of.get(key, key): value for key, value in node["state"].items()}, "groups": groups}
 
     def _in_place(self, names: Mapping[int, str], held: set[str], state: Mapping[str, Any]) -> bool:
-        """If every tensor exists and fits, plan to read all state into live memory and return True; else plan nothing."""
+        """Plan to read all state into live memory if every tensor exists and fits. Return whether this was planned."""
         planning = self._planning
         if planning.only is not None or planning.resized:
             return False

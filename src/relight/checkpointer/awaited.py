@@ -24,7 +24,10 @@ WARN_STEPS = 10
 WARN_STEPS_ELSE = 1_000
 """Steps without the metric until a warning, where other triggers save as well."""
 TYPO_STEPS = 20_000
-"""Steps until an error, where only ``best(…)`` saves and a metric of nearly the same name came. Ranks compare at its multiples."""
+"""Steps until an error, where only ``best(…)`` saves and a metric with a similar name was given.
+
+Ranks compare at its multiples.
+"""
 NEVER_STEPS = 100_000
 """Steps until an error, where only ``best(…)`` saves: evaluations may be rare, every 10,000 steps or more."""
 ALIKE = 0.85
@@ -34,7 +37,7 @@ SEEN_MAX = 256
 
 
 class MultiRankWait:
-    """Metrics of one Checkpointer that no step has given yet. It costs nothing once all were given.
+    """Metrics of one Checkpointer that no step has given yet. Without missing metrics it costs nothing.
 
     Only a job that saves nothing without them is ended: a retention rule with a missing metric keeps every checkpoint.
     Several ranks end at the same step, because each counts its steps, and a metric may be given on only one of them.
@@ -42,17 +45,17 @@ class MultiRankWait:
 
     def __init__(self, trigger: Trigger | None, rules: Sequence[Keep], leads: bool) -> None:
         self._alone = trigger is not None and trigger.only_best
-        """Whether the job saves nothing until one of its metrics comes."""
+        """Whether the job saves nothing until one of its metrics is given."""
         self._leads = leads
         names = sorted(trigger.best_by) if trigger is not None and (leads or self._alone) else []
         ranking = [keep for keep in rules if keep.best and leads]
         self._due = {metric: f'save=best("{metric}")' for metric, _ in names}
-        """Metrics of the trigger that no step gave a finite value of."""
+        """Metrics of the trigger without a finite value in any step."""
         self._kept = {keep.metric: f'keep(best={keep.best}, metric="{keep.metric}")' for keep in ranking if keep.metric is not None}
-        """Metrics of retention that no save has a finite value of."""
+        """Metrics of retention without a finite value in any save."""
         self._unnamed = next((f"keep(best={keep.best})" for keep in ranking if keep.metric is None), "")
         self._came = False
-        """Whether a metric of the trigger has come on this rank, or is in a checkpoint: then something is saved."""
+        """Whether this rank was given a metric of the trigger, or a checkpoint has one: then something is saved."""
         self._seen: set[str] = set()
         self._steps = 0
         self._warned: set[str] = set()
@@ -60,7 +63,7 @@ class MultiRankWait:
         """Metrics of the trigger with names that are probably misspellings of given ones."""
 
     def begin(self, history: History) -> None:
-        """Stop waiting for what checkpoints of the run have."""
+        """Stop waiting for metrics that checkpoints of the run have."""
         if history.best_by is not None:
             self._unnamed = ""
         for name in finite_metrics(history):
@@ -68,7 +71,10 @@ class MultiRankWait:
             self._kept.pop(name, None)
 
     def step(self, metrics: Mapping[str, Any], micro_step: int | None, save: Callable[[], object], ranks: RankGroup) -> None:
-        """Count a step that ended. ``ConfigError`` on every rank, after ``save()``, if a metric has not come for too long."""
+        """Count a step that ended.
+
+        If a metric has been missing for too long, call ``save()`` and raise ``ConfigError`` on every rank.
+        """
         if micro_step is not None or not (self._due or self._kept or (self._alone and ranks.several)):
             return
         self._steps += 1
@@ -112,7 +118,7 @@ class MultiRankWait:
         emit("metric.missing", f"{rule}: {self._what(name)}; {then}", metric=name, rule=rule, seen=sorted(self._seen))
 
     def _what(self, name: str) -> str:
-        """What is known of a metric that has not come."""
+        """Return a phrase about a metric that no step or save has given yet."""
         if name in self._seen:
             also = " at a step that was saved" if name in self._kept and name not in self._due else ""
             return f"no finite value of {name!r} came yet{also}"

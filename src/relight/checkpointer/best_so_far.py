@@ -36,7 +36,7 @@ class BestSoFar:
         self.durable: dict[str, float] = {}
         """Best values of checkpoints alone, by ``"name:mode"``."""
         self._due: dict[str, float] = {}
-        """Values that made a save due which is made later: postponed, or of several ranks. By the metric's name."""
+        """Values, by metric name, that made a save due before it was started: a postponed save, or a save of several ranks."""
         self.awaited = MultiRankWait(trigger, rules, self._leads)
 
     def begin(self, attempt: Attempt, history: History) -> None:

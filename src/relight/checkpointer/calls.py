@@ -26,7 +26,7 @@ def refuse_unconnected() -> None:
 
 
 def is_connected() -> bool:
-    """Whether ``torch.distributed`` is initialised in this process."""
+    """Return whether ``torch.distributed`` is initialised in this process."""
     import torch.distributed as dist
 
     return dist.is_available() and dist.is_initialized()
@@ -54,7 +54,7 @@ class Calls:
         return os.getpid() != self._pid
 
     def restored(self, step: int, micro_step: int | None, *, part: bool) -> tuple[int, int | None] | None:
-        """Note a restore. Return the step that the next one must follow, and its micro-batch; None if the count may begin again.
+        """Record a restore. Return the step that the next one must follow, and its micro-batch; None if the count may begin again.
 
         ``part``: only a part of the state was restored, or for a fresh start. Steps that this process has reported still count.
         """

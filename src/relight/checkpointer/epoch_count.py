@@ -1,4 +1,4 @@
-"""Complete training epochs, for triggers that save by them."""
+"""Count complete training epochs, for triggers that save by epochs."""
 
 from __future__ import annotations
 

@@ -11,21 +11,24 @@ from typing import NamedTuple
 from relight.format import hexdigest
 
 AGENT, ELASTIC, SLURM, POD, CONTAINER = "agent", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "pod", "container"
-"""Kinds of names. An ``agent`` is one call of torchrun or ``relight run`` on one node: its workers of all restarts have it in common."""
+"""Kinds of names.
+
+An ``agent`` is one call of torchrun or ``relight run`` on one node. All its workers, of all restarts, share it.
+"""
 ELASTIC_RESTARTS, SLURM_RESTARTS = "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"
 NAMES_MAX = 128
-"""Names of a job that are recorded; a job of more nodes than that is known by some of its agents."""
+"""Maximum number of recorded names of a job. A job with more nodes is recognised by some of its agents."""
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """torchrun's file for a worker's error, ``LOGS/attempt_N/RANK/error.json``. LOGS is a new directory for each agent."""
 _ANY_RUN = "none"
-"""torchrun's run id if none was given: all such jobs have it."""
+"""torchrun's run id if the user gives none: all such jobs have the same."""
 _MOUNTS = Path("/proc/self/mountinfo")
 _POD = re.compile(r"/pods/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/containers/[^/\s]+/([0-9a-f]+)\s")
-"""Where the kubelet mounts a container's termination log from: the pod's uid, and a name that is new for each start of a container."""
+"""Source of a container's termination-log mount: it has the pod's uid, and a name that is new for each start of the container."""
 
 
 class LauncherJob(NamedTuple):
-    """``names``: ``KIND=NAME`` of all launchers at work. ``elastic`` and ``slurm``: how often each has started the job again."""
+    """``names``: ``KIND=NAME`` of all launchers at work. ``elastic`` and ``slurm``: numbers of restarts by each."""
 
     names: frozenset[str]
     elastic: int = 0

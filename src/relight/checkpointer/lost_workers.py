@@ -1,4 +1,4 @@
-"""An exception that a job's ending caused: the signal reached data loader workers, and torch raises in the trainer."""
+"""Exceptions that the end of a job causes: a signal ends data loader workers, and torch raises an error in the trainer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def reason_of(signals: SignalHandlers | None, error: Exception, step: int | None
 
 
 def quiet_workers() -> None:
-    """During an ending, keep torch's report of a dead worker out of the step that is being finished. The next batch raises it."""
+    """While the job ends, keep torch's report of a dead worker out of the step in progress.
+
+    The next batch raises it.
+    """
     former = signal.getsignal(signal.SIGCHLD)
     if callable(former) and not isinstance(former, _WorkerDeaths):
         with contextlib.suppress(ValueError):  # not the main thread
@@ -108,7 +111,7 @@ class _Uncaught:
         self._open.discard(ckpt)
 
     def ended(self, error: BaseException, trace: TracebackType | None) -> None:
-        """Do what the end of a ``with`` block does: save the last consistent step, and end as a signal asks if ``error`` follows from it.
+        """Do what the end of a ``with`` block does: save the last consistent step, and end by a signal if ``error`` follows from it.
 
         An interactive session continues after an error, and its Checkpointer with it: only what a signal ends is ended there.
         """

@@ -53,7 +53,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    """Whether JSON can hold it: half a surrogate pair, as undecodable file names have, would fail every save."""
+    """Return whether JSON can hold the name: a lone surrogate, as in undecodable file names, would fail every save."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -95,7 +95,7 @@ class Staging:
         self._used: list[torch.Tensor] = []
 
     def reuse(self) -> None:
-        """Make available again what ``temporary`` returned: the save that it was for is over."""
+        """Make the memory that ``temporary`` returned available again, because its save is over."""
         self._free, self._used = [*self._free, *self._used], []
 
     def temporary(self, size: int, device: torch.device) -> torch.Tensor:

@@ -48,26 +48,29 @@ if TYPE_CHECKING:
     from relight.checkpointer.checkpointer import Checkpointer
 
 WAIT_MAX_S = 60.0
-"""Seconds since the last record of another host after which it counts as gone, at most."""
+"""Maximum seconds since the last record after which a process on another host counts as gone."""
 WAIT_MIN_S = 10.0
 GOING_S = 1.0
 """Seconds to wait for a process of this node that may be ending just now."""
 EXITING_S = 10.0
-"""Seconds to wait for one that the kernel is tearing down: a killed process gives its memory back first, then its sockets."""
+"""Seconds to wait for a process that the kernel is tearing down: a killed process releases its memory first, then its sockets."""
 POLL_S = 2.0
 RECORDS_READ = 64
 """Records that are read at most to find the FENCE of the attempt in charge."""
 ALIVE_MAX_S = 3600.0
-"""Seconds since the last record up to which a live process of this host may still train: a left socket is swept after that time."""
+"""Seconds since the last record within which a live process of this host may still train: old sockets are swept after that time."""
 FOUND_S = 10.0
 """Seconds between checks that the socket's file is still there."""
 _BACKLOG = 64
 _SUPERSEDED = b"superseded"
 _PF_EXITING = 0x4
 _POD_NAME = re.compile(r"(.+)-[bcdfghjklmnpqrstvwxz2456789]{5}")
-"""A pod of a Job or a Deployment. An ordinal in its place, as StatefulSets have, is the same for a pod that is made again."""
+"""Name of a pod of a Job or a Deployment. (StatefulSets end names with an ordinal, which is the same for a recreated pod.)"""
 _BY_TRAINERS = (FRESH, "restored")
-"""Reasons of the FENCEs of Checkpointers; tools have others, and are over when they return."""
+"""Reasons of the FENCEs that Checkpointers write.
+
+Tools write other reasons, and no longer use the run when they return.
+"""
 
 _holding: weakref.WeakSet[Takeover] = weakref.WeakSet()
 """Takeovers of this process that are in charge of a run."""
@@ -92,7 +95,7 @@ class Sign(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The process, and the age of its last record."""
+        """Description of the process, with the age of its last record."""
         host = f"this host ({self.host})" if self.certain or self.alive else f"host {self.host}"
         return f"process {self.pid} on {host}, last record {age_text(self.age_s)} ago,"
 
@@ -105,7 +108,7 @@ def check_takeover(option: str | None) -> str | None:
 
 
 def restarts(sign: Sign) -> bool:
-    """Whether a launcher has restarted the job that ``sign`` is of, so that this process takes its place without being asked.
+    """Return whether a launcher has restarted the job of ``sign``, so that this process takes its place without a question.
 
     A first start is refused: it may be a second submission of a job that trains well. So is another job's restart, because its first start
     was refused, and its launcher only tried again. Of a process on another host the job is unknown. A restart by ``relight run``, which
@@ -132,7 +135,7 @@ def _job_of_process(pid: int) -> LauncherJob | None:
 
 
 def _replaces_pod(host: str) -> bool:
-    """Whether this process is in a Kubernetes pod that its controller made in place of pod ``host``: both names end in random letters."""
+    """Return whether this process is in a Kubernetes pod that replaces pod ``host``: both names end in random letters."""
     own_host = _host()
     if not os.environ.get("KUBERNETES_SERVICE_HOST") or _has_terminal() or host == own_host:
         return False
@@ -168,7 +171,10 @@ class Takeover:
             owner._ranks.run_on_rank0(self._check_first, "checking for another job of this run")
 
     def begin(self, reason: str, best: BestSoFar, refuse: Callable[[History], None]) -> Attempt:
-        """Take charge of the run, unless ``refuse`` raises: one attempt for all ranks. ``LeaseHeld`` if another process keeps the run."""
+        """Take charge of the run, with one attempt for all ranks, unless ``refuse`` raises.
+
+        Raise ``LeaseHeld`` if another process keeps the run.
+        """
         owner = self._checkpointer
         checked: list[bool] = []
 
@@ -364,7 +370,7 @@ def sign_of_life(store: ByteStore, run: str) -> Sign | None:
     """
     newest: Record | None = None
     seen: list[Record] = []
-    """The trainer's records of its epoch, newest first."""
+    """Records of the epoch that a trainer wrote, newest first."""
     for seq, key in newest_records(store, run, RECORDS_READ):
         try:
             record = decode_record(store.get(key, SEALED_BYTES_MAX), seq, key)

@@ -1,4 +1,4 @@
-"""Worker processes of data loaders during an ending: they ignore the signal of their parent's process group, and end with their parent.
+"""Worker processes of data loaders while the job ends: they ignore signals to their parent's process group, and end with their parent.
 
 The workers share one page of memory with the trainer. It holds whether a Checkpointer handles signals, when the trainer was asked to end,
 and which children the trainer itself terminates. A worker reads the page when a signal comes.
@@ -33,7 +33,7 @@ LOOPS = (("torch.utils.data._utils.worker", "_worker_loop"), ("torchdata.statefu
 EVIDENCE_S = 0.5
 """Seconds within which the parent of a signalled child must have been asked to end, too."""
 HOLD_S = 30.0
-"""Seconds that a child waits at most for its parent to end."""
+"""Maximum seconds that a child waits for its parent to end."""
 _EXIT_S = 3.0
 """Seconds that a worker has to end at the trainer's exit before it is killed."""
 _COMM = "pt_data_worker"
@@ -83,11 +83,11 @@ class WorkerPage:
         return not self.wants(os.getpid())
 
     def wants(self, pid: int) -> bool:
-        """Whether the trainer itself ended that child."""
+        """Return whether the trainer itself terminated that child."""
         return pid in self._fields[_WANTED:_FIELDS].tolist()
 
     def asked_since(self, since_s: float) -> bool:
-        """Whether the trainer was asked to end after that time of the monotonic clock."""
+        """Return whether the trainer was asked to end after that time of the monotonic clock."""
         return bool(self._fields[_ASKED] > since_s * 1e9)
 
 
@@ -227,7 +227,7 @@ def _end(number: int) -> None:
 
 
 def _note_terminations() -> None:
-    """Have ``Process.terminate`` record the child in the page first: a worker cannot see who sent a signal."""
+    """Make ``Process.terminate`` record the child in the page first: a worker cannot see which process sent a signal."""
     send = popen_fork.Popen._send_signal  # type: ignore[attr-defined]
 
     def noting(self: Any, number: int) -> None:
@@ -260,7 +260,7 @@ def _is_worker(pid: int | None) -> bool:
 
 
 _page: WorkerPage | None = None
-"""The page of this process, or of the parent in a child."""
+"""The page of this process; in a child, the parent's page."""
 _holding = ""
 """In a forked child: ``held`` while it waits for its parent's end, ``over`` after that."""
 atexit.register(_at_exit)  # after multiprocessing's own, which therefore runs later

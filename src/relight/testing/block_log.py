@@ -98,7 +98,7 @@ class BlockReport:
         return not self.violations and self.checked > 0
 
     def to_dict(self) -> dict[str, object]:
-        """For ``--json``."""
+        """Return the report for ``--json``."""
         return {
             "ok": self.ok,
             "seed": self.seed,

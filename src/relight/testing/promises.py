@@ -86,7 +86,7 @@ class Promises:
         return problems or self.content(self.outside, view, checkpoint)
 
     def content(self, store: SimulatedStore, view: LogView, one: Checkpoint) -> list[str]:
-        """Whether its bytes are one save's."""
+        """Return what is wrong with the bytes of a checkpoint; they must all be of one save."""
         saved = self.saves[one.id]
         opened = open_checkpoint(store, RUN, one, store_id=view.store_id, run_id=view.run_id)
         problems = []

@@ -1,6 +1,6 @@
-"""Scripts that start without importing torch again: each is forked from one process that has imported it.
+"""Start scripts without importing torch again: each is forked from one process that has imported it.
 
-A fork is a process like any other, with descriptors, environment and signals of its own. It saves two seconds of a processor a start.
+A fork is a process like any other, with descriptors, environment and signals of its own. Each start takes two seconds of CPU time less.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Child:
         self._changed = threading.Condition()
 
     def ended(self, code: int) -> None:
-        """Note the exit code, negative for a signal."""
+        """Record the exit code; negative for a signal."""
         with self._changed:
             self.returncode = code
             self._changed.notify_all()
@@ -67,7 +67,7 @@ class Child:
 
 
 class Warm:
-    """The process that has imported ``imported``, and forks scripts. Any thread may use it. Its scripts are killed when it is closed.
+    """A process that has imported ``imported`` and forks scripts. Any thread may use it. Closing it kills its scripts.
 
     ``environment``: of that process, as here if None; its ``PYTHONPATH`` may lead to another Relight.
     """
@@ -198,7 +198,7 @@ def _run_quickly() -> NoReturn:
 
 
 def main() -> None:
-    """Import, then fork what is asked for."""
+    """Import the modules, then fork the requested scripts."""
     requests = socket.socket(fileno=int(sys.argv[1]))
     for name in sys.argv[2:]:
         importlib.import_module(name)
