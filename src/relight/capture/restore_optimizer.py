@@ -366,21 +366,21 @@ class OptimizerPlan:
             return
         values: dict[Any, Any] = {} if planning.only is None else dict(current)
         for key in dict.fromkeys(key for _, key in leaves):
-            taken = {name: leaves[name, key] for name in saved if (name, key) in leaves}
-            taken = {name: leaf for name, leaf in taken.items() if planning.takes(join_path(join_path(path, name), key))}
-            if not taken:
+            chosen = {name: leaves[name, key] for name in saved if (name, key) in leaves}
+            chosen = {name: leaf for name, leaf in chosen.items() if planning.takes(join_path(join_path(path, name), key))}
+            if not chosen:
                 continue
-            name, leaf = next(iter(taken.items()))
+            name, leaf = next(iter(chosen.items()))
             below = join_path(join_path(path, name), key)
-            if not all(type(saved_leaf) is Leaf and saved_leaf.kind == "tensor" for saved_leaf in taken.values()):
+            if not all(type(saved_leaf) is Leaf and saved_leaf.kind == "tensor" for saved_leaf in chosen.values()):
                 values[key] = whole(leaf, below, planning.memory)
                 continue
             stored, tensor = planning.tensors[leaf.tensors[0]], current.get(key)
             dtype = torch_dtype(stored)
-            if all((taken_name, key) in like for taken_name in taken):
+            if all((taken_name, key) in like for taken_name in chosen):
                 if not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape or tensor.dtype != dtype:
                     tensor = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)  # padding stays zero
-                for where, part in taken.items():
+                for where, part in chosen.items():
                     planning.targets.into(part, here[where].of(tensor, tensor), join_path(join_path(path, where), key))
             else:  # one value for all: they are stepped together
                 if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != stored.shape or tensor.dtype != dtype:

@@ -219,8 +219,8 @@ def _fits(told: SamplerPosition, loader: DataLoader[Any]) -> SamplerPosition | s
     if told.length != live.length:
         return f"its data set had {told.length} samples, and has {live.length} now"
     if told.shuffle != live.shuffle or (told.shuffle and told.seed != live.seed):
-        was, now = (f"seed {side.seed}" if side.shuffle else "no shuffling" for side in (told, live))
-        return f"its sampler had {was}, and has {now} now"
+        before, now = (f"seed {side.seed}" if side.shuffle else "no shuffling" for side in (told, live))
+        return f"its sampler had {before}, and has {now} now"
     if not _deals_evenly(dealer.sampler, told.epoch):
         return f"its {type(dealer.sampler).__name__} does not shard round-robin an order that depends only on seed and epoch"
     reached = told.at if told.at is None else min(told.at, told.length)

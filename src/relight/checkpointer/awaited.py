@@ -121,7 +121,7 @@ class MultiRankWait:
         """Return a phrase about a metric that no step or save has given yet."""
         if name in self._seen:
             also = " at a step that was saved" if name in self._kept and name not in self._due else ""
-            return f"no finite value of {name!r} came yet{also}"
+            return f"no finite value of {name!r} was given yet{also}"
         return f"no step has given {name!r} yet{meant(name, self._seen)} (given so far: {listed(self._seen)})"
 
     def _error(self) -> ConfigError | None:

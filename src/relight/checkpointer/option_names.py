@@ -124,9 +124,9 @@ def _hint(name: str, value: object, known: list[str]) -> str:
         return f"did you mean {option}=?"
     if isinstance(value, Iterator):
         return f"pass the object that it iterates over: {name}={name}"
-    meant = meaning_of(name)
-    if meant:
-        return f"in Relight that is {_with_number(meant, value)}"
+    meaning = meaning_of(name)
+    if meaning:
+        return f"in Relight that is {_with_number(meaning, value)}"
     close = _close(name, known)
     if close in known:
         return f"did you mean {close}=?"

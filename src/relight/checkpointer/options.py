@@ -49,10 +49,10 @@ def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str
     given = tiers.nearest.url if tiers is not None else path
     url, name = (os.fspath(given), run) if run is not None else split_run(given)  # type: ignore[arg-type]
     attach_heartbeat()
-    meant = (url, name)
+    intended = (url, name)
     for observer in observers:
         url, name = observer.place(url, name)
-    return url, name, tiers if (url, name) == meant else None, (url, name) == meant
+    return url, name, tiers if (url, name) == intended else None, (url, name) == intended
 
 
 def check_path(path: object) -> None:

@@ -135,14 +135,14 @@ class UngivenOptimizers:
         return _Missed(len(stepped), ()) if stepped else None
 
     def _sentence(self, name: str, missed: _Missed) -> str:
-        taken = self._components
+        components = self._components
         if missed.idle:
             idle_names = ", ".join(missed.idle)
             return (
                 f"the given {idle_names} has not made one step, and another {name} steps {missed.parameters} of its parameters; "
                 f"no checkpoint has the state of that one: give the Checkpointer the optimizer that trains, {missed.idle[0]}=opt"
             )
-        free = next(key for n in count(1) if (key := "optimizer" if n == 1 else f"optimizer{n}") not in taken)
+        free = next(key for n in count(1) if (key := "optimizer" if n == 1 else f"optimizer{n}") not in components)
         if not missed.where:
             return (
                 f"optimizer {name} steps {missed.parameters} parameters that no component has, and no checkpoint has them or its state: "

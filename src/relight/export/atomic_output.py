@@ -115,10 +115,10 @@ def check_free(path: str, *, folder: bool, overwrite: bool) -> None:
         message = "this is a file, or a link to nothing" if folder else "this is a directory"
         raise ConfigError(message, where=path, hint="name another target")
     if folder:
-        taken = sorted(name for name in os.listdir(path) if _is_ours(name))
-        if not taken or overwrite:
+        existing = sorted(name for name in os.listdir(path) if _is_ours(name))
+        if not existing or overwrite:
             return
-        raise ConfigError(f"{taken[0]} is there already", where=path, hint="--overwrite replaces it, or name another directory")
+        raise ConfigError(f"{existing[0]} is there already", where=path, hint="--overwrite replaces it, or name another directory")
     if not overwrite:
         raise ConfigError("this is there already", where=path, hint="--overwrite replaces it")
 

@@ -74,9 +74,9 @@ class OutFile:
             return
         while data:
             number, within = divmod(offset, BLOCK_BYTES)
-            taken = min(len(data), BLOCK_BYTES - within)
-            self._fill(number, within, data[:taken])
-            offset, data = offset + taken, data[taken:]
+            count = min(len(data), BLOCK_BYTES - within)
+            self._fill(number, within, data[:count])
+            offset, data = offset + count, data[count:]
 
     def _fill(self, number: int, within: int, data: memoryview) -> None:
         blocks, spill = self._blocks, None

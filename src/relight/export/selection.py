@@ -92,7 +92,7 @@ def choose(tree: Mapping[Any, Any], tensors: Sequence[Tensor], kinds: Mapping[st
     values = list(_walk((), "", tree)) if component is None else list(_walk((), join_path("", component), tree[component]))
     chosen = SelectedTensors([], [], [], [], component)
     first: dict[tuple[int, tuple[int, ...]], str] = {}
-    taken: dict[str, str] = {}
+    names_used: dict[str, str] = {}
     for candidate in values:
         plain = ".".join(str(key) for key in candidate.keys)
         if not is_meant((plain, candidate.path), options.only):
@@ -104,13 +104,13 @@ def choose(tree: Mapping[Any, Any], tensors: Sequence[Tensor], kinds: Mapping[st
             chosen.values.append((candidate.keys, candidate.value))
         else:
             name = renamed(plain, options.rename)
-            if not name or name in taken:
+            if not name or name in names_used:
                 raise ConfigError(
                     f"two tensors would be called {shown(name)!r}" if name else f"{shown(candidate.path)} would have no name",
-                    where=f"{taken.get(name, '')} {candidate.path}".strip(),
+                    where=f"{names_used.get(name, '')} {candidate.path}".strip(),
                     hint="change --rename, or leave one out: --only",
                 )
-            taken[name] = candidate.path
+            names_used[name] = candidate.path
             tensor = candidate.value.tensors[0]
             alias = first.setdefault((tensor, shape), name)
             dtype = target_of(tensors[tensor].dtype, options.dtype)

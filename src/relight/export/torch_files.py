@@ -164,12 +164,12 @@ def _path(keys: Sequence[Any]) -> tuple[str | int, ...]:
 
 def _padded(fixed: list[tuple[int, bytes]], slots: list[EntryOffset], entries: Sequence[ExportEntry], size: int) -> list[tuple[int, bytes]]:
     """Fill the gaps with zeros, so that every byte of a file is written."""
-    taken = sorted(
+    chosen = sorted(
         [(begin_, begin_ + len(data)) for begin_, data in fixed]
         + [(slot.offset, slot.offset + entries[slot.entry].length) for slot in slots]
     )
     gaps, end = [], 0
-    for begin, stop in [*taken, (size, size)]:
+    for begin, stop in [*chosen, (size, size)]:
         if begin > end:
             gaps.append((end, bytes(begin - end)))
         end = max(end, stop)

@@ -230,13 +230,13 @@ def optimizer_of(told: Mapping[str, Any]) -> dict[str, Any]:
 
 def unwrapped(state: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Return a module's state without the prefixes of wrappers, and the removed prefixes."""
-    entries, taken = dict(state), ""
+    entries, removed = dict(state), ""
     while entries:
         prefix = next((candidate for candidate in _WRAPPERS if all(key.startswith(candidate) for key in entries)), None)
         if prefix is None or any(len(key) == len(prefix) for key in entries):
             break
-        entries, taken = {key[len(prefix) :]: value for key, value in entries.items()}, taken + prefix
-    return entries, taken
+        entries, removed = {key[len(prefix) :]: value for key, value in entries.items()}, removed + prefix
+    return entries, removed
 
 
 def usual_name(key: str, kind: str, *, alone: bool) -> str:

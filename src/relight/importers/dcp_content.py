@@ -117,9 +117,9 @@ def take_tree(content: Content, tree: Mapping[Any, Any], files: Files) -> None:
         content.module("model", loose)
     elif loose:
         content.kept["tensors"] = loose
-    taken = dict(content.components)
+    components = dict(content.components)
     content.take(rest)
-    content.components = {**content.components, **taken}
+    content.components = {**content.components, **components}
     for name in ("grad", "rank", "rng", KEPT):
         content.components.pop(name, None)
 

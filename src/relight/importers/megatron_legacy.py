@@ -95,8 +95,8 @@ def take_rest(content: Content, told: Mapping[Any, Any]) -> None:
     scheduler = told.get("opt_param_scheduler")
     if isinstance(scheduler, dict):
         content.components["scheduler"] = ImportedComponent(SCHEDULER, scheduler)
-    taken = re.compile(r"optimizer|opt_param_scheduler|model\d*|rng_state")
-    content.kept |= {key: value for key, value in told.items() if type(key) is str and not taken.fullmatch(key)}
+    handled = re.compile(r"optimizer|opt_param_scheduler|model\d*|rng_state")
+    content.kept |= {key: value for key, value in told.items() if type(key) is str and not handled.fullmatch(key)}
     if "args" in told:
         content.kept["args"] = _arguments(told["args"]) or told["args"]
     if "rng_state" in told:

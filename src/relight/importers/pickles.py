@@ -339,9 +339,9 @@ class _Machine:
         end = self._at + length
         if end > len(self._data):
             raise self._unsafe("it ends too soon")
-        taken = self._data[self._at : end]
+        data = self._data[self._at : end]
         self._at = end
-        return taken
+        return data
 
     def _line(self) -> str:
         end = self._data.index(b"\n", self._at)

@@ -246,7 +246,7 @@ class Tiled:
         import numpy as np
 
         kind = f"V{self._size}"
-        out = np.frombuffer(into, kind).reshape((stop - top, *shape[1:]))
+        target_rows = np.frombuffer(into, kind).reshape((stop - top, *shape[1:]))
         for start, size, source, base in pieces:
             lo, hi = max(top, start[0]), min(stop, start[0] + size[0])
             if lo >= hi:
@@ -260,7 +260,7 @@ class Tiled:
             buffer = bytearray(length)
             _copy(source, begin, memoryview(buffer))
             target = (slice(lo - top, hi - top), *(slice(a, a + n) for a, n in zip(start[1:], size[1:], strict=True)))
-            out[target] = np.frombuffer(buffer, kind).reshape((hi - lo, *size[1:]))
+            target_rows[target] = np.frombuffer(buffer, kind).reshape((hi - lo, *size[1:]))
 
 
 def _copy(source: Source, start: int, into: memoryview) -> None:

@@ -37,11 +37,11 @@ class Folder:
 
     def tree(self, wanted: Callable[[str, Path], bool]) -> dict[Any, Any]:
         """Return the original state dict, with a leaf for each wanted tensor; its other values are read."""
-        taken = {name: entry for name, entry in self.found.items() if wanted(name, entry[0])}
-        flat = crowded({name: path for name, (path, _) in taken.items()})
+        chosen = {name: entry for name, entry in self.found.items() if wanted(name, entry[0])}
+        flat = crowded({name: path for name, (path, _) in chosen.items()})
         nodes: list[tuple[Path, Any]] = []
         values: dict[str, Value] = {}
-        for name, (path, content) in taken.items():
+        for name, (path, content) in chosen.items():
             if isinstance(content, Value):
                 values[name] = content
             else:

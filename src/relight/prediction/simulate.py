@@ -99,8 +99,8 @@ class _SyntheticRun:
                 self.psi["io"] += 50 * strength * active
                 self.full["io"] += 20 * strength * active
         for second in self.some(4):  # memory that is allocated and freed
-            taken = rng.uniform(0.05, 0.7) * self.free[second]
-            self.free -= taken * self.bump(second, rng.uniform(30, 1500), rng.uniform(60, 900), rng.uniform(1, 60))
+            amount = rng.uniform(0.05, 0.7) * self.free[second]
+            self.free -= amount * self.bump(second, rng.uniform(30, 1500), rng.uniform(60, 900), rng.uniform(1, 60))
         for second in self.some(3):  # data sets that are unpacked on the disk, and logs that are cleaned up
             self.disk -= rng.uniform(0.02, 0.5) * self.disk[second] * self.ramp(second, rng.uniform(120, 1800))
         for second in self.some(3):

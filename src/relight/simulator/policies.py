@@ -69,7 +69,7 @@ class Policy:
 _KEEP = ("last", "every", "hourly", "daily", "weekly", "monthly", "lag_steps", "within", "budget", "undo_window")
 _ADAPTIVE = ("at_least", "at_most", "overhead")
 _PEERS = ("copies", "data", "parity")
-_RULES = tuple(one.name for one in fields(SuperviseRules))
+_RULES = tuple(rule.name for rule in fields(SuperviseRules))
 _OTHERS = ("memory", "near", "far", "far_last", "recall", "precision", "lead", "drain", "spares")
 KEYS = (*_ADAPTIVE, *_KEEP, *_PEERS, *_RULES, *_OTHERS)
 

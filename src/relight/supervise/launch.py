@@ -98,8 +98,8 @@ def _known(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 def _length(known: dict[str, argparse.Action], arguments: list[str]) -> int:
     name, value, _ = arguments[0].partition("=")
-    meant = [known[name]] if name in known else [action for option, action in known.items() if option.startswith(name)]
-    return 1 if value or not meant or meant[0].nargs == 0 else 2
+    candidates = [known[name]] if name in known else [action for option, action in known.items() if option.startswith(name)]
+    return 1 if value or not candidates or candidates[0].nargs == 0 else 2
 
 
 def _script_at(parser: argparse.ArgumentParser, arguments: list[str]) -> int:

@@ -168,8 +168,8 @@ def main() -> None:
     from relight.supervise import worker
 
     if arguments:
-        was = _be_expendable()
-        wait_with(lambda: _go_on(channel, was))
+        old_score = _be_expendable()
+        wait_with(lambda: _go_on(channel, old_score))
     else:
         arguments = _become(channel)
     sys.argv = [str(Path(worker.__file__)), *arguments]

@@ -119,10 +119,10 @@ class Truth:
 
     def lose_log(self, first: int) -> dict[str, CountingCommit]:
         """Remove the records from number ``first`` on. Return what was live; its files must stay until ``find_log``."""
-        live, needs = self.live, self._needs
+        live, needed_by = self.live, self._needs
         self._shelf.lose(LOG, [f"{number:012d}.json" for number in range(first, len(self.records))])
         self.after_cut()
-        self._needs, self.is_log_lost = needs, True
+        self._needs, self.is_log_lost = needed_by, True
         return live
 
     def find_log(self) -> None:
