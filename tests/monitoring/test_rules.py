@@ -150,9 +150,9 @@ def test_in_quiet_times_only_what_is_critical_is_told() -> None:
     night, morning = 86400 * 10 + 23 * 3600.0, 86400 * 11 + 7 * 3600.0
     warns, breaks = alert(at=night), alert("damaged", CRITICAL, at=night)
     (message,), ledger = tell([warns, breaks], night, Ledger(), settings)
-    assert "damaged" in message.body and "may be coming" not in message.body
+    assert "damaged" in message.body and "is predicted" not in message.body
     (message,), _ = tell([], morning, ledger, settings, [warns, breaks])
-    assert "may be coming" in message.body and "damaged" not in message.body
+    assert "is predicted" in message.body and "damaged" not in message.body
 
 
 def test_quiet_days_and_times_past_midnight() -> None:
@@ -180,7 +180,7 @@ def test_what_is_critical_and_stays_so_is_escalated_once() -> None:
     bad = alert("damaged", CRITICAL)
     _, ledger = tell([bad, alert()], 0.0, Ledger(), settings)
     messages, ledger = tell([], 100.0, ledger, settings, [bad, alert()])
-    assert [one.escalated for one in messages] == [True] and "may be coming" not in messages[0].body
+    assert [one.escalated for one in messages] == [True] and "is predicted" not in messages[0].body
     assert tell([], 200.0, ledger, settings, [bad, alert()])[0] == []
     messages, _ = tell([bad._replace(state=RESOLVED)], 300.0, ledger, settings, [])
     assert sorted(one.escalated for one in messages) == [False, True]
