@@ -38,7 +38,7 @@ def apart(root: Root, tree: Any, where: str) -> tuple[Any, tuple[Any, ...]]:
         or len(other_ranks) != count - 1
         or not all(isinstance(tree_of_rank, dict) for tree_of_rank in other_ranks)
     ):
-        raise UnsafeContent(f"{count} ranks saved this, but it does not hold what each had of its own", where=where)
+        raise UnsafeContent(f"{count} ranks saved this, but it does not have each rank's own state", where=where)
     common = {name: node for name, node in tree.items() if name != OWN}
     return common, (common, *other_ranks)
 

@@ -305,6 +305,6 @@ def read_further(further: Sequence[Further], near: History) -> list[Reach]:
         raise StoreUnavailable(
             f"the nearest tier has no checkpoint, and {', '.join(reach.name for reach in silent)} may have some, but does not answer",
             where=silent[0].store.url,
-            hint="make it answer; or, for a run that shall begin from scratch, leave that tier out",
+            hint="repair the connection to it; or, to begin the run from scratch, leave that tier out",
         ) from silent[0].error
     return reaches

@@ -42,7 +42,9 @@ def detect_snapshot(files: Files) -> Content | None:
     content.notes.append("torchsnapshot saves generators only if it is asked to")
     other_ranks = {path.split("/")[0] for path in manifest if not path.startswith("0/")}
     if other_ranks:
-        content.left_out.append((f"{len(other_ranks)} further ranks", "what each has of its own; shards of tensors are all taken"))
+        content.left_out.append(
+            (f"{len(other_ranks)} further ranks", "the state that only one rank has; shards of tensors of all ranks are imported")
+        )
     _step(content)
     return content
 
