@@ -73,7 +73,7 @@ def _asked(verb: str) -> Callable[..., Any]:
                 "error.html",
                 "",
                 name="Request failed",
-                says=f"a field has at most {_VALUE_MAX} characters",
+                message=f"a field has at most {_VALUE_MAX} characters",
                 todo="",
                 status=422,
             )
@@ -94,7 +94,7 @@ def _answer(request: Request, verb: str, given: dict[str, str]) -> Response:
             outcome = acts.execute(verb, fields, who, confirmed)
             if outcome.task:
                 return RedirectResponse(f"/tasks/{outcome.task}", 303)
-            return shown(request, "done.html", "", name=planned.name, ok=outcome.ok, says=outcome.says, lines=outcome.details, back=back)
+            return shown(request, "done.html", "", name=planned.name, ok=outcome.ok, message=outcome.says, lines=outcome.details, back=back)
     except RelightError as error:
         return refused(request, error, 409)
     changed = "The plan has changed since it was shown: check it again." if confirmed else ""
@@ -103,7 +103,7 @@ def _answer(request: Request, verb: str, given: dict[str, str]) -> Response:
         "confirm.html",
         "",
         name=planned.name,
-        says=planned.says,
+        message=planned.says,
         columns=planned.columns,
         lines=planned.rows,
         command=planned.command,

@@ -105,7 +105,7 @@ def incidents(rows: Sequence[IncidentRow], now: float) -> dict[str, Any]:
     caption = f"{plural(len(rows), 'incident')}, hours since the first"
     return {
         "incidents": [incident_row(row, now) for row in rows],
-        "says": caption,
+        "caption": caption,
         "picture": lanes([RankRow(name, spans) for name, spans in lanes_of.items()], caption, unit="h") if lanes_of else None,
     }
 
@@ -192,7 +192,7 @@ def settings(told: SettingsDetail, now: float) -> dict[str, Any]:
         "alerts": [
             {
                 "name": rule.name,
-                "says": rule.says,
+                "condition": rule.says,
                 "severity": rule.severity,
                 "health": "failed" if rule.firing else "good",
                 "state": "firing" if rule.firing else "quiet",

@@ -96,12 +96,12 @@ def one_tensor(detail: CheckpointDetail, path: str, told: Statistics | Working |
     ]
     context = {"path": tensor.path, "facts": facts, "histogram": None, "waiting": False}
     if isinstance(told, str):
-        return {**context, "says": told}
+        return {**context, "note": told}
     if isinstance(told, Working):
-        return {**context, "says": f"{told.says}: {share(told.done)} so far", "waiting": True}
+        return {**context, "note": f"{told.says}: {share(told.done)} so far", "waiting": True}
     facts += [(name, number(value), "") for name, value in told.numbers]
     picture = histogram(told.edges, told.counts, f"values of {tensor.path}") if told.counts else None
-    return {**context, "histogram": picture, "says": told.says}
+    return {**context, "histogram": picture, "note": told.says}
 
 
 def group_of(path: str) -> str:

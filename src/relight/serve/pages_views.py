@@ -68,7 +68,7 @@ def _store_row(one: StoreRow, now: float) -> dict[str, Any]:
         "name": one.name,
         "health": "good" if fine else "failed",
         "word": "read" if fine else "not read",
-        "says": "" if fine else one.state,
+        "error": "" if fine else one.state,
         "runs": one.runs,
         "bytes": one.bytes,
         "read": when(one.read_at, now),
@@ -255,7 +255,7 @@ def task(told: Mapping[str, Any], now: float) -> dict[str, Any]:
         "by": told["who"],
         "began": when(told["began"], now),
         "took": span(told["seconds"]),
-        "says": told["says"],
+        "message": told["says"],
         "details": told["details"],
         "lines": told["lines"],
     }
