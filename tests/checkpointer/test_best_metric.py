@@ -173,7 +173,7 @@ def test_a_metric_that_is_nan_each_time_deletes_nothing(tmp_path: Path, events: 
     run = tmp_path / "runs" / "demo"
     train(run, [math.nan] * 3, keep=relight.keep(best=1, metric="acc"))
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1, 2]
-    assert "no finite value of 'acc' came yet" in next(event for event in events if event.name == "metric.missing").fields["say"]
+    assert "no finite value of 'acc' was given yet" in next(event for event in events if event.name == "metric.missing").fields["say"]
     ckpt = relight.Checkpointer(tmp_path / "runs" / "other", state={"x": 1}, signals=False, background=False, save=relight.best("acc"))
     ckpt.restore()
     ckpt.save(0, metrics={"acc": math.nan})

@@ -145,7 +145,7 @@ def test_containers_of_components_are_taken_apart(tmp_path: Path, given: dict[st
 def test_a_container_of_components_and_plain_values_is_refused(tmp_path: Path) -> None:
     """A restore would have to put the plain values back into a container that was taken apart."""
     model = torch.nn.Linear(1, 1)
-    with pytest.raises(ConfigError, match="parts= holds a component, parts.model, beside a plain value, parts.epoch"):
+    with pytest.raises(ConfigError, match="parts= holds a component, parts.model, and a plain value, parts.epoch"):
         relight.Checkpointer(tmp_path / "run", parts={"model": model, "epoch": 0})
     with pytest.raises(ConfigError, match=r"component 'nets.0' is given twice"):
         relight.Checkpointer(tmp_path / "run", state={"nets.0": model, "nets": [model]})

@@ -65,7 +65,7 @@ def test_a_job_that_was_given_up_is_an_alert_until_it_begins_again(run: Path, ca
     write(run, incident(7200, "crash", "resume"))
     assert fired(run) == {}
     write(run, incident(3600, "crash", "stop"))
-    assert fired(run) == {"job_given_up": "relight run gave the job up 60.0 min ago, and no attempt has begun since: why stop"}
+    assert fired(run) == {"job_given_up": "relight run stopped the job 60.0 min ago, and no attempt has begun since: why stop"}
     assert command.main(["check", str(run)], standalone_mode=False) == 1 and "job_given_up" in capsys.readouterr().out
     append(run, FenceBody(attempt="second", reason="resumed"), 60, epoch=2)
     assert fired(run) == {}
@@ -90,14 +90,14 @@ def test_nodes_that_leave_hardware_and_roll_backs_are_alerts_for_a_day(run: Path
     assert fired(run) == {
         "node_excluded": "1 node has left the job within a day; the last: n7: why exclude_node",
         "hardware_failure": "2 hardware failures within a day; the last: n7: hardware failed",
-        "rolled_back": "the run went back once within a day: why roll back",
+        "rolled_back": "the run was rolled back once within a day: why roll back",
     }
 
 
 def test_a_run_that_went_back_without_a_supervisor_is_an_alert(run: Path) -> None:
     """The run's log has the roll-back, with or without ``relight run``."""
     append(run, NoteBody(topic=ROLLED_BACK, data={"before": 41}), 500)
-    assert fired(run) == {"rolled_back": "the run went back once within a day"}
+    assert fired(run) == {"rolled_back": "the run was rolled back once within a day"}
 
 
 def test_the_last_decision_is_a_metric(run: Path) -> None:

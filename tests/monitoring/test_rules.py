@@ -28,9 +28,9 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "tier_behind": ({"tiers": (TierSeen("cold", "u", 1, 100, 2, 5000.0, 1, None),)}, "cold lacks 2 checkpoints"),
     "damaged": ({"damaged": 1, "bad": (("abc", "a flipped bit"), ("def", ROLLED_BACK_WORDS))}, "abc does not count as good: a flipped bit"),
     "risk": ({"risk": 0.9, "risk_why": "memory fills up"}, "0.90: memory fills up"),
-    "job_given_up": ({"outcomes": Outcomes("stop", 400.0, given_up="an error: 3 times at step 7")}, "gave the job up 10.0 min ago"),
+    "job_given_up": ({"outcomes": Outcomes("stop", 400.0, given_up="an error: 3 times at step 7")}, "stopped the job 10.0 min ago"),
     "node_excluded": ({"outcomes": Outcomes(excluded=("n7: Xid 79",))}, "1 node has left the job within a day; the last: n7: Xid 79"),
-    "rolled_back": ({"outcomes": Outcomes(roll_backs=2, roll_back_why="loss is nan")}, "went back 2 times within a day: loss is nan"),
+    "rolled_back": ({"outcomes": Outcomes(roll_backs=2, roll_back_why="loss is nan")}, "was rolled back 2 times within a day: loss is nan"),
     "hardware_failure": ({"outcomes": Outcomes(hardware=1, hardware_why="n7: Xid 79")}, "1 hardware failure within a day; the last: n7"),
     "crash_loop": ({"recent_failures": 3}, "3 failures within an hour"),
     "retention_blocked": ({"retention_failed": 3, "retention_why": "not permitted"}, "not permitted"),
@@ -150,9 +150,9 @@ def test_in_quiet_times_only_what_is_critical_is_told() -> None:
     night, morning = 86400 * 10 + 23 * 3600.0, 86400 * 11 + 7 * 3600.0
     warns, breaks = alert(at=night), alert("damaged", CRITICAL, at=night)
     (message,), ledger = tell([warns, breaks], night, Ledger(), settings)
-    assert "damaged" in message.body and "may be coming" not in message.body
+    assert "damaged" in message.body and "is predicted" not in message.body
     (message,), _ = tell([], morning, ledger, settings, [warns, breaks])
-    assert "may be coming" in message.body and "damaged" not in message.body
+    assert "is predicted" in message.body and "damaged" not in message.body
 
 
 def test_quiet_days_and_times_past_midnight() -> None:
@@ -180,7 +180,7 @@ def test_what_is_critical_and_stays_so_is_escalated_once() -> None:
     bad = alert("damaged", CRITICAL)
     _, ledger = tell([bad, alert()], 0.0, Ledger(), settings)
     messages, ledger = tell([], 100.0, ledger, settings, [bad, alert()])
-    assert [one.escalated for one in messages] == [True] and "may be coming" not in messages[0].body
+    assert [one.escalated for one in messages] == [True] and "is predicted" not in messages[0].body
     assert tell([], 200.0, ledger, settings, [bad, alert()])[0] == []
     messages, _ = tell([bad._replace(state=RESOLVED)], 300.0, ledger, settings, [])
     assert sorted(one.escalated for one in messages) == [False, True]

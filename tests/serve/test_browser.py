@@ -185,7 +185,7 @@ def test_live(browser: Any, sites: dict[str, Site]) -> None:
     site = sites["lively"]
     with Tab(browser) as tab:
         page = tab.go(site.url + PAGES["run"])
-        page.wait_for_selector("#told.on")
+        page.wait_for_selector("#live-state.on")
         page.evaluate("window.stays = 1")
         before = site.app.state.index.checkpoints("", "", None, 9)
         rows = replace(before, rows=[replace(before.rows[0], id="feedc0ffee00"), *before.rows[1:]])
@@ -237,7 +237,7 @@ def test_by_keyboard(browser: Any, sites: dict[str, Site]) -> None:
     with Tab(browser) as tab:
         page = tab.go(sites["lively"].url)
         page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.textContent") == "To the content"
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
         for _ in range(30):
             page.keyboard.press("Tab")
             if page.evaluate("document.activeElement.textContent") == "llama-8b-sft":
@@ -285,7 +285,7 @@ def test_a_real_run(browser: Any, real: tuple[str, str]) -> None:
         page.wait_for_selector("text=real", timeout=20_000)
         page.screenshot(path=str(SHOTS / "real-runs-390-light.png"), full_page=True)
         page.click("main >> text=real")
-        page.wait_for_selector("#told.on")
+        page.wait_for_selector("#live-state.on")
         page.screenshot(path=str(SHOTS / "real-run-390-light.png"), full_page=True)
         assert tab.axe() == []
         page.locator("#checkpoints tbody a").first.click()

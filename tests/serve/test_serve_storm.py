@@ -235,7 +235,7 @@ def test_verifications_are_tasks_with_a_quota(tmp_path: Path) -> None:
             for number in range(TASKS_OF_ONE):
                 tasks.begin("verify", "runs", "run-000", "anna", lambda task: ActionOutcome(go.wait(20), ""), str(number))
             for _ in range(84):
-                with pytest.raises(StoreUnavailable, match="that you began"):
+                with pytest.raises(StoreUnavailable, match="that you started"):
                     tasks.begin("verify", "runs", "run-000", "anna", lambda task: ActionOutcome(True, ""))
         assert confirmed(server, "verify")["task"], "another client has its own quota"
         go.set()

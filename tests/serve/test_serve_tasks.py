@@ -157,7 +157,7 @@ def test_tasks_are_bounded_and_errors_are_how_they_end() -> None:
         raise ConfigError("it cannot be")
 
     begun = [tasks.begin("drill", "runs", f"run-{number}", "anna", waits) for number in range(RUNNING_MAX)]
-    with pytest.raises(StoreUnavailable, match="under way already"):
+    with pytest.raises(StoreUnavailable, match="already running"):
         tasks.begin("drill", "runs", "one-more", "anna", waits)
     begun[0].when_over(outcomes.append)
     go.set()

@@ -176,7 +176,7 @@ def test_processes_are_bounded_and_end_with_the_server(
         return tasks.begin("verify", "runs", "demo", "anna", work, checkpoint.id)
 
     begun = [begin(checkpoint) for checkpoint in live[: tasks_work.VERIFYING_MAX + 1]]
-    waits = f"waits: {tasks_work.VERIFYING_MAX} verifications are running"
+    waits = f"waiting: {tasks_work.VERIFYING_MAX} other verifications are running"
     wait_for(lambda: sorted(task.lines[:1] for task in begun) == [["10 % of its bytes are verified"]] * 2 + [[waits]])
     assert len(processes) == tasks_work.VERIFYING_MAX and all(process.poll() is None for process in processes)
     tasks.close()

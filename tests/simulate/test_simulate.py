@@ -19,7 +19,11 @@ SEEDS = 200
 SURELY = 5000
 """Seeds within which each planted bug is found."""
 RARE = frozenset(
-    {"a save that may have been committed is removed", "one's own record is taken for another's", "retention retires what a tag holds"}
+    {
+        "a save that may have been committed is removed",
+        "a process takes its own record for another's",
+        "retention retires a tagged checkpoint",
+    }
 )
 """These take some seconds."""
 

@@ -56,8 +56,8 @@ SPOILED = [
     ("step_s = nan", "step_s: expected `float` >= 0.001", "line 1"),
     ("[save]\nstall_s = inf", "save.stall_s", ""),
     ("gpus = 1000000\ngpus_per_node = 1", "machines, and at most 200,000", ""),
-    ("gpus = [", "it is no TOML", ""),
-    ("x = " + "[" * 5000, "it is no TOML", ""),
+    ("gpus = [", "it is not TOML", ""),
+    ("x = " + "[" * 5000, "TOML", ""),
     ("save = 3", "save: expected `object`", "line 1"),
     ("[policy]\na = 3", "policy", ""),
 ]  # fmt: skip
@@ -79,7 +79,7 @@ def test_files_that_are_none_are_said(tmp_path: Path) -> None:
     """Bytes, a directory, too much, a name that nobody knows, a null byte."""
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "large.toml").write_bytes(b"#" * (2 << 20))
-    for name, says in (("bytes.toml", "no text"), ("large.toml", "more than 1 MiB"), (".", "no file"), ("none.toml", "no scenario")):
+    for name, says in (("bytes.toml", "not text"), ("large.toml", "more than 1 MiB"), (".", "not a file"), ("none.toml", "no scenario")):
         with pytest.raises(ConfigError, match=says):
             read_scenario(str(tmp_path / name))
     with pytest.raises(ConfigError, match="did you mean llama3-54-days"):
@@ -128,8 +128,8 @@ def test_settings_reach_into_a_scenario() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("adaptiv", "did you mean 'adaptive'"), ("", "does not say when"), ("0m", "does not say when"), ("0steps", "does not say when"),
-        ("adaptive,lst=3", "did you mean 'last'"), ("adaptive,last", "no key=value"), ("adaptive,last=", "no key=value"),
+        ("adaptiv", "did you mean 'adaptive'"), ("", "does not state when"), ("0m", "does not state when"), ("0steps", "does not state when"),
+        ("adaptive,lst=3", "did you mean 'last'"), ("adaptive,last", "not key=value"), ("adaptive,last=", "not key=value"),
         ("adaptive,last=0", "whole number from 1"), ("adaptive,last=x", "whole number"), ("10m,last=1,last=2", "twice"),
         ("10m,copies=9", "from 1 to 4"), ("10m,copies=1,data=3", "copies=, or data="), ("10m,memory=perhaps", "on or off"),
         ("10m,far_last=2", "far_last without far"), ("10m,far=fast", "far is a size"), ("10m,precision=0.5", "without recall"),

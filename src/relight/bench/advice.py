@@ -107,16 +107,16 @@ def _background(facts: BenchFacts, slots: int) -> tuple[RecommendedSetting, floa
     if waits is None or facts.blocked_s is None:
         return RecommendedSetting(name, "True", "not measured: the default"), waits
     if facts.accelerator:
-        cost_s, what = facts.blocked_s, f"step() returns after {_s(facts.blocked_s)}, and the device trains on"
+        cost_s, reason = facts.blocked_s, f"step() returns after {_s(facts.blocked_s)}, and the device trains on"
     elif facts.lost_s is None:
-        cost_s, what = facts.blocked_s, f"step() returns after {_s(facts.blocked_s)}"
+        cost_s, reason = facts.blocked_s, f"step() returns after {_s(facts.blocked_s)}"
     else:
         cost_s = max(facts.lost_s, facts.blocked_s)
-        what = f"step() returns after {_s(facts.blocked_s)}, and training on all cores loses {_s(cost_s)} in all"
+        reason = f"step() returns after {_s(facts.blocked_s)}, and training on all cores loses {_s(cost_s)} in all"
     against = f"a save that waits takes {_s(waits)}"
     if cost_s <= waits:
-        return RecommendedSetting(name, "True", f"{what}; {against}, {waits / cost_s:.1f} times that"), cost_s
-    return RecommendedSetting(name, "False", f"{what}; {against} only: the memory for snapshots buys nothing"), waits
+        return RecommendedSetting(name, "True", f"{reason}; {against}, {waits / cost_s:.1f} times that"), cost_s
+    return RecommendedSetting(name, "False", f"{reason}; {against} only: the memory for snapshots buys nothing"), waits
 
 
 def _threads(facts: BenchFacts) -> RecommendedSetting:

@@ -105,7 +105,7 @@ def noise(floors: Sequence[Figure]) -> list[str]:
 
 
 def useful(seconds: Mapping[int, float], gain: float = 0.05) -> int:
-    """Return the smallest number of threads whose time is at most ``gain`` above the fastest."""
+    """Return the smallest number of threads that takes at most the fraction ``gain`` longer than the fastest."""
     best = min(seconds.values())
     return min(count for count, value in seconds.items() if value <= best * (1 + gain))
 

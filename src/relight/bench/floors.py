@@ -114,12 +114,12 @@ def read(
     fd = os.open(path, os.O_RDONLY | (O_DIRECT if direct else 0))
 
     def every(first: int) -> None:
-        room = page_buffer(READ_BYTES)
+        buffer = page_buffer(READ_BYTES)
         for offset in range(first * READ_BYTES, size, threads * READ_BYTES):
-            target = room if into is None else into[offset : offset + READ_BYTES]
-            got = os.preadv(fd, [target], offset)
+            target = buffer if into is None else into[offset : offset + READ_BYTES]
+            count = os.preadv(fd, [target], offset)
             if then is not None:
-                then(target[:got])
+                then(target[:count])
 
     try:
         with ThreadPoolExecutor(threads) as pool:
@@ -130,9 +130,9 @@ def read(
 
 def direct_works(folder: Path) -> bool:
     """Return whether files in ``folder`` can be written and read with direct I/O."""
-    path, room = folder / "direct", page_buffer(PAGE)
+    path, buffer = folder / "direct", page_buffer(PAGE)
     try:
-        write(path, room, PAGE, direct=True)
+        write(path, buffer, PAGE, direct=True)
         read(path, PAGE, direct=True)
     except OSError as error:
         if error.errno != errno.EINVAL:

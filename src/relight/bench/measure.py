@@ -37,7 +37,7 @@ Block = Callable[[dict[str, float]], None]
 _FIRST_BYTES = 16_000_000
 """Bytes written to estimate the disk's speed, before the size of the state is chosen."""
 LOST_TIMES = 3
-"""Saves in a round whose cost to training is measured: no other figure differs as much from save to save."""
+"""Number of saves in a round with measured cost to training: no other figure differs as much from save to save."""
 _WARM = 0.1
 """Fraction in the page cache above which a checkpoint does not count as cold."""
 
@@ -125,16 +125,16 @@ class _Bench:
         self.accelerator, self.tensors = has_accelerator(), len(state.tensors())
         if self.accelerator:
             self.notes.append("there is an accelerator, but the state is in host memory: copies from the device are not measured")
-        with at_work(self._folder, state) as ours:
-            blocks: list[Block] = [self._memory, self._disk, self._pace, partial(self._waiting, ours)]
-            if ours.warm_up():
-                blocks.append(partial(self._background, ours))
+        with at_work(self._folder, state) as runs:
+            blocks: list[Block] = [self._memory, self._disk, self._pace, partial(self._waiting, runs)]
+            if runs.warm_up():
+                blocks.append(partial(self._background, runs))
             else:
                 self.notes.append("saves in the background are not available here: the warnings above have the reason")
             self._rounds(blocks)
-            if ours.cold_resident > _WARM:
+            if runs.cold_resident > _WARM:
                 self.notes.append(
-                    f"the page cache could not be emptied ({ours.cold_resident:.0%} stayed): figures labelled cold are not cold"
+                    f"the page cache could not be emptied ({runs.cold_resident:.0%} stayed): figures labelled cold are not cold"
                 )
 
     def _rounds(self, blocks: list[Block]) -> None:

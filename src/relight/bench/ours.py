@@ -144,11 +144,11 @@ class Ours:
 @contextmanager
 def at_work(folder: Path, state: BenchState) -> Iterator[Ours]:
     """Create runs and agent, and close them at the end."""
-    ours = Ours(folder, state)
-    undo = subscribe(ours.on_event)
+    runs = Ours(folder, state)
+    undo = subscribe(runs.on_event)
     try:
-        yield ours
+        yield runs
     finally:
         undo()
-        for ckpt in (ours.waits, ours.background):
+        for ckpt in (runs.waits, runs.background):
             ckpt.close(save=False)

@@ -54,13 +54,13 @@ def make_place(store: LocalStore) -> Iterator[BenchDir]:
     folder = root / f"{PREFIX}{secrets.token_hex(4)}"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        left = sorted(str(path) for path in root.glob(f"{PREFIX}*"))
+        leftovers = sorted(str(path) for path in root.glob(f"{PREFIX}*"))
         folder.mkdir()
     except OSError as error:
         _unmake(missing)
         raise translate(error, "making a directory to measure in", str(folder)) from error
     try:
-        yield BenchDir(store, folder, left)
+        yield BenchDir(store, folder, leftovers)
     finally:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # a second Ctrl-C must not leave half of it
         try:
@@ -88,18 +88,18 @@ def end_between() -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    asked: list[int] = []
+    signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        if len(asked) > 1:
+        signals.append(number)
+        if len(signals) > 1:
             _end(number)
 
     previous = {number: signal.signal(number, note) for number in _ENDING}
 
     def end_if_asked() -> None:
-        if asked:
-            _end(asked[0])
+        if signals:
+            _end(signals[0])
 
     try:
         yield end_if_asked

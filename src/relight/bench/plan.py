@@ -48,28 +48,28 @@ def plan_bench(room: BenchSpace, size: int | None, rounds: int, *, where: str = 
         raise ConfigError(f"rounds is a whole number from 1 on, not {rounds}")
     if size is not None and size < SIZE_MIN:
         raise ConfigError(f"a state of {bytes_text(size)} is too small to measure: --size must be at least {bytes_text(SIZE_MIN)}")
-    wanted = size or min(SIZE_DEFAULT, max(SIZE_ENOUGH, int(TARGET_S / rounds / _seconds_a_byte(room.write_bps))))
+    target = size or min(SIZE_DEFAULT, max(SIZE_ENOUGH, int(TARGET_S / rounds / _seconds_a_byte(room.write_bps))))
     disk, memory = _fits_disk(room), _fits_memory(room)
     if size is None:
-        wanted = _rounded(min(wanted, disk, memory))
-    if wanted > disk or (wanted < SIZE_MIN and disk <= memory):
-        needed = disk_needed(max(wanted, SIZE_MIN))
+        target = _rounded(min(target, disk, memory))
+    if target > disk or (target < SIZE_MIN and disk <= memory):
+        needed = disk_needed(max(target, SIZE_MIN))
         raise NoSpace(
-            f"measuring with {bytes_text(max(wanted, SIZE_MIN))} needs {bytes_text(needed)} on the disk; "
+            f"measuring with {bytes_text(max(target, SIZE_MIN))} needs {bytes_text(needed)} on the disk; "
             f"{bytes_text(room.disk_bytes or 0)} are free",
             where=where,
             hint=_smaller(min(disk, memory)) or "make room, or name a store on another disk",
         )
-    if wanted > memory or wanted < SIZE_MIN:
-        needed = memory_needed(max(wanted, SIZE_MIN), torch=room.torch)
-        what = "the state, two snapshots of it, buffers" if room.torch else "buffers"
+    if target > memory or target < SIZE_MIN:
+        needed = memory_needed(max(target, SIZE_MIN), torch=room.torch)
+        parts = "the state, two snapshots of it, buffers" if room.torch else "buffers"
         raise NoSpace(
-            f"measuring with {bytes_text(max(wanted, SIZE_MIN))} needs {bytes_text(needed)} of memory ({what}); "
+            f"measuring with {bytes_text(max(target, SIZE_MIN))} needs {bytes_text(needed)} of memory ({parts}); "
             f"{bytes_text(room.memory_bytes or 0)} are available",
             where="memory",
             hint=_smaller(min(disk, memory)) or "end other programs",
         )
-    return BenchPlan(wanted, -(-min(wanted, PART_MAX) // 4096) * 4096, rounds, size is not None)
+    return BenchPlan(target, -(-min(target, PART_MAX) // 4096) * 4096, rounds, size is not None)
 
 
 def disk_needed(size: int) -> int:
@@ -96,8 +96,8 @@ def spread(size: int, tensors: int | None) -> list[int]:
         return [total // count] * count
     width = max(1, math.isqrt(total // 200))
     block = [width, width, 3 * width**2, 3 * width, width**2, width, width, width, 4 * width**2, 4 * width, 4 * width**2, width]
-    others = [*block * 12, width, width]
-    return [max(1, total - sum(others)), *others]
+    sizes = [*block * 12, width, width]
+    return [max(1, total - sum(sizes)), *sizes]
 
 
 def parse_size(text: str) -> int:
@@ -113,7 +113,7 @@ def parse_size(text: str) -> int:
 
 
 def bytes_text(count: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes as text with three or four digits: ``1.5 GB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"
@@ -122,7 +122,7 @@ def bytes_text(count: float) -> str:
 
 
 def _seconds_a_byte(write_bps: float) -> float:
-    """Of one round: about six writes, four reads, and ten passes over memory."""
+    """Return the seconds of one round per byte of state: about six writes and four reads on disk, and ten traversals of memory."""
     return 10 / max(write_bps, 1e6) + 10 / _MEMORY_PASSES_BPS
 
 
@@ -133,11 +133,11 @@ def _fits_disk(room: BenchSpace) -> int:
 def _fits_memory(room: BenchSpace) -> int:
     if room.memory_bytes is None:
         return 1 << 62
-    left = room.memory_bytes - _MEMORY_SPARE
+    available = room.memory_bytes - _MEMORY_SPARE
     times = 5 if room.torch else 2
-    if left < times * PART_MAX:
-        return max(0, left // times)
-    return (left - 2 * PART_MAX) // 3 if room.torch else 1 << 62
+    if available < times * PART_MAX:
+        return max(0, available // times)
+    return (available - 2 * PART_MAX) // 3 if room.torch else 1 << 62
 
 
 def _smaller(fits: int) -> str:
@@ -145,6 +145,6 @@ def _smaller(fits: int) -> str:
 
 
 def _rounded(size: int) -> int:
-    """Round down to about two digits."""
+    """Return ``size`` rounded down to a multiple of 1 or 10 MB."""
     step = 10**7 if size >= 10**8 else 10**6
     return size // step * step

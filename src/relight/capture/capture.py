@@ -78,9 +78,9 @@ def capture(
     later captures cost half a microsecond for each parameter, buffer and optimizer tensor. Raise ``IncompatibleState``
     with all values that cannot be saved. ``behind``: items that precede the state's own in ``items``.
     """
-    taken = [name for name in ("rng", "grad", "rank") if name in components]
-    if taken:
-        raise ConfigError(f"a component cannot be called {taken[0]!r}: Relight's own state has that name")
+    reserved = [name for name in ("rng", "grad", "rank") if name in components]
+    if reserved:
+        raise ConfigError(f"a component cannot be called {reserved[0]!r}: Relight's own state has that name")
     kinds = {name: kind_of(value) for name, value in components.items()}
     fixed = recall.valid_template(components) if recall is not None else None
     walker = Walker(fixed, behind)

@@ -175,9 +175,9 @@ class Skipped:
             if entry is _END:
                 return
             several = entry if isinstance(entry, (list, tuple)) else [entry]
-            taken, self._rest = several[: skip - self.done], list(several[skip - self.done :])
-            self.crc = crc32(packed(list(taken))[1], self.crc)
-            self.done += len(taken)
+            skipped, self._rest = several[: skip - self.done], list(several[skip - self.done :])
+            self.crc = crc32(packed(list(skipped))[1], self.crc)
+            self.done += len(skipped)
 
     def entries(self) -> Iterator[Any]:
         """Yield the remaining entries as the order gives them; the first may be the rest of an entry."""

@@ -132,9 +132,9 @@ def declared_of(tensor: torch.Tensor, names: Mapping[int, str]) -> FlatParams | 
     first = line.place * each
     for live, begin in zip(line.parameters, line.begins):
         low, high = max(begin, first), min(begin + live.numel(), first + each)
-        offset, here = (low - first, high - low) if low < high else (0, 0)
+        offset, length = (low - first, high - low) if low < high else (0, 0)
         name = names.get(id(live), "?")
-        originals.append(ElementRange(name, name, tuple(live.shape), begin, offset, here, each, line.mesh))
+        originals.append(ElementRange(name, name, tuple(live.shape), begin, offset, length, each, line.mesh))
         lives.append(live)
     return FlatParams(originals, lives)
 

@@ -63,15 +63,15 @@ def is_flattened(module: nn.Module) -> bool:
 
     Called for every model, so it avoids a call for each submodule.
     """
-    seen, left = {id(module)}, [module]
-    while left:
-        current = left.pop()
+    seen, pending = {id(module)}, [module]
+    while pending:
+        current = pending.pop()
         if type(current).__name__ == _KIND:
             return True
         for child in current._modules.values():
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
-                left.append(child)
+                pending.append(child)
     return False
 
 
@@ -110,8 +110,8 @@ def flattened_state(module: nn.Module) -> dict[str, Any]:
             state[prefix + _EXTRA] = submodule.get_extra_state()
     for path, wrapper in wrappers:
         prefix = f"{path}.{_INSIDE}." if path else f"{_INSIDE}."
-        for live, held, originals in _held(wrapper):
-            state.update((prefix + original.full_name, original.of(held, live)) for original in originals)
+        for live, memory, originals in _held(wrapper):
+            state.update((prefix + original.full_name, original.of(memory, live)) for original in originals)
         for shared in wrapper._handle.flat_param._shared_param_infos:
             first = f"{prefix}{_joined(shared.prim_module_name, shared.prim_param_name)}"
             if first in state:
@@ -192,8 +192,8 @@ def _held(wrapper: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[Origi
         if not in_order:
             raise IncompatibleState("flattened in its order in memory, not row by row", where=name, hint="contiguous() it")
         size = math.prod(shape)
-        offset, here = (begin, size) if where is None else (where.offset_in_shard or 0, where.numel_in_shard or 0)
-        originals.append(Original(own_name(name, names), name, tuple(shape), begin, offset, here, flat._sharded_size.numel(), mesh))
+        offset, length = (begin, size) if where is None else (where.offset_in_shard or 0, where.numel_in_shard or 0)
+        originals.append(Original(own_name(name, names), name, tuple(shape), begin, offset, length, flat._sharded_size.numel(), mesh))
     if flat._params is None:
         yield flat, flat, originals
     elif sharded:  # each has memory for its own range only

@@ -63,16 +63,16 @@ def build_tree(
     ``FreshTensors``.
     """
     memory = FreshTensors(tensors, check, mapped)
-    made = _plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree, "", memory, only)
-    if made is _NOTHING and only:
+    plan = _plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree, "", memory, only)
+    if plan is _NOTHING and only:
         raise nothing_fits(only, where)
-    return LoadPlan(memory.sinks, lambda: {} if made is _NOTHING else made.make() if type(made) is Later else made)
+    return LoadPlan(memory.sinks, lambda: {} if plan is _NOTHING else plan.make() if type(plan) is Later else plan)
 
 
 def thunks(node: Any, path: str, memory: FreshTensors) -> Thunk:
     """Return a function that returns a decoded node's value. Call it once: plain containers are already created."""
-    made = whole(node, path, memory)
-    return made.make if type(made) is Later else lambda: made
+    value = whole(node, path, memory)
+    return value.make if type(value) is Later else lambda: value
 
 
 def whole(node: Any, path: str, memory: FreshTensors) -> Any:

@@ -262,12 +262,12 @@ def _behind(sampler: Any) -> Any:
 
 def own_generators(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the generators that the loader, its samplers and, in the main process, its data hold, by attribute path."""
-    known: dict[str, Any] = {}
+    generators_by_path: dict[str, Any] = {}
     for place, owner in samplers(loader).items():
         for name, value in sorted(getattr(owner, "__dict__", {}).items()):
-            if generators.is_generator(value) and not any(value is other for other in known.values()):
-                known[f"{place}.{name}"] = value
-    return known
+            if generators.is_generator(value) and not any(value is other for other in generators_by_path.values()):
+                generators_by_path[f"{place}.{name}"] = value
+    return generators_by_path
 
 
 def own_states(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -281,7 +281,7 @@ def report_steps(components: Mapping[str, object], steps: int) -> list[str]:
             watch.reported.add("ahead")
             ahead.append(watch.name)
         elif watch.kept is not None and not (watch.pace.ahead or watch.pace.unsure or watch.pace.threaded):
-            watch.kept = None  # the loop uses each batch as it is delivered
+            watch.kept = None  # the loop uses each batch before it requests the next
     return ahead
 
 
@@ -328,10 +328,10 @@ def _state(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
         return {"counted": counted}
     # Before its first iterator exists, state_dict would create one and draw random numbers: there is no position yet.
     fresh = _makes_ahead(loader) and loader._iterator is None and loader.next_iter_state is None  # type: ignore[attr-defined]
-    left = watch.epoch is not None and watch.epoch.left
+    is_left = watch.epoch is not None and watch.epoch.left
     if watch.pending is not None and watch.told is not None:
         return {"own": counted, "told": watch.told}
-    if fresh or left:
+    if fresh or is_left:
         return {"own": counted, "told": None}
     _, ahead = place_of(watch)
     if (ahead or watch.pace.threaded) and watch.kept and ahead < len(watch.kept):  # another thread may be moving the loader now
@@ -355,8 +355,8 @@ def _counted(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
     if watch.pending is not None:
         return watch.pending
     epoch, ahead = place_of(watch)
-    own = tells_position(loader)
-    if own and ahead and (watch.kept is None or ahead >= len(watch.kept)):
+    has_position = tells_position(loader)
+    if has_position and ahead and (watch.kept is None or ahead >= len(watch.kept)):
         ahead = 0  # the loader's own position is saved; loader_doubts reports it
     active = epoch is not None and not epoch.left and (not epoch.over or ahead > 0)
     state: dict[str, Any] = {
@@ -475,7 +475,7 @@ def rest_state(loader: DataLoader[Any], found: SamplerPosition, before: Mapping[
     counted = _inner(before) if before is not None else {}
     epochs = counted.get("epochs")
     epochs = epochs if isinstance(epochs, int) else 0
-    own = {
+    position = {
         "active": False,
         "delivered": 0,
         "epochs": epochs - 1 if counted.get("active") is True else epochs,  # counted again when the rest begins
@@ -486,7 +486,7 @@ def rest_state(loader: DataLoader[Any], found: SamplerPosition, before: Mapping[
         "workers": counted.get("workers", [None, 0]),
         "dealt": msgspec.to_builtins(found),
     }
-    return {"own": own, "told": None} if tells_position(loader) else {"counted": own}
+    return {"own": position, "told": None} if tells_position(loader) else {"counted": position}
 
 
 def dealt_in(state: object) -> object:
@@ -544,18 +544,18 @@ def _moved(loader: DataLoader[Any], state: Mapping[str, Any]) -> str | None:
     stored, live = counted.get("units"), units_of(loader)
     if not isinstance(stored, Mapping) or not counted.get("active") or not counted.get("delivered"):
         return None
-    what = ""
+    change = ""
     if stored.get("stream") != live["stream"]:
-        what = "a position in a stream is not valid in a data set with indices"
+        change = "a position in a stream is not valid in a data set with indices"
     elif reordered(stored, live):
-        what = "the shuffled order is another one now"
+        change = "the shuffled order is another one now"
     elif live["stream"] and "own" in state and not _reread(counted, state.get("told")) and stored.get("workers") != live["workers"]:
-        what = "its workers have read parts of the stream, and other workers read other parts"
+        change = "its workers have read parts of the stream, and other workers read other parts"
     elif live["stream"] and "own" in state and _reread(counted, state.get("told")) and stored.get("batch_size") != live["batch_size"]:
-        what = "a stream's batches cannot be counted in another size"
-    if not what:
+        change = "a stream's batches cannot be counted in another size"
+    if not change:
         return None
-    return f"{counted['delivered']} batches of its training epoch were delivered, and {what} ({', '.join(changed(stored, live))}); {WAYS}"
+    return f"{counted['delivered']} batches of its training epoch were delivered, and {change} ({', '.join(changed(stored, live))}); {WAYS}"
 
 
 def remember_rng(loader: DataLoader[Any]) -> None:

@@ -34,8 +34,8 @@ def warm_up_vector_math() -> None:
     _done = True
     with torch.no_grad(), contextlib.suppress(MemoryError, RuntimeError):  # out of memory: training will make these calls itself, or fail
         for dtype in (torch.float32, torch.float64):
-            some = torch.full((_FEW,), 0.5, dtype=dtype, device="cpu")
+            values = torch.full((_FEW,), 0.5, dtype=dtype, device="cpu")
             for name in _FUNCTIONS:
-                getattr(torch, name)(some)
-            torch.nn.functional.gelu(some)
-            torch.softmax(some, 0)
+                getattr(torch, name)(values)
+            torch.nn.functional.gelu(values)
+            torch.softmax(values, 0)

@@ -55,8 +55,10 @@ def is_plain(module: nn.Module, state: dict[str, object]) -> bool:
 def has_own_ways(module: nn.Module) -> bool:
     """Return whether a class, a hook or the instance customises saving or loading, other than by ``get_extra_state``."""
     kind = type(module)
-    own = [name for name in _SAVING if name != "get_extra_state" and getattr(kind, name) is not getattr(nn.Module, name)]
-    return bool(own) or not _loads_as_torch(kind) or not _OWN_WAYS.isdisjoint(module.__dict__) or any(map(module.__dict__.get, _HOOKS))
+    overridden = [name for name in _SAVING if name != "get_extra_state" and getattr(kind, name) is not getattr(nn.Module, name)]
+    return (
+        bool(overridden) or not _loads_as_torch(kind) or not _OWN_WAYS.isdisjoint(module.__dict__) or any(map(module.__dict__.get, _HOOKS))
+    )
 
 
 def _is_usual(kind: type[nn.Module]) -> bool:

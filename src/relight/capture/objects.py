@@ -202,9 +202,9 @@ def revived(value: Any, live: Any, device: torch.device | None = None) -> Any:
         if is_named_tuple(live):
             return type(live)._make(revived(tuple(value[ITEMS]), live, device))
         attributes = dict(vars(live))
-        made = {key: revived(part, attributes.get(key), device) for key, part in value.items() if key != CLASS}
+        restored = {key: revived(part, attributes.get(key), device) for key, part in value.items() if key != CLASS}
         vars(live).clear()
-        vars(live).update(made)
+        vars(live).update(restored)
         return live
     if type(value) is dict:
         below = live if isinstance(live, dict) else {}

@@ -25,8 +25,8 @@ def own_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 def trained_by(optimizer: Optimizer) -> list[torch.Tensor]:
     """Return the parameters that the optimizer steps, including those in its flattened ranges."""
-    own = own_parameters(optimizer)
-    return [original for parameter in own for original in contains_storage(parameter)] if declared_among(own) else own
+    parameters = own_parameters(optimizer)
+    return [original for parameter in parameters for original in contains_storage(parameter)] if declared_among(parameters) else parameters
 
 
 def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, str]:
@@ -164,14 +164,14 @@ def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components:
             if id(parameter) not in flattened:
                 state[name] = walker.value(entries, join_path(f"{path}/state", name), "optim")
                 continue
-            odd = [key for key, value in entries.items() if _is_like(key, value) and value.shape != parameter.shape]
-            if odd:
-                walker.refuse(join_path(f"{path}/state", name), f"{odd[0]} is neither like the flattened parameter nor a scalar")
+            mismatched = [key for key, value in entries.items() if _is_like(key, value) and value.shape != parameter.shape]
+            if mismatched:
+                walker.refuse(join_path(f"{path}/state", name), f"{mismatched[0]} is neither like the flattened parameter nor a scalar")
                 continue
             for original in flattened[id(parameter)]:
                 if original.here:
-                    mine = {key: original.of(value, value) if _is_like(key, value) else value for key, value in entries.items()}
-                    state[original.named(name)] = walker.value(mine, join_path(f"{path}/state", original.named(name)), "optim")
+                    own_entries = {key: original.of(value, value) if _is_like(key, value) else value for key, value in entries.items()}
+                    state[original.named(name)] = walker.value(own_entries, join_path(f"{path}/state", original.named(name)), "optim")
     masters: dict[str, Any] = {}
     declared = declared_in(optimizer, components)
     for flat in declared_among(own_parameters(optimizer)):
@@ -205,8 +205,8 @@ def _capture_custom(walker: Walker, optimizer: Optimizer, path: str, params: lis
     given = optimizer.state_dict()
     inner = _capture_inner(walker, optimizer, path, given)
     if not has_torchs_form(optimizer, given):
-        own = walker.value(with_names(given, params), f"{path}/{OWN}", "optim")
-        return {"state": {}, "groups": [{"params": names} for names in params], "extra": {}, OWN: own, **inner}
+        node = walker.value(with_names(given, params), f"{path}/{OWN}", "optim")
+        return {"state": {}, "groups": [{"params": names} for names in params], "extra": {}, OWN: node, **inner}
     saved = dict(given)
     order = [name for group in params for name in group]
     state, groups = saved.pop("state", {}), saved.pop("param_groups", [])

@@ -81,18 +81,18 @@ def _known(live: Any) -> tuple[frozenset[str], frozenset[str]] | None:
 
 def _are_its(live: Any, entries: Set[str]) -> bool:
     """Return whether a state of exactly these entries is complete for the live optimizer."""
-    kept, known = _kept_by(live), _known(live)
-    if known is not None:
-        return known[0] <= entries <= known[0] | known[1]
+    kept, known_settings = _kept_by(live), _known(live)
+    if known_settings is not None:
+        return known_settings[0] <= entries <= known_settings[0] | known_settings[1]
     return kept == entries
 
 
 def _foreign_entries(live: Any, entries: Set[str]) -> bool:
-    kept, known = _kept_by(live), _known(live)
+    kept, known_settings = _kept_by(live), _known(live)
     if not entries - {"step"}:
         return False
-    if known is not None:
-        always, sometimes = known
+    if known_settings is not None:
+        always, sometimes = known_settings
         return bool(entries - always - sometimes) and not (always <= entries and entries & (always | sometimes))
     if is_custom(live):
         return False  # its state_dict may have other entries than its state
@@ -100,9 +100,9 @@ def _foreign_entries(live: Any, entries: Set[str]) -> bool:
 
 
 def _foreign_settings(live: Any, settings: Set[str]) -> bool:
-    own = {key for group in live.param_groups for key in group}
+    live_keys = {key for group in live.param_groups for key in group}
     lacking = live.defaults.keys() - _FLAGS - settings
-    return bool(lacking and settings - own - _FLAGS - _SCHEDULERS)
+    return bool(lacking and settings - live_keys - _FLAGS - _SCHEDULERS)
 
 
 def _guess(entries: Set[str], settings: Set[str]) -> str:
@@ -119,5 +119,5 @@ def _guess(entries: Set[str], settings: Set[str]) -> str:
 
 def settings_of_both(optimizer: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored group with only the settings that the live optimizer also has, without those of its class."""
-    own = {key for group in optimizer.param_groups for key in group}
-    return {key: value for key, value in saved.items() if key == "params" or (key in own and key not in _FLAGS)}
+    live_keys = {key for group in optimizer.param_groups for key in group}
+    return {key: value for key, value in saved.items() if key == "params" or (key in live_keys and key not in _FLAGS)}

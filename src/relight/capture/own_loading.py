@@ -46,8 +46,8 @@ def empty_buffer(module: nn.Module, key: str) -> tuple[nn.Module, str] | None:
     """Return the module that has registered a buffer as None, and the buffer's name there; None if there is none."""
     owner, prefix = owner_of(module, key)
     name = key.removeprefix(prefix)
-    known = name in owner._buffers and owner._buffers[name] is None and name not in owner._non_persistent_buffers_set
-    return (owner, name) if known else None
+    is_empty_buffer = name in owner._buffers and owner._buffers[name] is None and name not in owner._non_persistent_buffers_set
+    return (owner, name) if is_empty_buffer else None
 
 
 def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bool:
@@ -114,10 +114,10 @@ def not_taken(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int,
         chain.append(chain[-1]._modules[part])  # type: ignore[arg-type]
     if any(foreign_hooks(link._load_state_dict_pre_hooks) for link in chain):
         return False  # the hooks may rename it
-    ways = [type(link)._load_from_state_dict.__module__.startswith("torch.nn.") for link in chain]
-    if not all(ways[:-1]):
+    are_torch = [type(link)._load_from_state_dict.__module__.startswith("torch.nn.") for link in chain]
+    if not all(are_torch[:-1]):
         return False
-    return ways[-1] or not makes_room(module, key, shapes)
+    return are_torch[-1] or not makes_room(module, key, shapes)
 
 
 def _is_torchs_lazy(module: nn.Module) -> bool:

@@ -129,13 +129,13 @@ def left_out(optimizer: Optimizer, saved: Any) -> dict[str, Optimizer]:
     inner = inner_optimizers(optimizer)
     if not inner:
         return {}
-    given = {identity(nested) for nested in memory_in(saved) if _has_memory(nested)}
+    saved_memory = {identity(nested) for nested in memory_in(saved) if _has_memory(nested)}
     missing = {}
     for path, nested in inner.items():
         tensors = (
             [] if nested.state is optimizer.state else [tensor for tensor in memory_in(list(nested.state.values())) if _has_memory(tensor)]
         )
-        if any(identity(tensor) not in given for tensor in tensors):
+        if any(identity(tensor) not in saved_memory for tensor in tensors):
             missing[path] = nested
     return missing
 

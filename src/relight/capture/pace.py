@@ -158,5 +158,5 @@ def _is_in(value: Any, mark: Any, depth: int) -> bool:
     if isinstance(mark, int):
         inside = value if depth and isinstance(value, (list, tuple, deque)) else ()
         return id(value) == mark or any(id(item) == mark for item in inside)
-    wanted = mark()
-    return wanted is not None and any(item is wanted for item in _tensors(value, depth + 1))
+    target = mark()
+    return target is not None and any(item is target for item in _tensors(value, depth + 1))

@@ -43,16 +43,16 @@ class FreshTensors:
 
     def get(self, index: int) -> torch.Tensor:
         """Return the tensor that will receive stored tensor ``index``."""
-        made = self._made.get(index)
-        if made is None:
+        tensor = self._made.get(index)
+        if tensor is None:
             stored = self._tensors[index]
             dtype = TORCH_DTYPES.get(stored.dtype) or torch_dtype(stored)
             if stored.length and stored.pack in self._checked and self._mapped is None:
-                made = torch.empty(stored.shape, dtype=dtype, device="cpu")
+                tensor = torch.empty(stored.shape, dtype=dtype, device="cpu")
             else:
-                made = self.make(stored, partial(self._empty, index, stored, dtype))
-            self._made[index] = made
-        return made
+                tensor = self.make(stored, partial(self._empty, index, stored, dtype))
+            self._made[index] = tensor
+        return tensor
 
     def make(self, stored: Tensor, empty: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return ``empty()``, a tensor as large as ``stored``, after checking that the store holds as many bytes."""
@@ -120,8 +120,8 @@ def _value(kind: str, parts: list[torch.Tensor], meta: Any) -> Any:
 
         return np.frombuffer(meta[1], dtype=numpy_dtype(meta[0]), count=1)[0]
     if kind == "sparse_coo":
-        made = torch.sparse_coo_tensor(parts[0], parts[1], meta[0], device=parts[1].device, check_invariants=True)
-        return made._coalesced_(bool(meta[1]))
+        tensor = torch.sparse_coo_tensor(parts[0], parts[1], meta[0], device=parts[1].device, check_invariants=True)
+        return tensor._coalesced_(bool(meta[1]))
     if kind in _SPARSE_LAYOUTS:
         return torch.sparse_compressed_tensor(
             parts[0], parts[1], parts[2], meta, layout=_SPARSE_LAYOUTS[kind], device=parts[2].device, check_invariants=True

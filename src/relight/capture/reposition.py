@@ -101,8 +101,8 @@ def reposition(loader: DataLoader[Any], watch: WatchedLoader, pending: dict[str,
 
 def _has_order(loader: DataLoader[Any], pending: Mapping[str, Any]) -> bool:
     """Return whether the delivered samples can be skipped in an order of indices."""
-    known = isinstance(pending.get("samples"), int) and isinstance(pending.get("units"), Mapping)
-    return known and not tells_position(loader) and not units_of(loader)["stream"]
+    is_counted = isinstance(pending.get("samples"), int) and isinstance(pending.get("units"), Mapping)
+    return is_counted and not tells_position(loader) and not units_of(loader)["stream"]
 
 
 def drop(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, Any], why: str) -> None:
@@ -171,8 +171,8 @@ def _by_reading(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[
             )  # fmt: skip
         epoch.position = position
         return inner, ""
-    what = "the batches read again are not those that were delivered" if live["stream"] else "its samples come in another order"
-    return inner, _because(pending, live, what)
+    reason = "the batches read again are not those that were delivered" if live["stream"] else "its samples come in another order"
+    return inner, _because(pending, live, reason)
 
 
 def _by_samples(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, Any], epoch: Epoch) -> tuple[Iterator[Any], str]:
@@ -209,10 +209,10 @@ def _by_samples(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[
     epoch.mixed, epoch.position = True, Position(count, crc)
     size = live["batch_size"] or 1
     epoch.delivered = epoch.resumed = -(-count // size)
-    what = ", ".join(changed(stored, live)) or "as it did before"
+    changes = ", ".join(changed(stored, live)) or "as it did before"
     emit(
         "loader.continued",
-        f"loader {watch.name} continues after {count} samples of its training epoch, each of the others is delivered once: {what}",
+        f"loader {watch.name} continues after {count} samples of its training epoch, each of the others is delivered once: {changes}",
         loader=watch.name, samples=count,
     )  # fmt: skip
     return inner, ""

@@ -22,11 +22,11 @@ class _NoMemory(FreshTensors):
     """Meta tensors in place of memory: a plan needs shapes and dtypes only."""
 
     def get(self, index: int) -> torch.Tensor:
-        made = self._made.get(index)
-        if made is None:
+        tensor = self._made.get(index)
+        if tensor is None:
             stored = self._tensors[index]
-            made = self._made[index] = torch.empty(stored.shape, dtype=torch_dtype(stored), device="meta")
-        return made
+            tensor = self._made[index] = torch.empty(stored.shape, dtype=torch_dtype(stored), device="meta")
+        return tensor
 
     def make(self, stored: Tensor, empty: Callable[[], Any]) -> Any:
         with torch.device("meta"):

@@ -268,8 +268,8 @@ class _Planner(Planning):
 
         It is read into live memory. If ``state_dict`` computes it each time, it is only compared.
         """
-        again = module.state_dict(keep_vars=True)[key]
-        if again.data_ptr() == live.data_ptr():
+        second = module.state_dict(keep_vars=True)[key]
+        if second.data_ptr() == live.data_ptr():
             if self.targets.fits(path, leaf, live) and not self.targets.into(leaf, live, path):
                 self.wrong.append(f"{path}: the live tensor's layout takes no bytes")
             return

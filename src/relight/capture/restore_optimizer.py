@@ -77,10 +77,10 @@ class OptimizerPlan:
         if why_not_apart(optimizer):
             planning.wrong.append(f"{path}: {why_not_apart(optimizer)}")
             return
-        other = other_optimizer(optimizer, node, self._stored, imported=planning.imported)
-        if other is not None:
-            planning.wrong.append(f"{path}: {other}")
-            if not other.fits or planning.result.strict:
+        mismatch = other_optimizer(optimizer, node, self._stored, imported=planning.imported)
+        if mismatch is not None:
+            planning.wrong.append(f"{path}: {mismatch}")
+            if not mismatch.fits or planning.result.strict:
                 return
             node = {**node, "groups": [settings_of_both(optimizer, group) for group in node["groups"]]}
         else:
@@ -236,7 +236,7 @@ class OptimizerPlan:
         return {**node, "state": {names_of.get(key, key): value for key, value in node["state"].items()}, "groups": groups}
 
     def _in_place(self, names: Mapping[int, str], held: set[str], state: Mapping[str, Any]) -> bool:
-        """If every tensor exists and fits, plan to read all state into live memory and return True; else plan nothing."""
+        """Plan to read all state into live memory if every tensor exists and fits. Return whether this was planned."""
         planning = self._planning
         if planning.only is not None or planning.resized:
             return False
@@ -245,7 +245,7 @@ class OptimizerPlan:
         leaves: list[Any] = []
         lives: list[Any] = []
         keys: list[Any] = []
-        like: list[Any] = []
+        tensors_like: list[Any] = []
         for parameter in own_parameters(self._holder):
             name = names.get(id(parameter), "?")
             if name not in held:
@@ -255,9 +255,9 @@ class OptimizerPlan:
                 return False
             if list(saved) != keys:  # nearly all parameters have the same keys
                 keys = list(saved)
-                like = [key for key in keys if key in _LIKE_PARAMETER]
+                tensors_like = [key for key in keys if key in _LIKE_PARAMETER]
             shape = parameter.shape
-            for key in like:
+            for key in tensors_like:
                 leaf = saved[key]
                 if type(leaf) is not Leaf or not leaf.tensors or planning.tensors[leaf.tensors[0]].shape != shape:
                     return False
@@ -284,25 +284,25 @@ class OptimizerPlan:
             # Half a state is worse than none: the optimizer starts this parameter's state from scratch.
             planning.wrong.append(f"{path}: stored for a parameter of another shape, this one is {list(parameter.shape)}")
             return
-        made: dict[Any, Any] = {}
+        values: dict[Any, Any] = {}
         for key, leaf in saved.items():
             tensor = current.get(key)
             if planning.only is None and type(leaf) is Leaf and planning.targets.plainly(leaf, tensor):
-                made[key] = tensor
+                values[key] = tensor
                 continue
             below = join_path(path, key)
             if not planning.takes(below):
                 if key in current:
-                    made[key] = tensor
+                    values[key] = tensor
                 continue
             if marked(leaf):
-                made[key] = self._revived(parameter, key, leaf, tensor, below)
+                values[key] = self._revived(parameter, key, leaf, tensor, below)
                 continue
             if flattens(tensor):
                 planning.targets.parts(leaf, tensor, below)
                 continue
             if type(leaf) is not Leaf or leaf.kind != "tensor":
-                made[key] = whole(leaf, below, planning.memory)
+                values[key] = whole(leaf, below, planning.memory)
                 continue
             stored = planning.tensors[leaf.tensors[0]]
             dtype = torch_dtype(stored)
@@ -310,9 +310,9 @@ class OptimizerPlan:
                 tensor = planning.memory.make(stored, partial(place_like, parameter, group, str(key), stored.shape, dtype))
             if planning.only is not None or not planning.targets.plainly(leaf, tensor):
                 planning.targets.add(leaf.tensors[0], tensor, below)
-            made[key] = Later(partial(touched, tensor))
-        if len(made) != len(current) or any(current.get(key) is not value for key, value in made.items()):
-            self._made[parameter] = made
+            values[key] = Later(partial(touched, tensor))
+        if len(values) != len(current) or any(current.get(key) is not value for key, value in values.items()):
+            self._made[parameter] = values
 
     def _revived(self, parameter: torch.Tensor, key: Any, node: Any, live: Any, path: str) -> Any:
         """Return state with objects or tensors of a subclass: live ones, or those that a first step would create."""
@@ -320,9 +320,9 @@ class OptimizerPlan:
         reason = unfit(node, live)
         if reason is not None:
             first = self._first(path).get(parameter, {}).get(key)
-            again = unfit(node, first)
-            if again is not None:
-                planning.wrong.append(f"{path}: {again}" if first is not None else f"{path}: {reason}; {ONE_STEP}")
+            reason_again = unfit(node, first)
+            if reason_again is not None:
+                planning.wrong.append(f"{path}: {reason_again}" if first is not None else f"{path}: {reason}; {ONE_STEP}")
                 return None
             live = first
         if is_mark(node) and FORM in node:
@@ -364,31 +364,31 @@ class OptimizerPlan:
             if current and planning.only is None:
                 planning.do(STATE, lambda: self._holder.state.pop(parameter, None))
             return
-        made: dict[Any, Any] = {} if planning.only is None else dict(current)
+        values: dict[Any, Any] = {} if planning.only is None else dict(current)
         for key in dict.fromkeys(key for _, key in leaves):
-            taken = {name: leaves[name, key] for name in saved if (name, key) in leaves}
-            taken = {name: leaf for name, leaf in taken.items() if planning.takes(join_path(join_path(path, name), key))}
-            if not taken:
+            chosen = {name: leaves[name, key] for name in saved if (name, key) in leaves}
+            chosen = {name: leaf for name, leaf in chosen.items() if planning.takes(join_path(join_path(path, name), key))}
+            if not chosen:
                 continue
-            name, leaf = next(iter(taken.items()))
+            name, leaf = next(iter(chosen.items()))
             below = join_path(join_path(path, name), key)
-            if not all(type(saved_leaf) is Leaf and saved_leaf.kind == "tensor" for saved_leaf in taken.values()):
-                made[key] = whole(leaf, below, planning.memory)
+            if not all(type(saved_leaf) is Leaf and saved_leaf.kind == "tensor" for saved_leaf in chosen.values()):
+                values[key] = whole(leaf, below, planning.memory)
                 continue
             stored, tensor = planning.tensors[leaf.tensors[0]], current.get(key)
             dtype = torch_dtype(stored)
-            if all((taken_name, key) in like for taken_name in taken):
+            if all((taken_name, key) in like for taken_name in chosen):
                 if not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape or tensor.dtype != dtype:
                     tensor = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)  # padding stays zero
-                for where, part in taken.items():
+                for where, part in chosen.items():
                     planning.targets.into(part, here[where].of(tensor, tensor), join_path(join_path(path, where), key))
             else:  # one value for all: they are stepped together
                 if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != stored.shape or tensor.dtype != dtype:
                     tensor = planning.memory.make(stored, partial(place_like, parameter, group, str(key), stored.shape, dtype))
                 planning.targets.into(leaf, tensor, below)
-            made[key] = Later(partial(touched, tensor))
-        if made:
-            self._made[parameter] = made
+            values[key] = Later(partial(touched, tensor))
+        if values:
+            self._made[parameter] = values
 
     def _masters(self, saved: Any, stored_as: Mapping[str, str]) -> None:
         """Plan the stored higher-precision values of flattened parameters; ``follow_weights`` fills the others."""

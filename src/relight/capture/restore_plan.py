@@ -48,8 +48,8 @@ class RestorePlan:
             )
         self.skipped += wrong
         if wrong:
-            some = "; ".join(sorted(wrong)[:SAID_MAX]) + (f"; and {len(wrong) - SAID_MAX} more" if len(wrong) > SAID_MAX else "")
-            self.notes.append(f"strict=False left out what does not fit: {some}")
+            listed = "; ".join(sorted(wrong)[:SAID_MAX]) + (f"; and {len(wrong) - SAID_MAX} more" if len(wrong) > SAID_MAX else "")
+            self.notes.append(f"strict=False left out what does not fit: {listed}")
 
     def finish(self) -> None:
         """Restore everything but tensors: loaders before generators, as creating an iterator draws random numbers."""

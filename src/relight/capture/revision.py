@@ -63,13 +63,13 @@ def code_revision() -> dict[str, Any] | None:
     top, objects, index, commit = lines
     listed = run(["-C", str(script.parent), *_HARMLESS, "config", "--get-regexp", rf"^core\.({'|'.join(_COMPARED_BY)})$"])
     changes: bytes | None = None
-    with suppress(OSError), tempfile.TemporaryDirectory(prefix="relight-git-") as own:
-        _make_git_directory(Path(own), _settings(listed or b""), sha256=len(commit) == _SHA256_LENGTH)
+    with suppress(OSError), tempfile.TemporaryDirectory(prefix="relight-git-") as git_dir:
+        _make_git_directory(Path(git_dir), _settings(listed or b""), sha256=len(commit) == _SHA256_LENGTH)
         changes = run(
-            ["--git-dir", own, "--work-tree", top, "-C", top, "diff", "--no-ext-diff", "--no-textconv", "--no-color",
+            ["--git-dir", git_dir, "--work-tree", top, "-C", top, "diff", "--no-ext-diff", "--no-textconv", "--no-color",
              "--ignore-submodules=all", commit],
             GIT_OBJECT_DIRECTORY=os.path.join(script.parent, objects), GIT_INDEX_FILE=os.path.join(script.parent, index),
-            GIT_CONFIG_NOSYSTEM="1", GIT_CONFIG_GLOBAL="/dev/null", GIT_ATTR_NOSYSTEM="1", HOME=own, XDG_CONFIG_HOME=own,
+            GIT_CONFIG_NOSYSTEM="1", GIT_CONFIG_GLOBAL="/dev/null", GIT_ATTR_NOSYSTEM="1", HOME=git_dir, XDG_CONFIG_HOME=git_dir,
         )  # fmt: skip
     return {"commit": commit, "changes": UNKNOWN if changes is None else hexdigest(changes)[:16] if changes else None}
 

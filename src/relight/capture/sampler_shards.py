@@ -97,9 +97,9 @@ def share_size(left: int, replicas: int, drop: bool) -> int:
 def share_of(order: Sequence[int], begins: int, replicas: int, rank: int, drop: bool) -> list[int]:
     """Return one rank's shard of ``order`` from ``begins`` on. The order's first samples are repeated to fill shards."""
     total = share_size(len(order) - begins, replicas, drop) * replicas
-    mine = list(order[begins + rank : begins + total : replicas])
+    shard = list(order[begins + rank : begins + total : replicas])
     missing = range(len(order), begins + total)
-    return mine + [order[place % len(order)] for place in missing if (place - begins) % replicas == rank]
+    return shard + [order[place % len(order)] for place in missing if (place - begins) % replicas == rank]
 
 
 def order_of(sampler: DistributedSampler[Any], epoch: int) -> list[int]:
@@ -200,8 +200,8 @@ def common_position(nodes: Sequence[Any], loader: DataLoader[Any]) -> SamplerPos
         values = [getattr(record, name) for record in positions]
         differing = next((rank for rank, value in enumerate(values) if value != values[0]), None)
         if differing is not None:
-            what = "samples delivered" if name == "at" else name
-            return f"its ranks differ: {what} {values[0]} on rank 0, {values[differing]} on rank {differing}"
+            field = "samples delivered" if name == "at" else name
+            return f"its ranks differ: {field} {values[0]} on rank 0, {values[differing]} on rank {differing}"
     absent = sorted(set(range(positions[0].replicas)) - {record.rank for record in positions})
     if absent:
         return f"of the {positions[0].replicas} ranks that shared its samples, number {absent[0]} has not saved it"
@@ -219,8 +219,8 @@ def _fits(told: SamplerPosition, loader: DataLoader[Any]) -> SamplerPosition | s
     if told.length != live.length:
         return f"its data set had {told.length} samples, and has {live.length} now"
     if told.shuffle != live.shuffle or (told.shuffle and told.seed != live.seed):
-        was, now = (f"seed {side.seed}" if side.shuffle else "no shuffling" for side in (told, live))
-        return f"its sampler had {was}, and has {now} now"
+        before, now = (f"seed {side.seed}" if side.shuffle else "no shuffling" for side in (told, live))
+        return f"its sampler had {before}, and has {now} now"
     if not _deals_evenly(dealer.sampler, told.epoch):
         return f"its {type(dealer.sampler).__name__} does not shard round-robin an order that depends only on seed and epoch"
     reached = told.at if told.at is None else min(told.at, told.length)
@@ -254,8 +254,8 @@ def _cut(sampler: DistributedSampler[Any]) -> tuple[int, int, bool]:
 
 def _maker(sampler: DistributedSampler[Any]) -> Any:
     """Return the function that makes the order; for torchdata's sampler torch's own, as torchdata only adds a count."""
-    made = type(sampler).__iter__
-    return DistributedSampler.__iter__ if made.__module__ in _OURS else made
+    order_function = type(sampler).__iter__
+    return DistributedSampler.__iter__ if order_function.__module__ in _OURS else order_function
 
 
 def _dealt_by(sampler: DistributedSampler[Any], epoch: int, replicas: int, rank: int, share: int) -> list[int]:
@@ -275,7 +275,7 @@ def _deals_evenly(sampler: DistributedSampler[Any], epoch: int) -> bool:
     replicas, rank, drop = _cut(sampler)
     length = len(sampler.dataset)  # type: ignore[arg-type]
     order = order_of(sampler, epoch)
-    mine = _dealt_by(sampler, epoch, replicas, rank, share_size(length, replicas, drop))
+    shard = _dealt_by(sampler, epoch, replicas, rank, share_size(length, replicas, drop))
     generators.restore_host(before)
     sure = length // replicas
-    return len(order) == length and mine[:sure] == order[rank::replicas][:sure]
+    return len(order) == length and shard[:sure] == order[rank::replicas][:sure]

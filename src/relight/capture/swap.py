@@ -30,17 +30,17 @@ class Swap:
         inner = unwrap(self._averaged)
         source = getattr(inner, "module", inner) if hasattr(inner, "n_averaged") else inner
         mine, theirs = _tensors(self._model), _tensors(source)
-        wrong = [f"{name}: only one of the two has it" for name in sorted(mine.keys() ^ theirs.keys())]
+        problems = [f"{name}: only one of the two has it" for name in sorted(mine.keys() ^ theirs.keys())]
         for name in mine.keys() & theirs.keys():
             if (mine[name].shape, mine[name].dtype) != (theirs[name].shape, theirs[name].dtype):
-                wrong.append(f"{name}: {mine[name].dtype} {list(mine[name].shape)}, {theirs[name].dtype} {list(theirs[name].shape)}")
-        if wrong:  # before any value is moved
-            raise IncompatibleState("the averaged copy is not one of the model", details=wrong)
+                problems.append(f"{name}: {mine[name].dtype} {list(mine[name].shape)}, {theirs[name].dtype} {list(theirs[name].shape)}")
+        if problems:  # before any value is moved
+            raise IncompatibleState("the averaged copy is not one of the model", details=problems)
         with torch.no_grad():
-            for name, ours in mine.items():
-                kept = ours.detach().clone()
-                ours.copy_(theirs[name])
-                theirs[name].copy_(kept)
+            for name, model_tensor in mine.items():
+                saved = model_tensor.detach().clone()
+                model_tensor.copy_(theirs[name])
+                theirs[name].copy_(saved)
         self.swapped = not self.swapped
 
     def __enter__(self) -> Swap:

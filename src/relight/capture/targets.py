@@ -160,8 +160,8 @@ class Targets:
             return False
         owner = self._owner(tensor, index) if tensor.numel() else index
         if owner != index:
-            other = self._tensors[owner].name
-            self._wrong.append(f"{path}: tied to the tensor that takes {other}, but stored separately")
+            other_name = self._tensors[owner].name
+            self._wrong.append(f"{path}: tied to the tensor that takes {other_name}, but stored separately")
             return False
         dtype = torch_dtype(self._tensors[index])
         sink: Sink = sink_for(tensor, dtype) if live is tensor else regions_for(live, dtype)
@@ -210,8 +210,8 @@ class Targets:
         first = self._first.setdefault(address, (tensor, index))
         if first[0] is tensor:
             return first[1]
-        known = self._further.setdefault(address, {identity(first[0]): first[1]})
-        return known.setdefault(identity(tensor), index)
+        identities = self._further.setdefault(address, {identity(first[0]): first[1]})
+        return identities.setdefault(identity(tensor), index)
 
 
 def dtype_text(tensor: torch.Tensor | Flat) -> str:

@@ -111,8 +111,8 @@ class Walker:
             return self.value(without_class, path, role, level)
         if role == "optim" and is_simple(value):
             return self._object(value, path, level)
-        way = NO_OPTIMIZER_OBJECT if role == "optim" else NO_OBJECT
-        self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}: {way}")
+        remedy = NO_OPTIMIZER_OBJECT if role == "optim" else NO_OBJECT
+        self.refuse(path, f"a {kind.__module__}.{kind.__qualname__}: {remedy}")
         return None
 
     def _object(self, value: Any, path: str, level: int) -> Any:
@@ -198,9 +198,9 @@ class Walker:
             self.refuse(path[:80] + "…", f"its path is longer than {NAME_BYTES_MAX} bytes")
             return None
         key = identity(tensor)
-        known = self.known.get(key, self._fixed_known.get(key)) if tensor.numel() and shape is None else None
-        if known is not None:
-            return known
+        index = self.known.get(key, self._fixed_known.get(key)) if tensor.numel() and shape is None else None
+        if index is not None:
+            return index
         self._alive.append(tensor)  # addresses stay unique while all of them are alive
         trainable = trainable or key in self.trained
         role = "param" if trainable and role == "value" else role

@@ -83,9 +83,9 @@ def record_checked(store: ByteStore, run: str, found: Mapping[str, str], by: str
         before = damage(history)
         live = [checkpoint.id for checkpoint in history.live if checkpoint.id in found]
         for checkpoint_id in live:
-            what = found[checkpoint_id][:WHAT_MAX]
-            if what and (checkpoint_id not in before or before[checkpoint_id].damage != what):
-                _append(log, {"damaged": checkpoint_id, "what": what, "by": by})
+            damage_text = found[checkpoint_id][:WHAT_MAX]
+            if damage_text and (checkpoint_id not in before or before[checkpoint_id].damage != damage_text):
+                _append(log, {"damaged": checkpoint_id, "what": damage_text, "by": by})
         if whole := [checkpoint_id for checkpoint_id in live if not found[checkpoint_id]][-WHOLE_MAX:]:
             _append(log, {"whole": " ".join(whole), "by": by})
 

@@ -43,9 +43,9 @@ def best(checkpoints: list[Checkpoint], metric: str, mode: str) -> Checkpoint | 
         raise ConfigError(f"mode is 'min' or 'max', not {mode!r}")
     sign = 1.0 if mode == "min" else -1.0
     scored = [
-        (sign * metric_value(one.body.metrics[metric]), -one.seq, one)
-        for one in checkpoints
-        if metric in one.body.metrics and not one.body.suspect
+        (sign * metric_value(checkpoint.body.metrics[metric]), -checkpoint.seq, checkpoint)
+        for checkpoint in checkpoints
+        if metric in checkpoint.body.metrics and not checkpoint.body.suspect
     ]
     finite = [entry for entry in scored if math.isfinite(entry[0])]
     return min(finite, key=lambda entry: entry[:2])[2] if finite else None
@@ -143,7 +143,7 @@ def nothing_there(view: LogView, run: str, where: str) -> RelightError:
 
 
 def nothing_counts(view: LogView, where: str) -> CorruptCheckpoint:
-    """Return the error for a run whose remaining records are all damaged, or signed by a signer that is not trusted here."""
+    """Return the error for a run without a usable record: all remaining ones are damaged, or their signer is not trusted here."""
     return CorruptCheckpoint(
         f"this run has no checkpoint that counts, and {len(view.faults)} records of its log that count for nothing",
         where=where,

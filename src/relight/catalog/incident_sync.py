@@ -14,16 +14,19 @@ FILE_BYTES_MAX = 8 << 20
 
 
 def level_diaries(near: ByteStore, run: str, far: ByteStore, far_run: str, stop: Callable[[], bool] = lambda: False) -> int:
-    """Copy the files that only one of two tiers has of the run's diary to the other. Return the number of files written.
+    """Copy the incident and account files that only one of two tiers has to the other. Return the number of files written.
 
-    ``far_run``: the run's name in the far tier. Copies outwards outlive the near disk. Copies back restore the past of a run that resumes
-    on an empty disk. Files are written once and never change, so an interrupted or repeated call does no harm. Cost: two listings, and
-    each new file once. Raises what the stores raise. Once ``stop()`` returns True, nothing more is written: the job is gone, and its store
-    may have been replaced by one with other keys, whose owner could not read what this process wrote.
+    ``far_run``: the run's name in the far tier. Copies in the far tier outlive the near disk. Copies back restore the
+    past of a run that resumes on an empty disk. Files are written once and never change, so an interrupted or repeated
+    call does no harm. Cost: two listings, and each new file once. Raise the stores' errors. Once ``stop()`` returns
+    True, nothing more is written: the job is gone. A store with other keys may have replaced its store, and the owner
+    of that store could not read what this process wrote.
     """
-    here, there = f"{run}/{DIRECTORY}", f"{far_run}/{DIRECTORY}"
-    ours, theirs = _names(near, here), _names(far, there)
-    return _bring(near, here, ours, far, there, theirs, stop) + _bring(far, there, theirs, near, here, ours, stop)
+    near_directory, far_directory = f"{run}/{DIRECTORY}", f"{far_run}/{DIRECTORY}"
+    near_names, far_names = _names(near, near_directory), _names(far, far_directory)
+    return _bring(near, near_directory, near_names, far, far_directory, far_names, stop) + _bring(
+        far, far_directory, far_names, near, near_directory, near_names, stop
+    )
 
 
 def newest_accounts(names: Iterable[str]) -> dict[str, str]:

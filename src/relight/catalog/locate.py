@@ -52,7 +52,7 @@ def locate_destination(url: str, run: str) -> Location:
     """Return the store and run name for a new run at ``url``. The store is created if it does not exist.
 
     If ``url`` is an existing store, or ends in ``/``, the new run is called ``run``. Raise ``ConfigError`` for a path that exists and is
-    neither a store nor a run: no store is made around it by surprise.
+    neither a store nor a run: no store is created around it by accident.
     """
     path = absolute(url)
     store = open_bytes(path)

@@ -37,9 +37,9 @@ class Mapped:
             try:
                 mapping = getattr(reader, "map", None)
                 if mapping is None:
-                    what = "load(mmap=True) failed: the store's files cannot be mapped"
+                    message = "load(mmap=True) failed: the store's files cannot be mapped"
                     hint = "leave mmap= out, or copy the run (relight cp) to one local directory that is not encrypted"
-                    raise ConfigError(what, where=self._opened.store.url, hint=hint)
+                    raise ConfigError(message, where=self._opened.store.url, hint=hint)
                 mapping = self._files[key] = mapping()
             finally:
                 reader.close()

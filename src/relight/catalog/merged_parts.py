@@ -62,10 +62,10 @@ def whole_of(opened: Opened) -> MergedCheckpoint:
         decoded = renumber_leaves(decode_tree(part.tree, len(part.tensors), where), mapping)
         if not isinstance(decoded, dict):
             raise UnsafeContent("the stored state is not a dict of components", where=where)
-        mine = decoded.pop(OWN, {}) if len(opened.parts) > 1 else {}
-        if not isinstance(mine, dict):
+        own_state = decoded.pop(OWN, {}) if len(opened.parts) > 1 else {}
+        if not isinstance(own_state, dict):
             raise UnsafeContent("a rank's own state is not a dict of components", where=where)
-        own.append(mine)
+        own.append(own_state)
         merge(tree, decoded)
     shared, each = apart(opened.root, tree, opened.prefix) if len(opened.parts) == 1 else (tree, tuple(own))
     return MergedCheckpoint(tuple(tensors), tuple(map(tuple, pieces)), shared, each)
@@ -117,10 +117,10 @@ def _is_optimizers(node: Mapping[Any, Any]) -> bool:
 
 def _merge_groups(groups: list[Any], others: list[Any]) -> None:
     """Add the parameters of each group. Pipeline stages have the same groups, each with its own parameters."""
-    for mine, theirs in zip(groups, others, strict=False):
-        if isinstance(mine, dict) and isinstance(theirs, dict):
-            params, more = mine.get("params"), theirs.get("params")
+    for group, other_group in zip(groups, others, strict=False):
+        if isinstance(group, dict) and isinstance(other_group, dict):
+            params, more = group.get("params"), other_group.get("params")
             if isinstance(params, (list, tuple)) and isinstance(more, (list, tuple)):
-                known = set(map(repr, params))
-                mine["params"] = [*params, *(param for param in more if repr(param) not in known)]
+                present = set(map(repr, params))
+                group["params"] = [*params, *(param for param in more if repr(param) not in present)]
     groups.extend(others[len(groups) :])

@@ -151,15 +151,15 @@ class _Listener:
         """
         ends = time.monotonic() + stall_s
         while True:
-            if self.socket is None or (left := ends - time.monotonic()) <= 0:
+            if self.socket is None or (seconds_left := ends - time.monotonic()) <= 0:
                 raise TimeoutError
-            self.socket.settimeout(left)
+            self.socket.settimeout(seconds_left)
             connection, _ = self.socket.accept()
             fds: list[int] = []
             try:
                 _own_user(connection)
-                prove_as_listener(connection, self.token, self.address, left)
-                connection.settimeout(left)
+                prove_as_listener(connection, self.token, self.address, seconds_left)
+                connection.settimeout(seconds_left)
                 data, fds, _, _ = socket.recv_fds(connection, _HELLO.size, 1, socket.MSG_CMSG_CLOEXEC)
                 if len(data) == _HELLO.size:
                     if not fds:
@@ -286,8 +286,8 @@ class _SharedRead:
         for link in self._links.values():
             link.shut()
         wait(jobs)
-        left = [number for number in self._table.mine if number in self._own or number not in self._came]
-        return self._table.read(self._table.runs_of(left)) + self._table.read(self._table.rest)
+        missing = [number for number in self._table.mine if number in self._own or number not in self._came]
+        return self._table.read(self._table.runs_of(missing)) + self._table.read(self._table.rest)
 
     def close(self) -> None:
         """Close all connections. A rank that still waits for this one sees that it is gone."""
@@ -379,18 +379,18 @@ class _SharedRead:
 
     def _taken_back(self, rank: int, link: _Borrower) -> None:
         """Receive the places that a borrower returns, until it has everything or is gone."""
-        left = sum(rank in self._table.runs[number].takers for number in self._own)
+        places_left = sum(rank in self._table.runs[number].takers for number in self._own)
         with contextlib.suppress(OSError):
             link.begin()
-            while left:
+            while places_left:
                 _, _, begin = _frame(link.socket)
                 place = begin // self._size
                 with self._lock:
-                    known = place in link.held
+                    is_held = place in link.held
                     link.held.discard(place)
-                if known:
+                if is_held:
                     self._give_back(place)
-                left -= 1
+                places_left -= 1
         self._drop(link)
 
     # -- borrowing
@@ -417,14 +417,14 @@ class _SharedRead:
             memory.close()
 
     def _take_from(self, connection: socket.socket, owner: int, memory: SharedMapping) -> None:
-        left = {number for number in self._table.mine if self._table.runs[number].owner == owner}
+        runs_left = {number for number in self._table.mine if self._table.runs[number].owner == owner}
         acknowledging = True
-        while left and self._error is None:
+        while runs_left and self._error is None:
             kind, number, begin = _frame(connection)
             if kind == _FAILED:
                 raise _decode_error(owner, _bytes(connection, min(begin, _FAILED_BYTES_MAX)))
             length = self._table.runs[number].length
-            assert kind == _LENT and number in left and begin + length <= memory.size, (kind, number, begin)
+            assert kind == _LENT and number in runs_left and begin + length <= memory.size, (kind, number, begin)
             if not acknowledging:
                 continue
             self._table.take(number, memory.source[begin : begin + length])
@@ -434,7 +434,7 @@ class _SharedRead:
                 acknowledging = False
                 continue
             self._came.add(number)
-            left.remove(number)
+            runs_left.remove(number)
 
 
 def _frame(connection: socket.socket) -> tuple[int, int, int]:
@@ -454,5 +454,5 @@ def _bytes(connection: socket.socket, length: int) -> bytes:
 
 
 def _decode_error(rank: int, data: bytes) -> RelightError:
-    kind, what, where = msgspec.json.decode(data)
-    return error_of(kind)(f"rank {rank}: {what}", where=where)
+    kind, message, where = msgspec.json.decode(data)
+    return error_of(kind)(f"rank {rank}: {message}", where=where)

@@ -32,11 +32,15 @@ def apart(root: Root, tree: Any, where: str) -> tuple[Any, tuple[Any, ...]]:
     count = saved_by(root)
     if count == 1 or not isinstance(tree, dict):
         return tree, (tree,)
-    others = tree.get(OWN)
-    if not isinstance(others, list) or len(others) != count - 1 or not all(isinstance(tree_of_rank, dict) for tree_of_rank in others):
-        raise UnsafeContent(f"{count} ranks saved this, but it does not hold what each had of its own", where=where)
+    other_ranks = tree.get(OWN)
+    if (
+        not isinstance(other_ranks, list)
+        or len(other_ranks) != count - 1
+        or not all(isinstance(tree_of_rank, dict) for tree_of_rank in other_ranks)
+    ):
+        raise UnsafeContent(f"{count} ranks saved this, but it does not have each rank's own state", where=where)
     common = {name: node for name, node in tree.items() if name != OWN}
-    return common, (common, *others)
+    return common, (common, *other_ranks)
 
 
 def with_own(tree: Any, own: Sequence[Any], rank: int) -> Any:

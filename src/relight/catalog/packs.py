@@ -49,8 +49,10 @@ def files_of(prefix: str, pack: Pack) -> list[str]:
     if pack.stored is None:
         return [f"{prefix}/{pack.file}"]
     above = prefix.rpartition("/")[0]
-    own = [f"{prefix}/{stored_file(pack.file)}"] if pack.stored.size else []
-    return own + [f"{directory}/{file}" if "/" in directory else f"{above}/{directory}/{file}" for directory, file in pack.stored.homes]
+    own_keys = [f"{prefix}/{stored_file(pack.file)}"] if pack.stored.size else []
+    return own_keys + [
+        f"{directory}/{file}" if "/" in directory else f"{above}/{directory}/{file}" for directory, file in pack.stored.homes
+    ]
 
 
 class StoredReader:
@@ -198,25 +200,25 @@ class StoredReader:
             return data
         with contextlib.suppress(RelightError):
             invalidate_cache(self._store, key, one.offset, one.length)
-            again = memoryview(bytearray(one.length))
+            second_read = memoryview(bytearray(one.length))
             reader = self._store.open(key)
             try:
-                reader.read_into(one.offset, again)
+                reader.read_into(one.offset, second_read)
             finally:
                 reader.close()
-            if Digest(again).digest() == one.hash:
+            if Digest(second_read).digest() == one.hash:
                 report_reread(key)
-                return again
+                return second_read
         raise CorruptCheckpoint(f"bytes {one.offset}–{one.offset + one.length} of {key} are not what was committed", where=self._where)
 
     def _stored(self, one: ChunkLocation) -> memoryview:
-        room: memoryview | None = getattr(self._rooms, "room", None)
-        if room is None or len(room) < one.length + 2 * PAGE:
-            room = self._rooms.room = page_buffer(-(-one.length // PAGE) * PAGE + 2 * PAGE)
+        buffer: memoryview | None = getattr(self._rooms, "room", None)
+        if buffer is None or len(buffer) < one.length + 2 * PAGE:
+            buffer = self._rooms.room = page_buffer(-(-one.length // PAGE) * PAGE + 2 * PAGE)
         reader = self._reader(one)
-        data = reader.fetch(one.offset, one.length, room)
+        data = reader.fetch(one.offset, one.length, buffer)
         if data is None:
-            data = room[: one.length]
+            data = buffer[: one.length]
             reader.read_into(one.offset, data)
         return data
 

@@ -25,7 +25,7 @@ VERIFIED, PROVED = "verify", "prove"
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """Checkpoint whose every byte was read. ``damage``: the first damage; empty if there was none."""
+    """A completely read checkpoint. ``damage``: the first damage; empty if there was none."""
 
     id: str
     step: int

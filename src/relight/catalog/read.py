@@ -89,8 +89,8 @@ class _OpenPack(NamedTuple):
         """Emit, once per store, that some of the pack was read from another store."""
         if store.url not in self.told:
             self.told.append(store.url)
-            what = f"{self.key} is damaged or gone in one tier; it is read from {store.url} instead: relight scrub repairs it"
-            emit("restore.repaired", what, file=self.key, source=f"{store.url}/{prefix}/{self.pack.file}")
+            message = f"{self.key} is damaged or gone in one tier; it is read from {store.url} instead: relight scrub repairs it"
+            emit("restore.repaired", message, file=self.key, source=f"{store.url}/{prefix}/{self.pack.file}")
 
 
 _Job = tuple[_OpenPack, ChunkRange]
@@ -215,13 +215,13 @@ class _Work:
             self._readers.shutdown(wait=True)
             self._hashers.shutdown(wait=True)
         while not self._rooms.empty():
-            room = self._rooms.get()
-            if room is not None:
-                self._kept.append(room)
+            buffer = self._rooms.get()
+            if buffer is not None:
+                self._kept.append(buffer)
 
     def _drain(self, queued: Iterator[_Job]) -> None:
         while not self._failed:
-            job = next(queued, None)  # thread-safe: a list's iterator, whose next() is atomic
+            job = next(queued, None)  # thread-safe: next() of a list's iterator is atomic
             if job is None:
                 return
             try:
@@ -231,21 +231,21 @@ class _Work:
                 raise
 
     def _read(self, file: _OpenPack, run: ChunkRange) -> None:
-        room = self._rooms.get() or page_buffer(self._room_bytes)
+        buffer = self._rooms.get() or page_buffer(self._room_bytes)
         try:
-            data = file.reader.fetch(run.offset, run.length, room)
+            data = file.reader.fetch(run.offset, run.length, buffer)
             if data is not None and self._threads:  # the device keeps reading while other threads hash
-                self._hashing.append(self._hashers.submit(self._verify_and_deliver, file, run, data, True, room))
+                self._hashing.append(self._hashers.submit(self._verify_and_deliver, file, run, data, True, buffer))
                 return
             if data is None:
-                self._read_from_memory(file, run, room)
+                self._read_from_memory(file, run, buffer)
         except BaseException:
-            self._rooms.put(room)
+            self._rooms.put(buffer)
             raise
         if data is not None:
-            self._verify_and_deliver(file, run, data, True, room)
+            self._verify_and_deliver(file, run, data, True, buffer)
         else:
-            self._rooms.put(room)
+            self._rooms.put(buffer)
 
     def _read_from_memory(self, file: _OpenPack, run: ChunkRange, room: memoryview) -> None:
         """Copy from the page cache chunk by chunk, each straight to its sink if it has one sink: hashing then finds it in the CPU cache.
@@ -311,12 +311,12 @@ def each_chunk(
         ThreadPool(at_once, "relight-read") as readers,
     ):
 
-        def read(number: int, offset: int, length: int, room: memoryview) -> Future[memoryview]:
+        def read(number: int, offset: int, length: int, buffer: memoryview) -> Future[memoryview]:
             if offset + length > reader.size:
                 raise CorruptCheckpoint("the file ends sooner", where=key)
-            data = reader.fetch(offset, length, room)
+            data = reader.fetch(offset, length, buffer)
             if data is None:
-                data = room[:length]
+                data = buffer[:length]
                 reader.read_into(offset, data)
             return hashers.submit(check, number, offset, data)
 
@@ -325,17 +325,17 @@ def each_chunk(
             while True:
                 while len(ahead) < at_once + hashing and (place := next(places, None)) is not None:
                     number, offset, length = place
-                    room = rooms.popleft() if rooms else page_buffer(longest + 2 * PAGE)
-                    ahead.append((number, offset, room, readers.submit(read, number, offset, length, room)))
+                    buffer = rooms.popleft() if rooms else page_buffer(longest + 2 * PAGE)
+                    ahead.append((number, offset, buffer, readers.submit(read, number, offset, length, buffer)))
                 if not ahead:
                     return
-                number, offset, room, job = ahead.popleft()
+                number, offset, buffer, job = ahead.popleft()
                 try:
                     outcome: memoryview | RelightError = job.result().result()
                 except RelightError as error:
                     outcome = error
                 yield number, offset, outcome
-                rooms.append(room)
+                rooms.append(buffer)
         finally:
             readers.shutdown(wait=True, cancel_futures=True)
             hashers.shutdown(wait=True, cancel_futures=True)

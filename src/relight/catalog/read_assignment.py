@@ -75,8 +75,8 @@ def _stretches(needs: Mapping[int, bytes], lengths: Sequence[int]) -> Iterator[t
     ranks = sorted(needs)
     offset = begin = first = 0
     current: tuple[int, ...] = ()
-    for chunk, (length, *wanted) in enumerate(zip(lengths, *(needs[rank] for rank in ranks), strict=True)):
-        takers = tuple(rank for rank, needed in zip(ranks, wanted, strict=True) if needed)
+    for chunk, (length, *wanted_by) in enumerate(zip(lengths, *(needs[rank] for rank in ranks), strict=True)):
+        takers = tuple(rank for rank, needed in zip(ranks, wanted_by, strict=True) if needed)
         alone = length > LENT_CHUNK_BYTES_MAX
         if current and (takers != current or alone or offset + length - begin > LENT_RUN_BYTES):
             yield first, chunk, begin, offset - begin, current

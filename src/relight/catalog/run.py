@@ -57,7 +57,7 @@ def open_run(store: ByteStore, name: str) -> Run:
 
 
 def list_runs(store: ByteStore) -> list[str]:
-    """Return the directories of the store's runs, sorted: those that hold a log, or checkpoint directories whose log is missing.
+    """Return the directories of the store's runs, sorted: those that hold a log, or checkpoint directories without a log.
 
     A run that the store's anchor remembers is listed even if nothing of it is left: opening it reports that it was rolled back.
     """
@@ -71,7 +71,7 @@ def list_runs(store: ByteStore) -> list[str]:
 def _has_log(store: ByteStore, run: str) -> bool:
     try:
         return any(True for _ in store.list(f"{run}/log")) or bool(checkpoint_dirs(store, run, ENTRIES_MAX))
-    except UnsafeContent:  # a run whose log is not a directory must not hide the others: opening it reports the error
+    except UnsafeContent:  # a log that is not a directory must not hide the other runs: opening this run reports the error
         return True
     except StoreUnavailable as error:
         if error.retryable:

@@ -1,7 +1,7 @@
 """Request a save from a job on any machine: one NOTE in the run's log requests it, another acknowledges it, the save's reason names it.
 
 The log is the only connection from a user at a terminal or page to a job on another machine, and it keeps the requester's name.
-``relight run`` polls the log every few seconds. If several do, the one whose acknowledging NOTE comes first has its job save.
+``relight run`` polls the log every few seconds. If several do, the first one with an acknowledging NOTE makes its job save.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def ask_for_save(run: Run, by: str, why: str = "") -> int:
     """Request a save at the end of the job's step. Return the request's number. Cost: one record."""
     by, why = by or "somebody", " ".join(why.split())
     if len(by) > WHO_MAX or len(why) > WHY_MAX or not (by + why).isprintable():
-        raise ConfigError(f"a name has at most {WHO_MAX} letters and a reason {WHY_MAX}, all of which can be printed")
+        raise ConfigError(f"a name has at most {WHO_MAX} letters and a reason {WHY_MAX}, all printable")
     written = _note(run.store, run.name, lambda _: NoteBody(topic=ASKED_TOPIC, data={"by": by, **({"why": why} if why else {})}))
     assert written is not None
     return written.seq
@@ -85,25 +85,25 @@ def acknowledge(store: ByteStore, run: str, asked: SaveAsked, by: str, refused: 
     """
     why_not = {"refused": refused[:WHY_MAX]} if refused else {}
     body = NoteBody(topic=HEARD_TOPIC, data={"upto": asked.seq, "by": by[:WHO_MAX], **why_not})
-    own: list[bool] = []
+    acknowledged: list[bool] = []
 
     def decide(view: LogView) -> NoteBody | None:
         counts = any(record.seq == asked.seq for record in view.records)
-        known = _acknowledgement(fold(view), asked.seq)
-        own[:] = [known is not None and known.body == body]
-        return body if counts and known is None else None
+        acknowledgement = _acknowledgement(fold(view), asked.seq)
+        acknowledged[:] = [acknowledgement is not None and acknowledgement.body == body]
+        return body if counts and acknowledgement is None else None
 
-    return _note(store, run, decide) is not None or own == [True]
+    return _note(store, run, decide) is not None or acknowledged == [True]
 
 
 def outcome_of(history: History, seq: int) -> Answer:
     """Return the state of the request with number ``seq``."""
-    heard = _acknowledgement(history, seq)
-    if heard is None or not isinstance(heard.body, NoteBody):
+    acknowledgement = _acknowledgement(history, seq)
+    if acknowledgement is None or not isinstance(acknowledgement.body, NoteBody):
         return Answer()
-    by, refused = (_words(heard.body.data.get(name), most) for name, most in (("by", WHO_MAX), ("refused", WHY_MAX)))
+    by, refused = (_words(acknowledgement.body.data.get(name), most) for name, most in (("by", WHO_MAX), ("refused", WHY_MAX)))
     later = sorted(
-        (checkpoint for checkpoint in (*history.live, *history.retired.values()) if checkpoint.seq > heard.seq),
+        (checkpoint for checkpoint in (*history.live, *history.retired.values()) if checkpoint.seq > acknowledgement.seq),
         key=lambda checkpoint: checkpoint.seq,
     )
     saved = next((checkpoint for checkpoint in later if _is_requested(checkpoint.body.save_reason)), None)
@@ -122,21 +122,21 @@ def wait_for_answer(
 
     ``tell`` is called with each changed state. If the store does not answer for a while, it is polled again. Cost: two listings a second.
     """
-    ending, began, known = ending or threading.Event(), time.monotonic(), Answer()
-    while not known.over:
+    ending, began, last_answer = ending or threading.Event(), time.monotonic(), Answer()
+    while not last_answer.over:
         try:
             answer = outcome_of(run.history(), seq)
         except StoreUnavailable as error:
             if not error.retryable:
                 raise
-            answer = known
-        if answer != known:
-            known = answer
-            tell(known)
+            answer = last_answer
+        if answer != last_answer:
+            last_answer = answer
+            tell(last_answer)
         passed = time.monotonic() - began
-        if passed > (timeout_s if known.heard else min(timeout_s, NOBODY_S)) or ending.wait(_POLL_S):
+        if passed > (timeout_s if last_answer.heard else min(timeout_s, NOBODY_S)) or ending.wait(_POLL_S):
             break
-    return known
+    return last_answer
 
 
 def describe_outcome(answer: Answer, waited_s: float) -> str:

@@ -125,18 +125,18 @@ class SlabReader:
 
         Memory: two batches, and what reading takes. If a tensor's pieces are not contiguous, a slab's first and last row are read whole.
         """
-        asked = [self._around(slab) for slab in batch]
-        sizes = [slab.length * self._itemsize(slab) for slab in asked]
-        room = self._room(sum(sizes))
+        slabs_to_read = [self._around(slab) for slab in batch]
+        sizes = [slab.length * self._itemsize(slab) for slab in slabs_to_read]
+        buffer = self._room(sum(sizes))
         ends = list(accumulate(sizes))
-        into = [room[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        into = [buffer[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         sinks: list[dict[int, Sink]] = [{} for _ in self._opened.parts]
-        for slab, memory in zip(asked, into, strict=True):
+        for slab, memory in zip(slabs_to_read, into, strict=True):
             self._ask(slab, memory, sinks)
         for part, wanted in zip(self._opened.parts, sinks, strict=True):
             if wanted:
                 read_tensors(self._opened, part, wanted, progress=progress, rooms=self._rooms)
-        skips = [(slab.first - read.first) * self._itemsize(slab) for slab, read in zip(batch, asked, strict=True)]
+        skips = [(slab.first - read.first) * self._itemsize(slab) for slab, read in zip(batch, slabs_to_read, strict=True)]
         return [memory[skip:][: slab.length * self._itemsize(slab)] for slab, memory, skip in zip(batch, into, skips, strict=True)]
 
     def _itemsize(self, one: Slab) -> int:
@@ -145,9 +145,9 @@ class SlabReader:
     def _room(self, size: int) -> memoryview:
         if size > self._bytes:
             return page_buffer(size)
-        room = self._held.pop(0) if len(self._held) > 1 else page_buffer(self._bytes)
-        self._held.append(room)
-        return room
+        buffer = self._held.pop(0) if len(self._held) > 1 else page_buffer(self._bytes)
+        self._held.append(buffer)
+        return buffer
 
     def _around(self, one: Slab) -> Slab:
         """Extend a slab to whole rows if the tensor's pieces are not contiguous."""

@@ -52,7 +52,7 @@ def spread_of(opened: Opened, pieces: Pieces, least: float, most: float, progres
         return [], []
     sinks = {(rank, piece.full_name): _Classes(piece.dtype, piece.length, least, most) for rank, piece in pieces if piece.length}
     _read(opened, sinks, progress)
-    return [float(edge) for edge in edges], [sum(sink.counts[place] for sink in sinks.values()) for place in range(CLASSES)]
+    return [float(edge) for edge in edges], [sum(sink.counts[index] for sink in sinks.values()) for index in range(CLASSES)]
 
 
 class _Classes:

@@ -111,7 +111,7 @@ def drained_to(history: History) -> dict[str, set[str]]:
 
 
 def copying_to(history: History) -> dict[str, str]:
-    """Return for each further tier, by name, the checkpoint whose copy began last and has not arrived."""
+    """Return for each further tier, by name, the checkpoint with the copy that began last and has not arrived."""
     copying = {str(note.data.get("tier")): str(note.data.get("id")) for note in _notes(history, COPYING_TOPIC)}
     drained = drained_to(history) if copying else {}
     return {tier: checkpoint_id for tier, checkpoint_id in copying.items() if checkpoint_id not in drained.get(tier, ())}
@@ -133,9 +133,11 @@ def pace_of(history: History, tier: str, ids: set[str]) -> TierPace:
     least_s = paces[-1].get(tier) if paces and not any(NOW in pace for pace in paces) else None
     if not isinstance(least_s, (int, float)) or not 0 < least_s < float("inf"):
         return TierPace()
-    known = {**history.retired, **history.by_id}
+    checkpoints = {**history.retired, **history.by_id}
     last = max(
-        (known[checkpoint_id] for checkpoint_id in ids if checkpoint_id in known), key=lambda checkpoint_id: checkpoint_id.seq, default=None
+        (checkpoints[checkpoint_id] for checkpoint_id in ids if checkpoint_id in checkpoints),
+        key=lambda checkpoint_id: checkpoint_id.seq,
+        default=None,
     )
     return TierPace(float(least_s), seconds_since_epoch(last.time) if last is not None else None)
 
@@ -147,8 +149,8 @@ def attempt_name(history: History, epoch: int) -> str:
 
 def newest_seq(history: History, ids: set[str]) -> int:
     """Return the record number of the newest of ``ids`` in this log, live or retired; −1 if it has none of them."""
-    known = {**history.retired, **history.by_id}
-    return max((known[checkpoint_id].seq for checkpoint_id in ids if checkpoint_id in known), default=-1)
+    checkpoints = {**history.retired, **history.by_id}
+    return max((checkpoints[checkpoint_id].seq for checkpoint_id in ids if checkpoint_id in checkpoints), default=-1)
 
 
 def retired_among(history: History, ids: Collection[str]) -> list[Candidate]:
@@ -275,9 +277,9 @@ def _is_earlier(one: Checkpoint, of: History, other: Checkpoint, far: History) -
     The order of their attempts in ``far`` decides; if it lacks one of the attempts, the steps decide.
     """
     fences = far.attempts
-    mine, others = _attempt(of, one), _attempt(far, other)
-    if mine in fences and others in fences and mine != others:
-        return fences.index(mine) < fences.index(others)
+    own_attempt, other_attempt = _attempt(of, one), _attempt(far, other)
+    if own_attempt in fences and other_attempt in fences and own_attempt != other_attempt:
+        return fences.index(own_attempt) < fences.index(other_attempt)
     return one.step < other.step
 
 
@@ -303,6 +305,6 @@ def read_further(further: Sequence[Further], near: History) -> list[Reach]:
         raise StoreUnavailable(
             f"the nearest tier has no checkpoint, and {', '.join(reach.name for reach in silent)} may have some, but does not answer",
             where=silent[0].store.url,
-            hint="make it answer; or, for a run that shall begin from scratch, leave that tier out",
+            hint="repair the connection to it; or, to begin the run from scratch, leave that tier out",
         ) from silent[0].error
     return reaches

@@ -90,8 +90,8 @@ class AdaptiveSchedule(Hook):
         if not isinstance(name, str):
             raise ConfigError(f"ckpt.phase is a name, not {shown(name)}", where="phase", hint='ckpt.phase = "warm-up"')
         if self._rules is not None and self._rules.phases and name and name not in self._rules.phases:
-            known = ", ".join(self._rules.phases)
-            raise ConfigError(f"adaptive(phases=…) has no {name!r}", where="phase", hint=f"it has {known}; an empty name is none of them")
+            phases = ", ".join(self._rules.phases)
+            raise ConfigError(f"adaptive(phases=…) has no {name!r}", where="phase", hint=f"it has {phases}; an empty name is none of them")
         self._phase = name
 
     def on_attempt(self, attempt: Attempt, history: History) -> None:
@@ -103,9 +103,9 @@ class AdaptiveSchedule(Hook):
         self._failures = len(self._lives)
         if not self._leads:
             return
-        if known := saves_cost(history):
-            self._stalls.append(known[0])
-            self._durables.append(known[1])
+        if cost := saves_cost(history):
+            self._stalls.append(cost[0])
+            self._durables.append(cost[1])
         self._attempt = attempt
         with contextlib.suppress(RelightError):
             self._restarts = measured_restarts(attempt)
@@ -217,9 +217,9 @@ class AdaptiveSchedule(Hook):
         if self._leads and self.decision.bound and not self._bound_told:
             self._bound_told = True
             numbers = self.decision.numbers
-            what = costly(self.decision.bound, numbers["bound_cost"], numbers["free_s"])
+            warning = costly(self.decision.bound, numbers["bound_cost"], numbers["free_s"])
             share, free_s = round(numbers["bound_cost"], 4), round(numbers["free_s"], 3)
-            emit("schedule.bound", what, bound=self.decision.bound, share=share, free_s=free_s)
+            emit("schedule.bound", warning, bound=self.decision.bound, share=share, free_s=free_s)
         paces = self._onwards.decide(self.decision, self._rules.overhead, self._rules.at_most_s)
         if paces is not None:
             self._unwritten.append(NoteBody(topic=PACE_TOPIC, data={**paces}))
@@ -256,7 +256,7 @@ class AdaptiveSchedule(Hook):
 
 
 def _shown(decision: ScheduleDecision) -> tuple[float, float]:
-    """Return the values whose change makes a decision an event: the interval, and the number of guessed inputs."""
+    """Return the interval and the number of guessed inputs. An event is emitted if one of them has changed."""
     return decision.interval_s, decision.numbers.get("guesses", 0.0)
 
 
@@ -287,9 +287,9 @@ def saves_cost(history: History) -> tuple[float, float] | None:
     """
     for record in reversed(history.notes):
         body = record.body
-        if isinstance(body, NoteBody) and body.topic == TOPIC and (made := decode(body.data)) is not None:
-            stall_s, durable_s = made.numbers.get("stall_s", inf), made.numbers.get("durable_s", inf)
-            if made.numbers.get("guessed_save") == 0.0 and 0 <= stall_s <= durable_s < inf:
+        if isinstance(body, NoteBody) and body.topic == TOPIC and (decision := decode(body.data)) is not None:
+            stall_s, durable_s = decision.numbers.get("stall_s", inf), decision.numbers.get("durable_s", inf)
+            if decision.numbers.get("guessed_save") == 0.0 and 0 <= stall_s <= durable_s < inf:
                 return stall_s, durable_s
     return None
 
@@ -321,7 +321,7 @@ def measured_restarts(attempt: Attempt) -> tuple[float, ...]:
     restarts_s = []
     for name in names:
         with contextlib.suppress(RelightError, msgspec.MsgspecError, KeyError, TypeError, ValueError):
-            took = float(msgspec.json.decode(store.get(f"{folder}/{name}", _BYTES_MAX))["seconds"]["all"])
-            if 0 < took < float("inf"):
-                restarts_s.append(took)
+            seconds = float(msgspec.json.decode(store.get(f"{folder}/{name}", _BYTES_MAX))["seconds"]["all"])
+            if 0 < seconds < float("inf"):
+                restarts_s.append(seconds)
     return tuple(restarts_s)

@@ -24,7 +24,10 @@ WARN_STEPS = 10
 WARN_STEPS_ELSE = 1_000
 """Steps without the metric until a warning, where other triggers save as well."""
 TYPO_STEPS = 20_000
-"""Steps until an error, where only ``best(…)`` saves and a metric of nearly the same name came. Ranks compare at its multiples."""
+"""Steps until an error, where only ``best(…)`` saves and a metric with a similar name was given.
+
+Ranks compare at its multiples.
+"""
 NEVER_STEPS = 100_000
 """Steps until an error, where only ``best(…)`` saves: evaluations may be rare, every 10,000 steps or more."""
 ALIKE = 0.85
@@ -34,7 +37,7 @@ SEEN_MAX = 256
 
 
 class MultiRankWait:
-    """Metrics of one Checkpointer that no step has given yet. It costs nothing once all were given.
+    """Metrics of one Checkpointer that no step has given yet. Without missing metrics it costs nothing.
 
     Only a job that saves nothing without them is ended: a retention rule with a missing metric keeps every checkpoint.
     Several ranks end at the same step, because each counts its steps, and a metric may be given on only one of them.
@@ -42,25 +45,25 @@ class MultiRankWait:
 
     def __init__(self, trigger: Trigger | None, rules: Sequence[Keep], leads: bool) -> None:
         self._alone = trigger is not None and trigger.only_best
-        """Whether the job saves nothing until one of its metrics comes."""
+        """Whether the job saves nothing until one of its metrics is given."""
         self._leads = leads
-        wanted = sorted(trigger.best_by) if trigger is not None and (leads or self._alone) else []
+        names = sorted(trigger.best_by) if trigger is not None and (leads or self._alone) else []
         ranking = [keep for keep in rules if keep.best and leads]
-        self._due = {metric: f'save=best("{metric}")' for metric, _ in wanted}
-        """Metrics of the trigger that no step gave a finite value of."""
+        self._due = {metric: f'save=best("{metric}")' for metric, _ in names}
+        """Metrics of the trigger without a finite value in any step."""
         self._kept = {keep.metric: f'keep(best={keep.best}, metric="{keep.metric}")' for keep in ranking if keep.metric is not None}
-        """Metrics of retention that no save has a finite value of."""
+        """Metrics of retention without a finite value in any save."""
         self._unnamed = next((f"keep(best={keep.best})" for keep in ranking if keep.metric is None), "")
         self._came = False
-        """Whether a metric of the trigger has come on this rank, or is in a checkpoint: then something is saved."""
+        """Whether this rank was given a metric of the trigger, or a checkpoint has one: then something is saved."""
         self._seen: set[str] = set()
         self._steps = 0
         self._warned: set[str] = set()
         self._typos: set[str] = set()
-        """Metrics of the trigger whose names are probably misspellings of given ones."""
+        """Metrics of the trigger with names that are probably misspellings of given ones."""
 
     def begin(self, history: History) -> None:
-        """Stop waiting for what checkpoints of the run have."""
+        """Stop waiting for metrics that checkpoints of the run have."""
         if history.best_by is not None:
             self._unnamed = ""
         for name in finite_metrics(history):
@@ -68,7 +71,10 @@ class MultiRankWait:
             self._kept.pop(name, None)
 
     def step(self, metrics: Mapping[str, Any], micro_step: int | None, save: Callable[[], object], ranks: RankGroup) -> None:
-        """Count a step that ended. ``ConfigError`` on every rank, after ``save()``, if a metric has not come for too long."""
+        """Count a step that ended.
+
+        If a metric has been missing for too long, call ``save()`` and raise ``ConfigError`` on every rank.
+        """
         if micro_step is not None or not (self._due or self._kept or (self._alone and ranks.several)):
             return
         self._steps += 1
@@ -100,10 +106,10 @@ class MultiRankWait:
             self._unnamed = ""
 
     def _observe(self, metrics: Mapping[str, Any]) -> None:
-        known = len(self._seen)
-        if known < SEEN_MAX:
+        count = len(self._seen)
+        if count < SEEN_MAX:
             self._seen.update(metrics)
-        if len(self._seen) != known:  # comparing names at every step would cost more than the step's other bookkeeping
+        if len(self._seen) != count:  # comparing names at every step would cost more than the step's other bookkeeping
             missing = [name for name in self._due if name not in self._seen]
             self._typos = {name for name in missing if get_close_matches(name, self._seen, n=1, cutoff=ALIKE)}
 
@@ -112,10 +118,10 @@ class MultiRankWait:
         emit("metric.missing", f"{rule}: {self._what(name)}; {then}", metric=name, rule=rule, seen=sorted(self._seen))
 
     def _what(self, name: str) -> str:
-        """What is known of a metric that has not come."""
+        """Return a phrase about a metric that no step or save has given yet."""
         if name in self._seen:
             also = " at a step that was saved" if name in self._kept and name not in self._due else ""
-            return f"no finite value of {name!r} came yet{also}"
+            return f"no finite value of {name!r} was given yet{also}"
         return f"no step has given {name!r} yet{meant(name, self._seen)} (given so far: {listed(self._seen)})"
 
     def _error(self) -> ConfigError | None:
@@ -130,17 +136,17 @@ class MultiRankWait:
         """Return the lowest rank's error if no rank has a metric. All ranks exchange at steps that each knows by its own count."""
         if ranks.lost or (self._steps % TYPO_STEPS and self._steps % NEVER_STEPS):
             return None
-        mine = self._error()
-        message = "came" if self._came else "" if mine is None else json.dumps([mine.what, mine.hint])
+        own_error = self._error()
+        message = "came" if self._came else "" if own_error is None else json.dumps([own_error.what, own_error.hint])
         try:
-            messages = [each.decode() for each in ranks.world.gather(message.encode(), "comparing which metrics came")]
+            messages = [data.decode() for data in ranks.world.gather(message.encode(), "comparing which metrics came")]
         except RankTimeout:  # the next save reports it
             return None
         if "came" in messages:
             self._alone = False  # the same on every rank: no further exchange
             return None
-        what, hint = next((json.loads(each) for each in messages if each), ("", ""))
-        return ConfigError(what, hint=hint) if what else None
+        message_text, hint = next((json.loads(message) for message in messages if message), ("", ""))
+        return ConfigError(message_text, hint=hint) if message_text else None
 
     def _never(self, name: str, rule: str) -> ConfigError:
         return ConfigError(

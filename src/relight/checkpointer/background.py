@@ -105,8 +105,8 @@ class _Shape:
         if (overlap, same) not in self.copies:
             if len(self.copies) >= _WAYS_MAX:
                 self.copies.clear()
-            kept = [number for number in range(count) if number not in same]
-            items, kept_places = [state.items[number] for number in kept], [places[number] for number in kept]
+            copied = [number for number in range(count) if number not in same]
+            items, kept_places = [state.items[number] for number in copied], [places[number] for number in copied]
             self.copies[overlap, same] = SlotCopyPlan(items, kept_places, packs, overlap, streams_of, pinned)
         variable = SlotCopyPlan(state.items[count:], places[count:], packs, overlap, streams_of, self.staging.temporary)
         return [self.copies[overlap, same], variable]
@@ -116,12 +116,12 @@ class _Shape:
         return ctypes.addressof(ctypes.c_char.from_buffer(self.slots[index].view))
 
     def same_there(self, index: int, frozen: FrozenTensors, now: TensorMarks, wrong: Callable[[str], None]) -> frozenset[int]:
-        """Return the frozen items whose bytes the slot still has from its last save. ``wrong`` is called with the name of an item that has
+        """Return the frozen items that the slot still has from its last save. ``wrong`` is called with the name of an item that has
         equal marks and other bytes."""
-        number, before, then = self.filled.get(index, (0, None, None))
-        if before is not frozen or then is None or self.slots[index].state() != (SEALED, number):
+        number, before, old_marks = self.filled.get(index, (0, None, None))
+        if before is not frozen or old_marks is None or self.slots[index].state() != (SEALED, number):
             return frozenset()
-        same, base, places = frozen.same(then, now), self.address(index), self.plan.tensors
+        same, base, places = frozen.same(old_marks, now), self.address(index), self.plan.tensors
         mismatch = frozen.wrong(same, lambda i: base + self.layout.packs[places[i].pack] + places[i].offset)
         if mismatch is None:
             return same
@@ -250,7 +250,7 @@ class Background:
         before the commit.
         """
         first = min(shape.busy.values())
-        for index, number in sorted(shape.busy.items(), key=lambda one: -one[1]):
+        for index, number in sorted(shape.busy.items(), key=lambda item: -item[1]):
             slot = shape.slots[index]
             waits = number != first and number not in self._seats and slot.state() == (SEALED, number) and not slot.written
             if waits and yields(number):
@@ -290,21 +290,21 @@ class Background:
         assert agent is not None
         number = self._number = self._number + 1
         checkpoint_id = checkpoint_id or new_id()
-        frozen, same, asked = self._trusted.frozen(state), frozenset[int](), request(number, checkpoint_id, tree)
+        frozen, same, message = self._trusted.frozen(state), frozenset[int](), request(number, checkpoint_id, tree)
         marks = frozen.fingerprint() if frozen is not None else None
         if frozen is not None and marks is not None:
             same = shape.same_there(index, frozen, marks, self._trusted.wrong)
-            asked = msgspec.structs.replace(asked, same=to_bits(same), since=shape.filled.pop(index, (0,))[0])
-        if not asked.patient:
+            message = msgspec.structs.replace(message, same=to_bits(same), since=shape.filled.pop(index, (0,))[0])
+        if not message.patient:
             agent.hurry(number)
-        body = msgspec.msgpack.encode(asked)
+        body = msgspec.msgpack.encode(message)
         if shape.layout.request + len(body) > shape.layout.size:
             self._shape = None  # the request does not fit: the next save allocates larger slots
             return None
         with self._changed:
             shape.busy[index] = number
-        if asked.seat is not None:
-            self._seats[number] = asked.info.step, asked.seat
+        if message.seat is not None:
+            self._seats[number] = message.info.step, message.seat
         devices: list[DeviceSnapshot] = []
         try:
             slot.begin(number)
@@ -460,13 +460,13 @@ class Background:
 
     def _join(self) -> bool:
         """Find or start the agent. If that fails, report it and return False: the trainer then makes the saves."""
-        place, self._joining_since = self._attempt.place, time.monotonic()
+        target, self._joining_since = self._attempt.place, time.monotonic()
         old, self._agent, self._shape = self._agent, None, None
         if old is not None:
             old.close()
         try:
             deadline_s = max(1.0, self.bound(START_S))
-            agent = connect(place.store.url, place.log.run, nice=self._limits.nice, deadline_s=deadline_s, seen=heartbeat().writes)
+            agent = connect(target.store.url, target.log.run, nice=self._limits.nice, deadline_s=deadline_s, seen=heartbeat().writes)
             bound = self.bound  # not self: the agent's thread would keep this object alive
             agent.standstill.patience = lambda: bound(_UNHURRIED_S) / _UNHURRIED_S
             finished = weakref.WeakMethod(self._finished)
@@ -479,11 +479,11 @@ class Background:
             agent.on_done = on_done
             agent.place(
                 AgentPlace(
-                    place.store.url, place.log.run, place.store_id, place.run_id, place.epoch,
+                    target.store.url, target.log.run, target.store_id, target.run_id, target.epoch,
                     self._limits.threads, self._limits.nice, self._limits.bytes_per_second, self._keep,
                     self._rank == 0, self._limits.deadline_s / 2,
                     msgspec.msgpack.encode(rules) if (rules := self._attempt.compact) is not None else b"",
-                    guard.to_wire() if (guard := guard_of(place.store)) else None, self._limits.read_bytes_per_second,
+                    guard.to_wire() if (guard := guard_of(target.store)) else None, self._limits.read_bytes_per_second,
                 )
             )  # fmt: skip
         except (RelightError, OSError) as error:  # such as no descriptor, memory or process left
@@ -522,10 +522,10 @@ class Background:
                 abort_part(self._attempt.place, step, checkpoint_id, seat, known(error))
 
     def _committed(self, checkpoint_id: str) -> bool:
-        """Return whether the log has a save whose outcome the agent could not report before it died."""
-        place = self._attempt.place
+        """Return whether the log has a save that the agent could not report before it died."""
+        target = self._attempt.place
         try:
-            return fold(Log(place.store, place.log.run).read()).find(checkpoint_id) is not None
+            return fold(Log(target.store, target.log.run).read()).find(checkpoint_id) is not None
         except RelightError:
             return False
 

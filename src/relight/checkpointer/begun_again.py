@@ -1,4 +1,4 @@
-"""Begin a new log where a run's directory was removed under a live run, if the caller asked for that."""
+"""Begin a new log if a run's directory was removed during training, and the failure policy allows it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _renewed: weakref.WeakKeyDictionary[Checkpointer, int] = weakref.WeakKeyDictionary()
 """The last step before a new log was begun: saves up to it went to the old run."""
 _reported: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
-"""Those for which it was reported that no new log could be begun."""
+"""Checkpointers that have reported the failure to begin a new log."""
 
 
 def begin_again(ckpt: Checkpointer, failed: Save) -> None:

@@ -32,13 +32,13 @@ class BestSoFar(Hook):
     ) -> None:  # fmt: skip
         self._wanted = tuple(trigger.metrics) if trigger is not None else ()
         self._leads = rank == 0
-        rules = [each for each in (keep, *(tier.keep for tier in (tiers.further if tiers is not None else ()))) if each is not None]
+        rules = [rule for rule in (keep, *(tier.keep for tier in (tiers.further if tiers is not None else ()))) if rule is not None]
         self._own = own_metric(trigger, rules)
         self._under_way = under_way
         self.durable: dict[str, float] = {}
         """Best values of checkpoints alone, by ``"name:mode"``."""
         self._due: dict[str, float] = {}
-        """Values that made a save due which is made later: postponed, or of several ranks. By the metric's name."""
+        """Values, by metric name, that made a save due before it was started: a postponed save, or a save of several ranks."""
         self.awaited = MultiRankWait(trigger, rules, self._leads)
 
     def on_attempt(self, attempt: Attempt, history: History) -> None:

@@ -26,7 +26,7 @@ def refuse_unconnected() -> None:
 
 
 def is_connected() -> bool:
-    """Whether ``torch.distributed`` is initialised in this process."""
+    """Return whether ``torch.distributed`` is initialised in this process."""
     import torch.distributed as dist
 
     return dist.is_available() and dist.is_initialized()
@@ -54,7 +54,7 @@ class Calls:
         return os.getpid() != self._pid
 
     def restored(self, step: int, micro_step: int | None, *, part: bool) -> tuple[int, int | None] | None:
-        """Note a restore. Return the step that the next one must follow, and its micro-batch; None if the count may begin again.
+        """Record a restore. Return the step that the next one must follow, and its micro-batch; None if the count may begin again.
 
         ``part``: only a part of the state was restored, or for a fresh start. Steps that this process has reported still count.
         """
@@ -89,8 +89,8 @@ class Calls:
         if step is None or last is None:
             return
         if step < last:
-            what = f"step {step} was reported after step {last}: the numbers of steps count up within a run"
-            raise ConfigError(what, where=f"run {self._run!r}", hint=COUNT_ON)
+            message = f"step {step} was reported after step {last}: the numbers of steps count up within a run"
+            raise ConfigError(message, where=f"run {self._run!r}", hint=COUNT_ON)
         if reports and step == last and micro_step is None and last_micro is None and not self._repeated:
             self._repeated = True
             text = f"step {step} was reported twice; call step() once per optimizer step, or pass micro_step= within one"

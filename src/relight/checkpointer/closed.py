@@ -45,11 +45,11 @@ class Closed(NamedTuple):
     def refuse(self, run: str) -> None:
         """Raise the error for a call after the end."""
         after = "before its first step" if self.step is None else f"after step {self.step}"
-        what = f"this Checkpointer is closed: {self.why} {after}, {age_text(monotonic() - self.at)} ago"
+        message = f"this Checkpointer is closed: {self.why} {after}, {age_text(monotonic() - self.at)} ago"
         if self.superseded:
             hint = "use the newer Checkpointer; in a notebook, run the cell again that makes it and calls restore()"
-            raise Fenced(what, where=run, hint=hint)
-        raise ConfigError(what, where=run, hint="to train further, make a new Checkpointer and call its restore()")
+            raise Fenced(message, where=run, hint=hint)
+        raise ConfigError(message, where=run, hint="to train further, make a new Checkpointer and call its restore()")
 
 
 def age_text(seconds: float) -> str:

@@ -26,7 +26,7 @@ class ComponentWatch(Hook):
 
     @property
     def sentences(self) -> list[str]:
-        """What changes in training and is in no checkpoint, a sentence each."""
+        """One sentence for each state that changes in training and is in no checkpoint."""
         return [*self.ungiven.sentences, *self.outside.sentences]
 
     def saved(self) -> None:

@@ -1,4 +1,4 @@
-"""Complete training epochs, for triggers that save by them."""
+"""Count complete training epochs, for triggers that save by epochs."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class EpochCount:
 
     def _of(self, name: str, metrics: Mapping[str, Any]) -> EpochsDone:
         if name and name not in self._loaders:
-            what = f"every(epochs=…, loader={name!r}) names no loader among the components"
-            raise ConfigError(what, where="save=", hint=f"there are {', '.join(self._loaders)}" if self._loaders else _HOW)
+            message = f"every(epochs=…, loader={name!r}) names no loader among the components"
+            raise ConfigError(message, where="save=", hint=f"there are {', '.join(self._loaders)}" if self._loaders else _HOW)
         if name or len(self._loaders) == 1:
             first, now, later = epochs_of(self._loaders[name] if name else next(iter(self._loaders.values())))
         elif METRIC in metrics:

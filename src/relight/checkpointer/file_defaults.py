@@ -68,27 +68,27 @@ def with_file_defaults(
     With ``tiers``, the file's ``keep`` is ignored, because each tier has its own. The file's ``peers`` are ignored if
     one rank writes for all, or if saves are not made in the background. If ``save`` is given nowhere, it is
     ``adaptive()``, so that a run without settings saves, too. ``tiers`` are the caller's. Without them, the file's
-    tiers apply to the store and run in ``place``. ``place`` is None if an observer has moved the run, whose copies on
-    tiers would be useless.
+    tiers apply to the store and run in ``place``. ``place`` is None if an observer has moved the run, because
+    copies of a moved run on tiers would be useless.
     """
     take_environment()
     file_options, path = checked("checkpoint", defaults_of)
     names = [field.name for field in fields(file_options) if field.name != "tiers"]
-    taken = {name: getattr(file_options, name) for name in names if getattr(given, name) is _LEFT_OUT.get(name)}
+    from_file = {name: getattr(file_options, name) for name in names if getattr(given, name) is _LEFT_OUT.get(name)}
     if os.environ.get("RELIGHT_BACKGROUND"):
-        taken.pop("background", None)
+        from_file.pop("background", None)
     if tiers:
-        taken.pop("keep", None)
+        from_file.pop("keep", None)
     own = file_options.tiers.tiers_of(*place) if file_options.tiers is not None and not tiers and place is not None else None
-    background = given.background if given.background is not None else taken.get("background")
+    background = given.background if given.background is not None else from_file.get("background")
     if writer == "rank 0" or background is False or os.environ.get("RELIGHT_BACKGROUND", "1").lower() in ("0", "false", "no"):
-        taken.pop("peers", None)
-    taken = {name: value for name, value in taken.items() if value is not None}
-    if taken or own is not None:
+        from_file.pop("peers", None)
+    from_file = {name: value for name, value in from_file.items() if value is not None}
+    if from_file or own is not None:
         origins = [*([str(path)] if path.exists() else []), *from_variables("checkpoint").values()]
-        names = [*taken, *(["tiers"] if own is not None else [])]
+        names = [*from_file, *(["tiers"] if own is not None else [])]
         emit("settings.read", f"{', '.join(names)} from {', '.join(origins)}", path=str(path), names=names)
-    options = {**given._asdict(), **taken, "tiers": own if not isinstance(tiers, Tiers) else tiers}
+    options = {**given._asdict(), **from_file, "tiers": own if not isinstance(tiers, Tiers) else tiers}
     options["save"] = adaptive() if options["save"] is NOT_GIVEN else options["save"]
     options["keep"] = None if options["keep"] is NOT_GIVEN else options["keep"]
     return CompletedOptions(**options)

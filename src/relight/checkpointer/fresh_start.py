@@ -1,4 +1,4 @@
-"""``fresh=``: start an attempt from scratch on purpose, and refuse to do so by an oversight."""
+"""``fresh=``: start an attempt from scratch on purpose, and refuse to do so by mistake."""
 
 from __future__ import annotations
 
@@ -118,6 +118,6 @@ def _refuse_unrestored(history: History, where: str) -> None:
         raise ConfigError(
             f"this run has checkpoints, the newest of step {newest.step}, and this process restored none before its first step or save",
             where=where,
-            hint="call ckpt.restore() before the loop, and begin at the step that it returns; to begin from scratch beside them: "
+            hint="call ckpt.restore() before the loop, and begin at the step that it returns; to begin from scratch and keep them: "
             "Checkpointer(…, fresh=True), or another run name",
         )

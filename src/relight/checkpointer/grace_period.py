@@ -55,8 +55,8 @@ class GracePeriod(Hook):
     @property
     def left_s(self) -> float | None:
         """Seconds until this process must have ended; None: unlimited or unknown."""
-        left = None if self._ends is None else self._ends - self._clock()
-        return None if left is None or left < -_OUTLIVED_S else left
+        seconds_left = None if self._ends is None else self._ends - self._clock()
+        return None if seconds_left is None or seconds_left < -_OUTLIVED_S else seconds_left
 
     @property
     def over(self) -> bool:
@@ -76,17 +76,17 @@ class GracePeriod(Hook):
     def bound(self, seconds: float) -> float:
         """Return the seconds that a wait may take: the least of ``seconds``, the rest of the grace period and the rest
         of ``close()``."""
-        left = [seconds, *([] if self.left_s is None else [self.left_s])]
-        return max(0.0, min([*left, *([] if self._closes is None else [self._closes - self._clock()])]))
+        limits = [seconds, *([] if self.left_s is None else [self.left_s])]
+        return max(0.0, min([*limits, *([] if self._closes is None else [self._closes - self._clock()])]))
 
     def allow(self, step: int, begun: Iterable[Save], ranks: RankGroup) -> bool:
         """Return whether to save the last step before the job ends, and report it if not. Collective: every rank gets
         the same answer."""
         self.begin()
         pending = sum(1.0 - save.progress.written for save in begun if not save.done and save.error is None)
-        mine = GraceState(self.left_s, max(self._took, default=0.0), pending)
+        own_state = GraceState(self.left_s, max(self._took, default=0.0), pending)
         try:
-            messages = ranks.world.gather(msgspec.json.encode(mine), "ending")
+            messages = ranks.world.gather(msgspec.json.encode(own_state), "ending")
         except RankTimeout:  # the save will report it
             return True
         fit = fits([from_json_bytes(message, GraceState) for message in messages])

@@ -2,8 +2,8 @@
 
 If all ranks of a job are on one node and have the same model, each rank has the whole state except the other ranks' own
 state: generators and the loader's position. Each rank publishes its own state at the end of each step in a file in
-memory (``relight.heartbeat.rank_state``), which stays readable after the rank's death. The first survivor whose state
-is still that of the step's end saves all ranks' parts.
+memory (``relight.heartbeat.rank_state``), which stays readable after the rank's death. The first survivor that
+still has the state of the step's end saves all ranks' parts.
 
 A rank may die during its update or after it, when the other ranks have all they need to end the step. So each rank
 publishes its own state before its update, too. That state is used for the step's end if the two were equal at every
@@ -98,7 +98,7 @@ class Handover:
             self._left = step
             heartbeat().is_heir()
         if lost_of(self._page).exists():
-            raise RankTimeout("another rank has failed", hint="the first rank that failed says why")
+            raise RankTimeout("another rank has failed", hint="the error of the first rank that failed has the cause")
 
     def _update_begins(self) -> None:
         """Publish this rank's own state before the first optimizer step since the last step's end."""
@@ -164,7 +164,7 @@ class Handover:
         return min((max(beat.sealed, beat.restored) if beat is not None else -1 for beat in beats), default=-1)
 
     def _wills(self, step: int) -> tuple[list[list[Any]], list[int]] | None:
-        """Return each rank's own state, and the ranks whose state is from before their update. Return None if a rank's
+        """Return each rank's own state, and the ranks with a state from before their update. Return None if a rank's
         state is missing."""
         ends = time.monotonic() + WAIT_S
         while True:
@@ -181,16 +181,16 @@ class Handover:
         return (whole, missing) if len(whole) == len(states) else None
 
     def _will_of(self, rank: int, step: int) -> list[Any] | None:
-        left = read_rank_state(rank_state_path(self._page, rank))
-        return self._mine(msgspec.msgpack.decode(left.data)) if left is not None and left.step == step else None
+        rank_state = read_rank_state(rank_state_path(self._page, rank))
+        return self._mine(msgspec.msgpack.decode(rank_state.data)) if rank_state is not None and rank_state.step == step else None
 
     def _ahead_of(self, rank: int) -> list[Any] | None:
         """Return the state that ``rank`` published before its update of this rank's last step; None if it may have
         changed since."""
-        left = read_rank_state(rank_state_path(self._page, rank, ahead=True))
-        if left is None or left.step != self._before or not self._ahead.was_alike:
+        rank_state = read_rank_state(rank_state_path(self._page, rank, ahead=True))
+        if rank_state is None or rank_state.step != self._before or not self._ahead.was_alike:
             return None
-        alike, *parts = msgspec.msgpack.decode(left.data)
+        alike, *parts = msgspec.msgpack.decode(rank_state.data)
         return self._mine(parts) if alike >= ALIKE else None
 
     def _mine(self, parts: list[Any]) -> list[Any] | None:
@@ -218,7 +218,7 @@ class Handover:
         return Path(self._page).with_name(f"heir-{self._run}-{step}")
 
     def _key(self) -> list[Any]:
-        """Return the key of a published state: run and component names. It tells apart several Checkpointers of one
+        """Return the key of a published state: run and component names. It distinguishes several Checkpointers of one
         process."""
         return [self._run, sorted(self._own)]
 
@@ -238,11 +238,11 @@ class Handover:
                 node, part_items = _unpacked(part, len(items))
                 items += (owned(item, rank) for item in part_items)
                 own = {**own, **node, "rng": {**own["rng"], **node.get("rng", {})}}
-            mine = replace(
+            own_request = replace(
                 whole, tree=encode_tree({**tree, "rank": own}), items=items, id=id_, seat=seat._replace(rank=rank), urgent=True,
                 packs_written=None if rank else lambda: _abort(place, under_way),
             )  # fmt: skip
-            save_multi_rank(place._replace(log=Log(place.store, place.log.run)), mine)
+            save_multi_rank(place._replace(log=Log(place.store, place.log.run)), own_request)
 
         with ThreadPoolExecutor(self._size, thread_name_prefix="relight-heir") as pool:
             list(pool.map(of_rank, range(self._size)))
@@ -280,4 +280,4 @@ def _unpacked(part: Sequence[Any], behind: int) -> tuple[dict[str, Any], list[It
     """Decode a part: return its tree, with item numbers that start at ``behind``, and its items."""
     data, packed = part
     items = [Item(name, dtype, tuple(shape), role, Bytes(content)) for name, dtype, shape, role, content in packed]
-    return shifted(decode_tree(data, len(items), "what a rank left"), behind), items
+    return shifted(decode_tree(data, len(items), "a rank's published state"), behind), items

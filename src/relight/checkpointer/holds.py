@@ -124,7 +124,7 @@ class Holds:
 
     @property
     def replica_mismatch(self) -> str:
-        """Tensors whose replicas were equal at an earlier save and differed at the last one, as a sentence; empty if
+        """Tensors with replicas that were equal at an earlier save and differed at the last one, as a sentence; empty if
         none."""
         return self._ranks.turned
 

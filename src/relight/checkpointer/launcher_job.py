@@ -11,21 +11,24 @@ from typing import NamedTuple
 from relight.format import hexdigest
 
 AGENT, ELASTIC, SLURM, POD, CONTAINER = "agent", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "pod", "container"
-"""Kinds of names. An ``agent`` is one call of torchrun or ``relight run`` on one node: its workers of all restarts have it in common."""
+"""Kinds of names.
+
+An ``agent`` is one call of torchrun or ``relight run`` on one node. All its workers, of all restarts, share it.
+"""
 ELASTIC_RESTARTS, SLURM_RESTARTS = "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"
 NAMES_MAX = 128
-"""Names of a job that are recorded; a job of more nodes than that is known by some of its agents."""
+"""Maximum number of recorded names of a job. A job with more nodes is recognised by some of its agents."""
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """torchrun's file for a worker's error, ``LOGS/attempt_N/RANK/error.json``. LOGS is a new directory for each agent."""
 _ANY_RUN = "none"
-"""torchrun's run id if none was given: all such jobs have it."""
+"""torchrun's run id if the user gives none: all such jobs have the same."""
 _MOUNTS = Path("/proc/self/mountinfo")
 _POD = re.compile(r"/pods/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/containers/[^/\s]+/([0-9a-f]+)\s")
-"""Where the kubelet mounts a container's termination log from: the pod's uid, and a name that is new for each start of a container."""
+"""Source of a container's termination-log mount: it has the pod's uid, and a name that is new for each start of the container."""
 
 
 class LauncherJob(NamedTuple):
-    """``names``: ``KIND=NAME`` of all launchers at work. ``elastic`` and ``slurm``: how often each has started the job again."""
+    """``names``: ``KIND=NAME`` of all launchers at work. ``elastic`` and ``slurm``: numbers of restarts by each."""
 
     names: frozenset[str]
     elastic: int = 0
@@ -34,12 +37,12 @@ class LauncherJob(NamedTuple):
     @property
     def text(self) -> str:
         """The names in one line, as a NOTE has them. Empty if there is no launcher."""
-        return " ".join(sorted(self.names, key=lambda one: (_kind(one) == AGENT, one))[:NAMES_MAX])
+        return " ".join(sorted(self.names, key=lambda name: (_kind(name) == AGENT, name))[:NAMES_MAX])
 
     @property
     def has_agent(self) -> bool:
         """Whether an agent of the job is known."""
-        return any(_kind(one) == AGENT for one in self.names)
+        return any(_kind(name) == AGENT for name in self.names)
 
     def began(self, text: str) -> bool:
         """Return whether ``text``, the names of a job that may have ended long ago, names an earlier start of this very job.
@@ -56,13 +59,13 @@ class LauncherJob(NamedTuple):
         )
 
     def restarts(self, other: LauncherJob) -> bool:
-        """Return whether this is a later start of ``other``, a job whose process still exists: a launcher has counted on since."""
+        """Return whether this is a later start of ``other``, a job with a process that still exists: a launcher's count is higher now."""
         shared = self._shared(other.names)
         by_agent = AGENT in shared or (ELASTIC in shared and not self._knows_agents(other.names))
         return (by_agent and self.elastic > other.elastic) or (SLURM in shared and self.slurm > other.slurm)
 
     def _shared(self, names: frozenset[str]) -> set[str]:
-        return {_kind(one) for one in self.names & names}
+        return {_kind(name) for name in self.names & names}
 
     def _knows_agents(self, names: frozenset[str]) -> bool:
         return self.has_agent and LauncherJob(names).has_agent
@@ -81,7 +84,7 @@ def job_of(variables: Mapping[str, str]) -> LauncherJob:
 
 def with_agents(job: LauncherJob, names: Iterable[str]) -> LauncherJob:
     """Return ``job`` with the agents of all its nodes: rank 0 may be on another node after a restart."""
-    return job._replace(names=job.names | {one for one in names if _kind(one) == AGENT})
+    return job._replace(names=job.names | {name for name in names if _kind(name) == AGENT})
 
 
 def count_of(variables: Mapping[str, str], name: str) -> int:
@@ -92,10 +95,10 @@ def count_of(variables: Mapping[str, str], name: str) -> int:
 
 def _pod() -> set[str]:
     try:
-        found = _POD.search(_MOUNTS.read_text(encoding="utf-8", errors="replace"))
+        match = _POD.search(_MOUNTS.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return set()
-    return {_name(POD, found[1]), _name(CONTAINER, found[2])} if found else set()
+    return {_name(POD, match[1]), _name(CONTAINER, match[2])} if match else set()
 
 
 def _name(kind: str, value: str) -> str:

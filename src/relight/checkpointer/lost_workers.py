@@ -1,4 +1,4 @@
-"""An exception that a job's ending caused: the signal reached data loader workers, and torch raises in the trainer."""
+"""Exceptions that the end of a job causes: a signal ends data loader workers, and torch raises an error in the trainer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ends_by(signals: SignalHandlers | None, error: BaseException | None) -> bool
         while not signals.ending and time.monotonic() < until and signals.installed:
             time.sleep(0.01)  # the handler runs here: workers may get the signal of the group first
         return signals.ending
-    return signals.ending and (_matches(error, _LOST) or any(_is_broken_pipe(one) for one in _chain(error)))
+    return signals.ending and (_matches(error, _LOST) or any(_is_broken_pipe(cause) for cause in _chain(error)))
 
 
 def reason_of(signals: SignalHandlers | None, error: Exception, step: int | None) -> SaveReason:
@@ -52,7 +52,10 @@ def reason_of(signals: SignalHandlers | None, error: Exception, step: int | None
 
 
 def quiet_workers() -> None:
-    """During an ending, keep torch's report of a dead worker out of the step that is being finished. The next batch raises it."""
+    """While the job ends, keep torch's report of a dead worker out of the step in progress.
+
+    The next batch raises it.
+    """
     former = signal.getsignal(signal.SIGCHLD)
     if callable(former) and not isinstance(former, _WorkerDeaths):
         with contextlib.suppress(ValueError):  # not the main thread
@@ -68,7 +71,7 @@ def report_workers() -> None:
 
 
 class _WorkerDeaths:
-    """A handler of SIGCHLD that passes on a dead worker's error only where the trainer waits for data."""
+    """Handler of SIGCHLD that raises a dead worker's error only where the trainer waits for data."""
 
     def __init__(self, former: Any) -> None:
         self.former = former
@@ -108,7 +111,7 @@ class _Uncaught:
         self._open.discard(ckpt)
 
     def ended(self, error: BaseException, trace: TracebackType | None) -> None:
-        """Do what the end of a ``with`` block does: save the last consistent step, and end as a signal asks if ``error`` follows from it.
+        """Do what the end of a ``with`` block does: save the last consistent step, and end by a signal if ``error`` follows from it.
 
         An interactive session continues after an error, and its Checkpointer with it: only what a signal ends is ended there.
         """
@@ -137,7 +140,7 @@ class _Hook:
 
 
 def _matches(error: BaseException, pattern: re.Pattern[str]) -> bool:
-    return any(pattern.search(str(one)) for one in _chain(error))
+    return any(pattern.search(str(cause)) for cause in _chain(error))
 
 
 def _is_broken_pipe(error: BaseException) -> bool:
@@ -145,13 +148,13 @@ def _is_broken_pipe(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and those that led to it."""
-    found: BaseException | None = error
+    """Yield the error and the chain of errors that caused it, newest first."""
+    cause: BaseException | None = error
     for _ in range(_CHAIN_MAX):
-        if found is None:
+        if cause is None:
             return
-        yield found
-        found = found.__cause__ or found.__context__
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _waits_for_data(frame: FrameType | None) -> bool:

@@ -18,13 +18,13 @@ METRICS_BYTES_MAX = 256 << 10
 """Bytes that the metrics of one save take as JSON: a record of the log, which holds them, has a limit."""
 _NUMBER_BYTES = 32
 _FEW = 64
-"""Metrics that are within the limit, whatever their names."""
+"""Number of metrics that always fit within the limit, whatever their names."""
 _reported: set[str] = set()
-"""Names of metrics whose omission was reported by this process."""
+"""Names of omitted metrics that this process has reported."""
 
 
 def check_metrics(metrics: Any) -> None:
-    """``ConfigError`` that names the first metric that is not a number. Waits for no device; costs a type check for each.
+    """Raise ``ConfigError`` for the first metric that is not a number. Does not wait for a device; costs a type check for each metric.
 
     Numbers are ints, floats, bools, NumPy's scalars and tensors of one element. A text or None would fail only when a save reads it,
     which may be hours later, and would look like a failed save.
@@ -53,7 +53,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    """Whether JSON can hold it: half a surrogate pair, as undecodable file names have, would fail every save."""
+    """Return whether JSON can hold the name: a lone surrogate, as in undecodable file names, would fail every save."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -73,23 +73,23 @@ def _refuse(name: Any, value: Any) -> None:
     elif isinstance(value, int):
         hint = "a float holds numbers up to 1e308"
     else:
-        hint = "plain values that are no metrics go into state={…} or metadata={…} of the Checkpointer"
+        hint = "plain values that are not metrics go into state={…} or metadata={…} of the Checkpointer"
     raise ConfigError(f"metric {name!r} is not a number: {shown(value)}", where=f"metric {name}", hint=hint)
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics as floats; a tensor waits for its device. Leaves out what cannot be read or does not fit, with a warning.
+    """Return the metrics as floats. Reading a tensor waits for its device. Omit unreadable or surplus metrics, with a warning.
 
     A save must not fail for one of its metrics: it may be the only one before a machine is taken away.
     """
-    found = {name: number for name, value in metrics.items() if (number := number_of(name, value)) is not None}
-    if len(found) <= _FEW:
-        return found
-    left, fitting = METRICS_BYTES_MAX, dict[str, float]()
-    for name, number in found.items():
-        left -= len(json.dumps(name)) + _NUMBER_BYTES
-        if left < 0:
-            excess = f"{len(found) - len(fitting)} of {len(found)} metrics, from {name!r} on, are left out"
+    numbers = {name: number for name, value in metrics.items() if (number := number_of(name, value)) is not None}
+    if len(numbers) <= _FEW:
+        return numbers
+    bytes_left, fitting = METRICS_BYTES_MAX, dict[str, float]()
+    for name, number in numbers.items():
+        bytes_left -= len(json.dumps(name)) + _NUMBER_BYTES
+        if bytes_left < 0:
+            excess = f"{len(numbers) - len(fitting)} of {len(numbers)} metrics, from {name!r} on, are left out"
             _report(name, f"{excess}: a save records {METRICS_BYTES_MAX >> 10} KiB of metrics")
             break
         fitting[name] = number
@@ -97,7 +97,7 @@ def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def number_of(name: str, value: Any) -> float | None:
-    """Return a metric as a float, None if it cannot be read, with a warning. A tensor is read, which waits for its device."""
+    """Return a metric as a float; None, with a warning, if it cannot be read. Reading a tensor waits for its device."""
     try:
         return float(value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value)
     except Exception as error:  # the script's own type may raise anything, hours into training
@@ -106,7 +106,7 @@ def number_of(name: str, value: Any) -> float | None:
 
 
 def is_finite(name: str, value: Any) -> bool:
-    """Whether a metric has a finite value. A tensor is read, which waits for its device."""
+    """Return whether a metric has a finite value. Reading a tensor waits for its device."""
     number = number_of(name, value)
     return number is not None and math.isfinite(number)
 
@@ -118,7 +118,10 @@ def _report(name: str, text: str) -> None:
 
 
 def as_they_are(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return copies of metrics for a later save of the same step: tensors and arrays may hold other values by then. Waits for no device."""
+    """Return copies of metrics for a later save of the same step, because tensors and arrays may change.
+
+    Does not wait for a device.
+    """
     return {name: _copied(value) for name, value in metrics.items()}
 
 

@@ -1,7 +1,7 @@
 """Keywords that are not options of a Checkpointer: which option was meant.
 
 Every keyword that is not an option names a component, so a misspelt option would be saved as one and never take effect. A value that has
-no state of its own is therefore refused under a keyword, and so is a container whose name is one slip of the keyboard from an option
+no state of its own is therefore refused under a keyword, and so is a container with a name that is one typing error from an option
 that takes such a container. ``state={…}`` takes any name and any plain value: nothing is guessed there.
 """
 
@@ -73,7 +73,7 @@ _MEANT: dict[str, str] = {
                      "description"), _META),
     **dict.fromkeys(("tag", "metrics", "samples", "micro_step", "reason", "global_step_transform"), _CALL),
     **dict.fromkeys(("rank", "local_rank", "world_size", "process_group", "is_main_process", "save_on_each_node"), _RANKS),
-    **dict.fromkeys(("save_weights_only", "save_only_model", "save_optimizer"), "components: pass only what is to be saved"),
+    **dict.fromkeys(("save_weights_only", "save_only_model", "save_optimizer"), "components: pass only what must be saved"),
     **dict.fromkeys(("verbose", "verbosity", "log_level", "quiet"), 'logging.getLogger("relight")'),
 }  # fmt: skip
 """Other frameworks' names, and ours of other calls, and what each is here."""
@@ -90,15 +90,20 @@ _OBJECTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 
 def refuse_slip(name: str, value: object, options: Iterable[str]) -> None:
-    """``ConfigError`` if a keyword that is no option cannot be meant as a component. ``options``: the Checkpointer's own."""
-    known = [one for one in options if one not in ("self", "components")]
+    """Raise ``ConfigError`` if a keyword that is not an option cannot be meant as a component.
+
+    ``options``: the Checkpointer's own.
+    """
+    known = [option_name for option_name in options if option_name not in ("self", "components")]
     if isinstance(value, Mapping) and value.keys() == {"state", "param_groups"}:
         raise ConfigError(
             f"{name}= is the state_dict() of an optimizer: a copy, which a restore cannot put back into the optimizer", where=f"{name}=",
             hint=f"pass the optimizer itself: {name}={name}",
         )  # fmt: skip
     if is_component(value):
-        option = next((one for one in known if isinstance(value, _FITS.get(one, ())) and _one_slip(name, one)), None)
+        option = next(
+            (candidate for candidate in known if isinstance(value, _FITS.get(candidate, ())) and _one_slip(name, candidate)), None
+        )
         if option is not None and name not in _WORDS:
             raise ConfigError(
                 f"{name!r} is not an option, and would be saved as a component", where=f"{name}=",
@@ -106,9 +111,9 @@ def refuse_slip(name: str, value: object, options: Iterable[str]) -> None:
             )  # fmt: skip
         return
     if (value is None or isinstance(value, Enum)) and not _close(name, known):
-        return  # absent in this life, or a plain value with a class of its own: no misspelt option
-    what = f"{name!r} is not an option, and {shown(value)} cannot be a component"
-    raise ConfigError(what, where=f"{name}=", hint=_hint(name, value, known))
+        return  # None in this process, or a plain value of the caller's own class: not a misspelt option
+    message = f"{name!r} is not an option, and {shown(value)} cannot be a component"
+    raise ConfigError(message, where=f"{name}=", hint=_hint(name, value, known))
 
 
 def _hint(name: str, value: object, known: list[str]) -> str:
@@ -119,9 +124,9 @@ def _hint(name: str, value: object, known: list[str]) -> str:
         return f"did you mean {option}=?"
     if isinstance(value, Iterator):
         return f"pass the object that it iterates over: {name}={name}"
-    meant = meaning_of(name)
-    if meant:
-        return f"in Relight that is {_with_number(meant, value)}"
+    meaning = meaning_of(name)
+    if meaning:
+        return f"in Relight that is {_with_number(meaning, value)}"
     close = _close(name, known)
     if close in known:
         return f"did you mean {close}=?"
@@ -142,12 +147,15 @@ def _close(name: str, known: list[str]) -> str:
 
 
 def _with_number(meant: str, value: object) -> str:
-    """The answer with the caller's own number in it, where it asks for one."""
+    """Return the answer with the caller's own number in it, if the answer has a place for one."""
     return meant.replace("=…", f"={value}", 1) if type(value) is int and value > 0 else meant
 
 
 def meaning_of(name: str) -> str:
-    """What another framework's option is here; empty if it is not known. Case, hyphens and underscores do not count."""
+    """Return what another framework's option is called here; empty if unknown.
+
+    Case, hyphens and underscores are ignored.
+    """
     return _PLAIN.get(_plain(name), "")
 
 
@@ -159,10 +167,13 @@ _PLAIN = {_plain(name): meant for name, meant in _MEANT.items()}
 
 
 def _one_slip(typed: str, meant: str) -> bool:
-    """Whether one letter is missing, doubled, wrong, or two neighbours are swapped."""
+    """Return whether the texts differ by one missing, extra or wrong letter, or by two swapped neighbours."""
     if typed == meant or abs(len(typed) - len(meant)) > 1:
         return False
-    start = next((at for at, (one, other) in enumerate(zip(typed, meant)) if one != other), min(len(typed), len(meant)))
+    start = next(
+        (index for index, (typed_letter, meant_letter) in enumerate(zip(typed, meant)) if typed_letter != meant_letter),
+        min(len(typed), len(meant)),
+    )
     a, b = typed[start:], meant[start:]
     if len(a) == len(b):
         return a[1:] == b[1:] or (a[2:] == b[2:] and a[:2] == b[:2][::-1])

@@ -49,10 +49,10 @@ def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str
     given = tiers.nearest.url if tiers is not None else path
     url, name = (os.fspath(given), run) if run is not None else split_run(given)  # type: ignore[arg-type]
     attach_heartbeat()
-    meant = (url, name)
+    intended = (url, name)
     for observer in observers:
         url, name = observer.place(url, name)
-    return url, name, tiers if (url, name) == meant else None, (url, name) == meant
+    return url, name, tiers if (url, name) == intended else None, (url, name) == intended
 
 
 def check_path(path: object) -> None:
@@ -119,8 +119,8 @@ def check_compact(compact: Compact | bool | None) -> Compact | None:
     if compact is not None and not isinstance(compact, (Compact, bool)):
         raise ConfigError(f"compact= takes relight.Compact(…), True or False, not {shown(compact)}", hint=_called(compact, "Compact"))
     rules = Compact() if compact is True else compact or None
-    asked = lossy_of(os.environ.get(LOSSY, ""))
-    return with_asked(rules or Compact(reuse=False, codecs="never"), asked) if asked else rules
+    patterns = lossy_of(os.environ.get(LOSSY, ""))
+    return with_asked(rules or Compact(reuse=False, codecs="never"), patterns) if patterns else rules
 
 
 def check_peers(peers: Peers | None, writer: str, background: bool) -> Peers | None:
@@ -181,9 +181,9 @@ def _apart(components: Mapping[Any, object]) -> Iterator[tuple[Any, object]]:
         if not stateful:
             yield name, value
         elif len(stateful) < len(inside):
-            other = next(key for key in inside if key not in stateful)
+            plain = next(key for key in inside if key not in stateful)
             raise ConfigError(
-                f"{name}= holds a component, {stateful[0]}, beside a plain value, {other}", where=f"{name}=",
+                f"{name}= holds a component, {stateful[0]}, and a plain value, {plain}", where=f"{name}=",
                 hint="give each component a name of its own, and keep plain values in a container without components",
             )  # fmt: skip
         else:
@@ -209,7 +209,7 @@ def check_per_rank(per_rank: object, components: Mapping[str, object]) -> tuple[
     if unknown:
         close = get_close_matches(unknown[0], components, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(components)}"
-        raise ConfigError(f"per_rank= names {unknown[0]!r}, which is no component", where="per_rank=", hint=hint)
+        raise ConfigError(f"per_rank= names {unknown[0]!r}, which is not a component", where="per_rank=", hint=hint)
     return tuple(per_rank)
 
 
@@ -282,5 +282,5 @@ def full_bytes(state: Captured) -> int:
 
 def numbers_for(trigger: Trigger | None, metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the values of the metrics that the trigger needs. Reading a tensor waits for its device."""
-    wanted = {name for name, _ in trigger.metrics} if trigger is not None else ()
-    return {name: number for name in wanted if name in metrics and (number := number_of(name, metrics[name])) is not None}
+    names = {name for name, _ in trigger.metrics} if trigger is not None else ()
+    return {name: number for name in names if name in metrics and (number := number_of(name, metrics[name])) is not None}

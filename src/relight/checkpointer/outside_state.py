@@ -20,7 +20,7 @@ SAVES_MAX = 2
 """Number of saves after which such state is searched for. State that changes later is only reported by
 ``describe_state()``."""
 _SKIPPED_HOMES = ("torch.", "torchdata.", "accelerate.", "lightning", "pytorch_lightning", "deepspeed.", "datasets.")
-"""Packages whose classes are skipped: their objects have caches and counters, or their state has all that a resume
+"""Packages with classes that are skipped: their objects have caches and counters, or their state has all that a resume
 needs."""
 _TORCHS = frozenset(vars(nn.Module())) | {
     "training", "_opt_called", "_step_count", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured",
@@ -77,9 +77,9 @@ class OutsideState:
 
 def _sentence(name: str, component: object, names: list[str]) -> str:
     shown = ", ".join(names[:SHOWN_MAX]) + (f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else "")
-    what, are, them = ("attributes", "are", "them") if len(names) > 1 else ("attribute", "is", "it")
-    way = "register_buffer(), or get_extra_state() and set_extra_state()" if isinstance(component, nn.Module) else "its state_dict()"
-    return f"{name}: the {what} {shown} changed in training and {are} in no checkpoint; if a resume needs {them}: {way}"
+    noun, verb, pronoun = ("attributes", "are", "them") if len(names) > 1 else ("attribute", "is", "it")
+    remedy = "register_buffer(), or get_extra_state() and set_extra_state()" if isinstance(component, nn.Module) else "its state_dict()"
+    return f"{name}: the {noun} {shown} changed in training and {verb} in no checkpoint; if a resume needs {pronoun}: {remedy}"
 
 
 def _attributes(components: Mapping[str, object]) -> Iterator[tuple[_StatePath, Any, object]]:

@@ -71,9 +71,9 @@ class PeerDiscovery(Hook):
             if agent_id:
                 agents.setdefault(agent_id, (agent_id, its_host, its_rack, address, []))[4].append(rank)
         roster = list(agents.values())
-        here = [each[3] for each in roster]
-        others = {address for each in answers if each[0] and bytes(each[2]) == self._token for address in each[3]}
-        self._addresses = [*here, *sorted(others - {*here})]
+        addresses = [each[3] for each in roster]
+        peers = {address for each in answers if each[0] and bytes(each[2]) == self._token for address in each[3]}
+        self._addresses = [*addresses, *sorted(peers - {*addresses})]
         with contextlib.suppress(RelightError):  # the next save or restore that needs a dead agent reports it
             if self._agent is not None:
                 self._agent.meet(ListenForPeers(self._token, change=True), MEET_S)
@@ -105,7 +105,7 @@ class PeerDiscovery(Hook):
                 self._remote = None
 
     def ends(self) -> None:
-        """Announce the run's end: later saves need no copies on peers, some of which have ended already."""
+        """Announce the run's end: later saves need no copies on peers, because some peers have ended already."""
         if self._agent is not None:
             with contextlib.suppress(RelightError):
                 self._agent.leave()

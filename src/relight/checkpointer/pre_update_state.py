@@ -11,7 +11,7 @@ import msgspec
 from relight.heartbeat import RankStateWriter
 
 ALIKE = 3
-"""Number of steps at whose end the state must have been equal, and never different, before a handover may use it."""
+"""Number of steps after which the state must have been equal, and never different, before a handover may use it."""
 AHEAD_S = 1e-3
 """Most seconds that publishing may take, or ``AHEAD_SHARE`` of a step if that is longer; if it always takes more, it is
 stopped."""

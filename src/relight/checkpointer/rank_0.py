@@ -63,9 +63,9 @@ def ranks_of(world: Communicator, per_rank: Sequence[str], timeout_s: float, wri
     if world.size == 1:
         refuse_unconnected()
         return SingleRank(world)
-    mine = {"writer": writer, **settings}
-    answers = [msgspec.json.decode(answer) for answer in world.gather(msgspec.json.encode(mine), "comparing settings")]
-    for name in mine:
+    own_settings = {"writer": writer, **settings}
+    answers = [msgspec.json.decode(answer) for answer in world.gather(msgspec.json.encode(own_settings), "comparing settings")]
+    for name in own_settings:
         for rank, answer in enumerate(answers):
             if answer[name] != answers[0][name]:
                 raise ConfigError(
@@ -348,7 +348,7 @@ class BackgroundElsewhere:
             return
         self._waiting.popleft()
         if encoded is None:
-            self._on_done(SaveOutcome(report, late([0], "telling what came of a save", waited)))
+            self._on_done(SaveOutcome(report, late([0], "reporting a save's outcome", waited)))
             return
         outcome = msgspec.structs.replace(from_msgpack(encoded, SaveResult), number=report.number)
         self._on_done(SaveOutcome(outcome, None if outcome.error is None else error_from(*outcome.error)))

@@ -1,4 +1,4 @@
-"""How busy the store's disk and the accelerator are, while no save is written."""
+"""Measure how busy the store's disk and the accelerator are while no save is written."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from pathlib import Path
 import torch
 
 SAMPLE_S = 5.0
-"""Seconds between two samples. A sample reads a file of a line, and asks the driver."""
+"""Seconds between two samples. A sample reads a file of one line, and queries the driver."""
 
 
 class ResourceUse:
     """Samples the share of the time in which each resource was in use. Samples during a save do not count: the save itself is the use."""
 
     def __init__(self, root: str, clock: Callable[[], float]) -> None:
-        """``root``: the store's directory. Of a store elsewhere no disk is known."""
+        """``root``: the store's directory. For a remote store, no disk is known."""
         self._file, self._clock = _stat_file(root), clock
         self._last: tuple[float, float] | None = None
         self._next_s = 0.0
         self.shares: dict[str, float] = {}
-        """By resource; what cannot be measured is not there."""
+        """Share of the time in which each resource was busy. A resource that cannot be measured is missing."""
 
     def sample(self, writing: bool) -> bool:
-        """Take a sample, if it is time; whether ``shares`` may have changed. ``writing``: a save is being written."""
+        """Take a sample if one is due.
+
+        Return whether ``shares`` may have changed. ``writing``: a save is being written.
+        """
         now = self._clock()
         if writing:
             self._last = None
@@ -45,7 +48,7 @@ class ResourceUse:
 
 
 def _stat_file(root: str) -> Path | None:
-    """The kernel's counters of the disk that holds ``root``; None if it is no disk."""
+    """Return the path of the kernel's counters for the disk that has ``root``; None if it is not on a disk."""
     try:
         number = os.stat(root).st_dev
     except (OSError, ValueError):
@@ -55,7 +58,7 @@ def _stat_file(root: str) -> Path | None:
 
 
 def _busy_s(path: Path | None) -> float | None:
-    """Seconds in which the disk had something to do, since the system started."""
+    """Return the seconds in which the disk was busy since the system started."""
     if path is None:
         return None
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -64,7 +67,7 @@ def _busy_s(path: Path | None) -> float | None:
 
 
 def device_share() -> float | None:
-    """The share of the last moments in which the current accelerator ran kernels; None where the driver's library (pynvml) is not there."""
+    """Return the recent share of time in which the current accelerator ran kernels; None without the driver's library (pynvml)."""
     if not torch.cuda.is_available():
         return None
     try:

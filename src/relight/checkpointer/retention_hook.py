@@ -52,16 +52,22 @@ class Retention(Hook):
 
 
 def retire(place: CommitTarget, keep: Keep, verified: dict[str, bool]) -> None:
-    """Remove what ``keep`` no longer keeps. Raise ``Fenced``. Other failures are reported, and retried after the next save."""
+    """Retire the checkpoints that ``keep`` no longer keeps.
+
+    Raise ``Fenced``; report other failures, which the next save retries.
+    """
     if keep.is_everything:
         return
-    known = dict(verified)
+    verified_before = dict(verified)
     try:
         report = prune_a_share(place.store, place.log.run, keep, verified=verified, log=place.log, epoch=place.epoch)
         if report.retired:
             emit("prune.done", f"removed {len(report.retired)} checkpoints", retired=report.retired, left=report.left)
-        damaged = [id_ for id_, sound in verified.items() if not sound and known.get(id_) is not False]
-        record_checked(place.store, place.log.run, dict.fromkeys(damaged, "its bytes are not what was committed"), "retention")
+        damaged = [
+            checkpoint_id for checkpoint_id, sound in verified.items() if not sound and verified_before.get(checkpoint_id) is not False
+        ]
+        wrong = dict.fromkeys(damaged, "its bytes are not what was committed")
+        record_checked(place.store, place.log.run, wrong, "retention")
     except Fenced:
         raise
     except RelightError as error:
@@ -77,7 +83,7 @@ def record_damage(resumed: Resumed, store: ByteStore, run: str, further: Sequenc
 
 
 def sweep(store: ByteStore, run: str) -> None:
-    """Delete what saves of superseded attempts have left."""
+    """Delete the files of unfinished saves of superseded attempts."""
     try:
         report = execute_sweep(plan_sweep(store, run), store)
         if report.deleted:

@@ -93,7 +93,7 @@ class SignalHandlers:
         self._uncount = workers.handled(self)
 
     def restore(self) -> None:
-        """Restore the former handlers, for each signal whose handler is still Relight's."""
+        """Restore the former handler of each signal that Relight still handles."""
         if os.getpid() != self._owner:
             return
         self._installed = False  # from here on our handler calls the former one
@@ -141,12 +141,12 @@ class SignalHandlers:
         ``reason``: the reason of the step's save, the same on all ranks. ``alone``: no other rank waits for this one.
         """
         if alone:
-            due, self._due = self._due, []
+            numbers, self._due = self._due, []
         else:
             name = reason.by if reason is not None and reason.kind == "signal" else ""
-            due = [number for number in self._previous if signal.Signals(number).name == name and self._script_decides(number)]
-            self._due = [number for number in self._due if number not in due]
-        for number in due:
+            numbers = [number for number in self._previous if signal.Signals(number).name == name and self._script_decides(number)]
+            self._due = [number for number in self._due if number not in numbers]
+        for number in numbers:
             self._call(number, None)
         if self._raised is not None:
             raised, self._raised = self._raised, None
@@ -196,8 +196,8 @@ class SignalHandlers:
             self._ending = number
             workers.asked()
             quiet_workers()
-        then = "saving at the end of this step" if number in SAVING else "finishing this step, saving, then ending"
-        emit("signal.received", f"{name}: {then}", signal=name)
+        effect = "saving at the end of this step" if number in SAVING else "finishing this step, saving, then ending"
+        emit("signal.received", f"{name}: {effect}", signal=name)
         self._on_signal(name)
 
     def _call(self, number: int, frame: FrameType | None) -> None:

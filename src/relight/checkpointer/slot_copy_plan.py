@@ -95,14 +95,14 @@ class Staging:
         self._used: list[torch.Tensor] = []
 
     def reuse(self) -> None:
-        """Make available again what ``temporary`` returned: the save that it was for is over."""
+        """Make the memory that ``temporary`` returned available again, because its save is over."""
         self._free, self._used = [*self._free, *self._used], []
 
     def temporary(self, size: int, device: torch.device) -> torch.Tensor:
         """Return ``size`` bytes that are valid until ``reuse``."""
         fitting = [memory for memory in self._free if memory.numel() >= size]
         memory = min(fitting, key=torch.Tensor.numel) if fitting else pinned(1 << max(size - 1, 0).bit_length(), device)
-        self._free = [other for other in self._free if other is not memory]
+        self._free = [free_memory for free_memory in self._free if free_memory is not memory]
         self._used.append(memory)
         return memory[:size]
 

@@ -1,4 +1,4 @@
-"""Noticing that what is saved does not change: a model given to the Checkpointer that is not the one being trained."""
+"""Detect that the saved model does not change, because the Checkpointer was given another model than the one being trained."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relight.observe import emit
 
 
 class StaleModelCheck(Hook):
-    """Compares each save's trainable tensors with those of the one before, by a hash of them."""
+    """Compares a hash of each save's trainable tensors with that of the previous save."""
 
     def __init__(self, components: Mapping[str, object], watch: ComponentWatch | None = None) -> None:
         """``watch``: reports, after the first saves, what they do not have."""

@@ -1,4 +1,4 @@
-"""Pauses between steps, while the supervisor of this node reduces its load."""
+"""Pause between steps while the supervisor reduces the load of this node."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from collections.abc import Callable
 from relight.heartbeat.ease import read_ease
 
 PAUSE_MAX_S = 5.0
-"""Seconds that one pause lasts at most, so that a signal is not left waiting for long."""
+"""Maximum seconds of one pause, so that a signal does not wait for long."""
 
 
 class StepPauses:
-    """Of one process. ``clock`` and ``sleep`` can be replaced by tests."""
+    """Pauses of one process. Tests may replace ``clock`` and ``sleep``."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
         self._clock, self._sleep = clock, sleep
         self._since: float | None = None
 
     def after_step(self, page: str) -> float:
-        """Sleep for the share of the time that the supervisor asks for, and return the seconds. ``page``: this process's; empty: none."""
+        """Sleep for the share of time that the supervisor requests, and return the seconds.
+
+        ``page``: path of the heartbeat page, or empty.
+        """
         now = self._clock()
         worked = 0.0 if self._since is None else now - self._since
         eased = read_ease(page) if page else None

@@ -5,7 +5,7 @@ name follows from store, run and epoch. When the process dies, however it dies, 
 leaves the socket's file as the proof. A process of this host without that proof may still train, so a start is refused. Of a process on
 another host only the log is known: a checkpoint that was committed seconds ago. So this process waits for another record.
 
-Clocks of other hosts decide only whether to wait. Safety is the log's: a superseded attempt can commit nothing, whatever is detected here.
+Clocks of other hosts decide only whether to wait. The log guarantees safety: a superseded attempt cannot commit, whatever is detected here.
 """
 
 from __future__ import annotations
@@ -48,29 +48,32 @@ if TYPE_CHECKING:
     from relight.checkpointer.checkpointer import Checkpointer
 
 WAIT_MAX_S = 60.0
-"""Seconds since the last record of another host after which it counts as gone, at most."""
+"""Maximum seconds since the last record after which a process on another host counts as gone."""
 WAIT_MIN_S = 10.0
 GOING_S = 1.0
 """Seconds to wait for a process of this node that may be ending just now."""
 EXITING_S = 10.0
-"""Seconds to wait for one that the kernel is tearing down: a killed process gives its memory back first, then its sockets."""
+"""Seconds to wait for a process that the kernel is tearing down: a killed process releases its memory first, then its sockets."""
 POLL_S = 2.0
 RECORDS_READ = 64
 """Records that are read at most to find the FENCE of the attempt in charge."""
 ALIVE_MAX_S = 3600.0
-"""Seconds since the last record up to which a live process of this host may still train: a left socket is swept after that time."""
+"""Seconds since the last record within which a live process of this host may still train: old sockets are swept after that time."""
 FOUND_S = 10.0
 """Seconds between checks that the socket's file is still there."""
 _BACKLOG = 64
 _SUPERSEDED = b"superseded"
 _PF_EXITING = 0x4
 _POD_NAME = re.compile(r"(.+)-[bcdfghjklmnpqrstvwxz2456789]{5}")
-"""A pod of a Job or a Deployment. An ordinal in its place, as StatefulSets have, is the same for a pod that is made again."""
+"""Name of a pod of a Job or a Deployment. (StatefulSets end names with an ordinal, which is the same for a recreated pod.)"""
 _BY_TRAINERS = (FRESH, "restored")
-"""Reasons of the FENCEs of Checkpointers; tools have others, and are over when they return."""
+"""Reasons of the FENCEs that Checkpointers write.
+
+Tools write other reasons, and no longer use the run when they return.
+"""
 
 _holding: weakref.WeakSet[Takeover] = weakref.WeakSet()
-"""Those of this process that are in charge of a run."""
+"""Takeovers of this process that are in charge of a run."""
 
 
 class Sign(NamedTuple):
@@ -92,7 +95,7 @@ class Sign(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The process, and the age of its last record."""
+        """Description of the process, with the age of its last record."""
         host = f"this host ({self.host})" if self.certain or self.alive else f"host {self.host}"
         return f"process {self.pid} on {host}, last record {age_text(self.age_s)} ago,"
 
@@ -105,17 +108,17 @@ def check_takeover(option: str | None) -> str | None:
 
 
 def restarts(sign: Sign) -> bool:
-    """Whether a launcher has restarted the job that ``sign`` is of, so that this process takes its place without being asked.
+    """Return whether a launcher has restarted the job of ``sign``, so that this process takes its place without a question.
 
     A first start is refused: it may be a second submission of a job that trains well. So is another job's restart, because its first start
     was refused, and its launcher only tried again. Of a process on another host the job is unknown. A restart by ``relight run``, which
     does not restart what was refused, and a requeue by Slurm then count as restarts of that job; a restart by torchrun waits for a record.
     """
-    mine = job_of(os.environ)
+    own_job = job_of(os.environ)
     if sign.certain or sign.alive:
-        theirs = _job_of_process(sign.pid)
-        return bool(mine.elastic or mine.slurm) if theirs is None else mine.restarts(theirs)
-    return bool(mine.slurm or (mine.elastic and heartbeat().has_reader)) or _replaces_pod(sign.host)
+        other_job = _job_of_process(sign.pid)
+        return bool(own_job.elastic or own_job.slurm) if other_job is None else own_job.restarts(other_job)
+    return bool(own_job.slurm or (own_job.elastic and heartbeat().has_reader)) or _replaces_pod(sign.host)
 
 
 def _job_of_process(pid: int) -> LauncherJob | None:
@@ -125,23 +128,23 @@ def _job_of_process(pid: int) -> LauncherJob | None:
         parent = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
     except (OSError, IndexError):
         return None
-    theirs = job_of({name: value for name, _, value in (word.partition("=") for word in words)})
-    if int(parent) == os.getppid() and not theirs.has_agent:  # a spare of the same agent is started before its variables are known
-        return with_agents(theirs, job_of(os.environ).names)
-    return theirs
+    job = job_of({name: value for name, _, value in (word.partition("=") for word in words)})
+    if int(parent) == os.getppid() and not job.has_agent:  # a spare of the same agent is started before its variables are known
+        return with_agents(job, job_of(os.environ).names)
+    return job
 
 
 def _replaces_pod(host: str) -> bool:
-    """Whether this process is in a Kubernetes pod that its controller made in place of pod ``host``: both names end in random letters."""
-    mine = _host()
-    if not os.environ.get("KUBERNETES_SERVICE_HOST") or _has_terminal() or host == mine:
+    """Return whether this process is in a Kubernetes pod that replaces pod ``host``: both names end in random letters."""
+    own_host = _host()
+    if not os.environ.get("KUBERNETES_SERVICE_HOST") or _has_terminal() or host == own_host:
         return False
-    found, own = _POD_NAME.fullmatch(host), _POD_NAME.fullmatch(mine)
-    return found is not None and own is not None and found[1] == own[1]
+    match, own_match = _POD_NAME.fullmatch(host), _POD_NAME.fullmatch(own_host)
+    return match is not None and own_match is not None and match[1] == own_match[1]
 
 
 class Takeover:
-    """The part of one Checkpointer that takes charge of the run, and notices when another process did."""
+    """Takes charge of the run for one Checkpointer, and notices when another process has taken it over."""
 
     def __init__(self, option: str | None, owner: Checkpointer) -> None:
         self._option, self._owner = check_takeover(option), weakref.ref(owner)
@@ -154,8 +157,10 @@ class Takeover:
         self._superseded: Fenced | None = None
 
     def before_restore(self, *, whole: bool) -> None:
-        """Look for a process that still trains the run. ``whole``: what is restored is the newest state, to train on; else it may be read
-        for something else, so this only warns. ``LeaseHeld`` if the run is refused."""
+        """Check whether another process still trains the run. Raise ``LeaseHeld`` if the run is refused.
+
+        ``whole``: the caller restores the newest state, to train on. Otherwise it may only read, so this method only warns.
+        """
         owner = self._checkpointer
         for other in self._own_others():
             if other._thread is threading.current_thread() and (ckpt := other._owner()) is not None:
@@ -163,10 +168,13 @@ class Takeover:
         if not owner._ranks.several:
             self._check(only_warn=not whole)
         elif whole:
-            owner._ranks.run_on_rank0(self._check_first, "looking for another job of this run")
+            owner._ranks.run_on_rank0(self._check_first, "checking for another job of this run")
 
     def begin(self, reason: str, best: BestSoFar, refuse: Callable[[History], None]) -> Attempt:
-        """Take charge of the run, unless ``refuse`` raises: one attempt for all ranks. ``LeaseHeld`` if another process keeps the run."""
+        """Take charge of the run, with one attempt for all ranks, unless ``refuse`` raises.
+
+        Raise ``LeaseHeld`` if another process keeps the run.
+        """
         owner = self._checkpointer
         checked: list[bool] = []
 
@@ -211,7 +219,7 @@ class Takeover:
                     self._read_fence()
 
     def release(self) -> None:
-        """End what shows that this process has the run."""
+        """Withdraw the sign that this process has the run."""
         _holding.discard(self)
         if self._listener is not None:
             self._listener.leave()
@@ -226,16 +234,19 @@ class Takeover:
         return owner
 
     def _own_others(self) -> list[Takeover]:
-        """Checkpointers of this process that are in charge of the same run. Ranks may be threads of one process: another rank is none."""
-        mine = self._checkpointer
-        found = []
+        """Return the takeovers of this process's other Checkpointers of the same run and rank.
+
+        Ranks may be threads of one process.
+        """
+        own_ckpt = self._checkpointer
+        others = []
         for other in list(_holding):
-            theirs = other._owner()
-            if other is self or theirs is None or theirs._world.rank != mine._world.rank:
+            other_ckpt = other._owner()
+            if other is self or other_ckpt is None or other_ckpt._world.rank != own_ckpt._world.rank:
                 continue
-            if (theirs._store.url, theirs._run) == (mine._store.url, mine._run):
-                found.append(other)
-        return found
+            if (other_ckpt._store.url, other_ckpt._run) == (own_ckpt._store.url, own_ckpt._run):
+                others.append(other)
+        return others
 
     def _end_own_others(self) -> None:
         for other in self._own_others():
@@ -272,7 +283,9 @@ class Takeover:
         if sign is None or sign.epoch == self._known:
             return
         if sign.certain and sign.pid == os.getpid():  # another Checkpointer of this process, under another URL
-            for other in [one for one in list(_holding) if begins and one is not self and one._address == sign.address]:
+            for other in [
+                candidate for candidate in list(_holding) if begins and candidate is not self and candidate._address == sign.address
+            ]:
                 other._hand_over()
             return
         way = self._option or ("take" if restarts(sign) else "refuse")
@@ -297,8 +310,8 @@ class Takeover:
         if begins:
             _warn(owner, sign, f"this process takes it over; the other one fails with Fenced at its next {when}")
         else:
-            then = f"takes the run over; the other one then fails with Fenced at its next {when}"
-            _warn(owner, sign, f"this process only reads until its first step() or save(), which {then}")
+            consequence = f"takes the run over; the other one then fails with Fenced at its next {when}"
+            _warn(owner, sign, f"this process only reads until its first step() or save(), which {consequence}")
 
     def _wait(self, owner: Checkpointer, sign: Sign) -> Sign | None:
         """Wait until the process of another host counts as gone. Return its new sign of life if there is one before."""
@@ -327,7 +340,10 @@ class Takeover:
         return None
 
     def _listen(self) -> None:
-        """Show that this process has the run. Without a free descriptor it shows nothing, and trains all the same."""
+        """Listen at the attempt's socket, to show that this process has the run.
+
+        Without a free descriptor, train without the sign.
+        """
         self._listener, self._found_at = None, time.monotonic()
         with contextlib.suppress(OSError), LocalDirectory() as directory:
             self._listener = directory.listen(self._address, _BACKLOG)
@@ -337,7 +353,7 @@ class Takeover:
     def _read_fence(self) -> None:
         owner = self._checkpointer
         attempt = owner._attempt
-        if attempt is None or owner._ranks.several:  # other ranks would wait for this one: its next save tells all of them
+        if attempt is None or owner._ranks.several:  # other ranks would wait for this one: the next save raises on all of them
             return
         with contextlib.suppress(RelightError, OSError):
             history = attempt.history()
@@ -354,7 +370,7 @@ def sign_of_life(store: ByteStore, run: str) -> Sign | None:
     """
     newest: Record | None = None
     seen: list[Record] = []
-    """The trainer's records of its epoch, newest first."""
+    """Records of the epoch that a trainer wrote, newest first."""
     for seq, key in newest_records(store, run, RECORDS_READ):
         try:
             record = decode_record(store.get(key, SEALED_BYTES_MAX), seq, key)
@@ -390,35 +406,35 @@ def sign_of_life(store: ByteStore, run: str) -> Sign | None:
 def _is_gone(record: Record, address: str) -> bool:
     """Return whether the record's writer was on this host and is proved to have ended. No process of this user listens at ``address``."""
     host, pid = process_of(record.writer)
-    at = seconds_since_epoch(record.time)
-    return host == _host() and not may_live(pid, time.time() if at is None else at, address)
+    recorded_s = seconds_since_epoch(record.time)
+    return host == _host() and not may_live(pid, time.time() if recorded_s is None else recorded_s, address)
 
 
 def _ended(record: Record) -> bool:
-    """Whether a process ends after this record: a save at its end, on a signal, or after an exception."""
+    """Return whether a process ends after this record: a save at its end, on a signal, or after an exception."""
     body = record.body
     return isinstance(body, CommitBody) and body.save_reason.is_final
 
 
 def _age(record: Record) -> float:
-    at = seconds_since_epoch(record.time)
-    return WAIT_MAX_S + 1 if at is None else max(0.0, time.time() - at)
+    recorded_s = seconds_since_epoch(record.time)
+    return WAIT_MAX_S + 1 if recorded_s is None else max(0.0, time.time() - recorded_s)
 
 
 def _window(seen: list[Record]) -> float:
-    """Seconds after which a process that saves as often as this one did would have shown itself again."""
-    times = [at for record in seen[:5] if (at := seconds_since_epoch(record.time)) is not None]
+    """Return the seconds within which a process that still saves at the recorded rate would have written another record."""
+    times = [recorded_s for record in seen[:5] if (recorded_s := seconds_since_epoch(record.time)) is not None]
     gaps = [later - earlier for later, earlier in pairwise(times)]
     return min(WAIT_MAX_S, max(WAIT_MIN_S, 2 * max(gaps) + 5)) if gaps else WAIT_MAX_S
 
 
 def _identity(store: ByteStore, run: str) -> str:
-    """Return what tells a run's directory from a copy of it, under whatever path: its inode; for a remote store, its URL."""
+    """Return what distinguishes a run's directory from a copy of it: its device and inode, or the URL of a remote store."""
     try:
-        found = os.stat(f"{store.url}/{run}/{LOG_DIR}")
+        status = os.stat(f"{store.url}/{run}/{LOG_DIR}")
     except (OSError, ValueError):
         return f"{store.url}/{run}"
-    return f"{found.st_dev}:{found.st_ino}"
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def _address(run_id: str, where: str, epoch: int) -> str:
@@ -468,8 +484,8 @@ def _goes(sign: Sign, patience_s: float) -> bool:
 
 
 def _notify(address: str) -> None:
-    """Have an older attempt on this node check the log at its next step."""
-    if any(one._address == address for one in list(_holding)):
+    """Make an older attempt on this node check the log at its next step."""
+    if any(takeover._address == address for takeover in list(_holding)):
         return
     with contextlib.suppress(OSError), LocalDirectory() as directory, directory.connect(address, None) as line:
         line.send(_SUPERSEDED)
@@ -478,8 +494,8 @@ def _notify(address: str) -> None:
 def _refusal(owner: Checkpointer, sign: Sign, *, reads: bool) -> LeaseHeld:
     """Return the error for a run that another process trains. ``reads``: the call was a restore, which may be meant to read only."""
     read = 'to read only: restore(only=["model/*"]), restore(STEP) or relight.load(); to train: ' if reads else ""
-    ways = f'stop it (kill {sign.pid}), or give this process another run name, or take the run over: Checkpointer(…, takeover="take")'
-    where, hint = f"{owner._store.url}/{owner._run}", f"{read}{ways}; that process then fails with Fenced"
+    remedies = f'stop it (kill {sign.pid}), or give this process another run name, or take the run over: Checkpointer(…, takeover="take")'
+    where, hint = f"{owner._store.url}/{owner._run}", f"{read}{remedies}; that process then fails with Fenced"
     state = "may still train" if sign.alive else "still trains"
     return LeaseHeld(f"{sign.shown} {state} this run", where=where, hint=hint)
 
@@ -511,9 +527,9 @@ def _host() -> str:
 
 
 def _in_child() -> None:
-    """A forked child is in charge of nothing; its copy of the socket would outlive the trainer."""
-    for one in list(_holding):
-        one.release()
+    """Release all runs in a forked child: its copy of a socket would outlive the trainer."""
+    for takeover in list(_holding):
+        takeover.release()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -41,7 +41,7 @@ from relight.store.wrapper import guard_of
 RETRY_S = 5.0
 """Seconds between two checks of the missing copies while the run's end waits for them."""
 REMEMBERED = 100
-"""Number of saves whose handles are notified when they are drained."""
+"""Number of saves with handles that are notified when they are drained."""
 
 
 def _lacking(history: History) -> dict[str, list[str]]:

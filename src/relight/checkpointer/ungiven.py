@@ -95,11 +95,11 @@ class UngivenOptimizers:
 
     def _is_given(self, optimizer: Optimizer) -> bool:
         """Return whether the optimizer is a component or inside one. Then no later check is needed."""
-        given = (each for value in self._components.values() for each in _optimizers_in(value))
-        return any(optimizer is each or optimizer is inner_of(each) for each in given)
+        optimizers = (each for value in self._components.values() for each in _optimizers_in(value))
+        return any(optimizer is each or optimizer is inner_of(each) for each in optimizers)
 
     def _late(self) -> list[tuple[Optimizer, _Missed]]:
-        """Return the optimizers that have stepped and whose report had to wait."""
+        """Return the optimizers that have stepped and must still be reported."""
         late = []
         for optimizer in list(self._checked):
             if optimizer not in self._missed and optimizer not in self._given:
@@ -135,14 +135,14 @@ class UngivenOptimizers:
         return _Missed(len(stepped), ()) if stepped else None
 
     def _sentence(self, name: str, missed: _Missed) -> str:
-        taken = self._components
+        components = self._components
         if missed.idle:
-            given = ", ".join(missed.idle)
+            idle_names = ", ".join(missed.idle)
             return (
-                f"the given {given} has not made one step, and another {name} steps {missed.parameters} of its parameters; "
+                f"the given {idle_names} has not made one step, and another {name} steps {missed.parameters} of its parameters; "
                 f"no checkpoint has the state of that one: give the Checkpointer the optimizer that trains, {missed.idle[0]}=opt"
             )
-        free = next(key for n in count(1) if (key := "optimizer" if n == 1 else f"optimizer{n}") not in taken)
+        free = next(key for n in count(1) if (key := "optimizer" if n == 1 else f"optimizer{n}") not in components)
         if not missed.where:
             return (
                 f"optimizer {name} steps {missed.parameters} parameters that no component has, and no checkpoint has them or its state: "
@@ -157,9 +157,9 @@ class UngivenOptimizers:
 def _missed(optimizer: Optimizer, components: Mapping[str, object]) -> _Missed | None:
     """Return the parameters of ``components`` that ``optimizer`` steps and no given optimizer has; None if there are
     none."""
-    given = [each for value in components.values() for each in _optimizers_in(value)]
+    optimizers = [each for value in components.values() for each in _optimizers_in(value)]
     # A given wrapper holds the parameters of the optimizer inside it.
-    stepped = {id(parameter) for parameter in own_parameters(optimizer)} - _parameter_ids(given)
+    stepped = {id(parameter) for parameter in own_parameters(optimizer)} - _parameter_ids(optimizers)
     by_component = {name: stepped & set(map(id, _parameters_of(value))) for name, value in components.items()} if stepped else {}
     where = tuple(name for name, ids in by_component.items() if ids)
     return _Missed(len(set().union(*by_component.values())), where) if where else None

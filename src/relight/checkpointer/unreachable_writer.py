@@ -59,16 +59,16 @@ def _listens_for_others_only(pid: int, address: str) -> bool:
     try:
         if any(os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt")):
             return False
-        held = set()
+        sockets = set()
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with suppress(FileNotFoundError):
-                held.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+                sockets.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
         lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]
     except OSError:
         return False
     rows = [line.split(maxsplit=7) for line in lines]
-    paths = [row[7] for row in rows if len(row) == 8 and int(row[3], 16) & _LISTENS and f"socket:[{row[6]}]" in held]
-    names = [found[1] for path in paths if (found := _SOCKET.fullmatch(path))]
+    paths = [row[7] for row in rows if len(row) == 8 and int(row[3], 16) & _LISTENS and f"socket:[{row[6]}]" in sockets]
+    names = [match[1] for path in paths if (match := _SOCKET.fullmatch(path))]
     return bool(names) and address not in names
 
 

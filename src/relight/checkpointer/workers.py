@@ -1,4 +1,4 @@
-"""Worker processes of data loaders during an ending: they ignore the signal of their parent's process group, and end with their parent.
+"""Worker processes of data loaders while the job ends: they ignore signals to their parent's process group, and end with their parent.
 
 The workers share one page of memory with the trainer. It holds whether a Checkpointer handles signals, when the trainer was asked to end,
 and which children the trainer itself terminates. A worker reads the page when a signal comes.
@@ -33,7 +33,7 @@ LOOPS = (("torch.utils.data._utils.worker", "_worker_loop"), ("torchdata.statefu
 EVIDENCE_S = 0.5
 """Seconds within which the parent of a signalled child must have been asked to end, too."""
 HOLD_S = 30.0
-"""Seconds that a child waits at most for its parent to end."""
+"""Maximum seconds that a child waits for its parent to end."""
 _EXIT_S = 3.0
 """Seconds that a worker has to end at the trainer's exit before it is killed."""
 _COMM = "pt_data_worker"
@@ -62,7 +62,7 @@ class WorkerPage:
             return cls(owner, -1, mmap.mmap(file.fileno(), mmap.PAGESIZE))
 
     def count(self, change: int) -> None:
-        """Count Checkpointers that handle signals."""
+        """Change the number of Checkpointers that handle signals by ``change``."""
         self._fields[_LIVE] = max(0, self._fields[_LIVE] + change)
 
     def ask(self) -> None:
@@ -70,10 +70,10 @@ class WorkerPage:
         self._fields[_ASKED] = time.monotonic_ns()
 
     def want(self, pid: int) -> None:
-        """Record that the trainer itself ends that child."""
-        at = self._fields[_NEXT]
-        self._fields[_WANTED + at % (_FIELDS - _WANTED)] = pid
-        self._fields[_NEXT] = at + 1
+        """Record that the trainer itself terminates child ``pid``."""
+        index = self._fields[_NEXT]
+        self._fields[_WANTED + index % (_FIELDS - _WANTED)] = pid
+        self._fields[_NEXT] = index + 1
 
     @property
     def holds(self) -> bool:
@@ -83,11 +83,11 @@ class WorkerPage:
         return not self.wants(os.getpid())
 
     def wants(self, pid: int) -> bool:
-        """Whether the trainer itself ended that child."""
+        """Return whether the trainer itself terminated that child."""
         return pid in self._fields[_WANTED:_FIELDS].tolist()
 
     def asked_since(self, since_s: float) -> bool:
-        """Whether the trainer was asked to end after that time of the monotonic clock."""
+        """Return whether the trainer was asked to end after that time of the monotonic clock."""
         return bool(self._fields[_ASKED] > since_s * 1e9)
 
 
@@ -120,8 +120,8 @@ class Loop:
 def _loop_of(module: str, name: str, owner: int, fd: int) -> Callable[..., Any]:
     """Return the worker function in a spawned process."""
     global _page
-    found = getattr(importlib.import_module(module), name)
-    loop = found if isinstance(found, Loop) else Loop(found, module, name)
+    function = getattr(importlib.import_module(module), name)
+    loop = function if isinstance(function, Loop) else Loop(function, module, name)
     if owner and _page is None:
         with contextlib.suppress(OSError):
             _page = WorkerPage.from_descriptor(owner, fd)
@@ -135,9 +135,9 @@ def protect() -> None:
         with contextlib.suppress(OSError):
             _page = WorkerPage.made()
     for module, name in LOOPS:
-        found = getattr(sys.modules.get(module), name, None)
-        if found is not None and not isinstance(found, Loop):
-            setattr(sys.modules[module], name, Loop(found, module, name))
+        function = getattr(sys.modules.get(module), name, None)
+        if function is not None and not isinstance(function, Loop):
+            setattr(sys.modules[module], name, Loop(function, module, name))
     if not hasattr(popen_fork.Popen._send_signal, "relight"):  # type: ignore[attr-defined]
         _note_terminations()
 
@@ -193,7 +193,7 @@ def _be_worker() -> None:
         return
     for number in ENDING:
         if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
-            with contextlib.suppress(ValueError):  # not the main thread: a worker that is no process of its own
+            with contextlib.suppress(ValueError):  # not the main thread: this worker is a thread
                 signal.signal(number, _on_worker)
 
 
@@ -227,7 +227,7 @@ def _end(number: int) -> None:
 
 
 def _note_terminations() -> None:
-    """Have ``Process.terminate`` record the child in the page first: a worker cannot see who sent a signal."""
+    """Make ``Process.terminate`` record the child in the page first: a worker cannot see which process sent a signal."""
     send = popen_fork.Popen._send_signal  # type: ignore[attr-defined]
 
     def noting(self: Any, number: int) -> None:
@@ -243,14 +243,14 @@ def _at_exit() -> None:
     """Kill workers that do not end. ``multiprocessing`` would wait for them without limit: a handler does not run inside a C call."""
     if _own() is None:
         return
-    workers = [one for one in multiprocessing.active_children() if one.daemon and _is_worker(one.pid)]
-    for one in workers:
-        one.terminate()
+    workers = [child for child in multiprocessing.active_children() if child.daemon and _is_worker(child.pid)]
+    for worker in workers:
+        worker.terminate()
     ends = time.monotonic() + _EXIT_S
-    for one in workers:
-        one.join(max(0.0, ends - time.monotonic()))
-        if one.is_alive():
-            one.kill()
+    for worker in workers:
+        worker.join(max(0.0, ends - time.monotonic()))
+        if worker.is_alive():
+            worker.kill()
 
 
 def _is_worker(pid: int | None) -> bool:
@@ -260,7 +260,7 @@ def _is_worker(pid: int | None) -> bool:
 
 
 _page: WorkerPage | None = None
-"""The page of this process, or of the parent in a child."""
+"""The page of this process; in a child, the parent's page."""
 _holding = ""
 """In a forked child: ``held`` while it waits for its parent's end, ``over`` after that."""
 atexit.register(_at_exit)  # after multiprocessing's own, which therefore runs later

@@ -38,10 +38,10 @@ def compare(
     for entry in killed:
         done.setdefault(entry.step, []).append(entry)
     for step in range(steps):
-        want, got = expected.get(step), done.get(step, [])
-        if want is None or not got:
-            return DemoDifference(step, "steps done", "done" if want else "never done", "done" if got else "never done")
-        for entry in got:
+        want, actual = expected.get(step), done.get(step, [])
+        if want is None or not actual:
+            return DemoDifference(step, "steps done", "done" if want else "never done", "done" if actual else "never done")
+        for entry in actual:
             if entry.samples != want.samples:
                 return DemoDifference(step, "samples", want.samples, entry.samples)
             if entry.loss != want.loss:

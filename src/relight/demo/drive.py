@@ -170,14 +170,14 @@ def _end_only_here() -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    asked: list[int] = []
+    signals: list[int] = []
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for number in previous:
-        signal.signal(number, lambda got, frame: asked.append(got))
+        signal.signal(number, lambda got, frame: signals.append(got))
 
     def end_if_asked() -> None:
-        if asked:
-            raise KeyboardInterrupt if asked[0] == signal.SIGINT else SystemExit(128 + asked[0])
+        if signals:
+            raise KeyboardInterrupt if signals[0] == signal.SIGINT else SystemExit(128 + signals[0])
 
     try:
         yield end_if_asked

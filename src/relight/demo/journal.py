@@ -46,7 +46,7 @@ class DemoJournal:
 
 
 class Tail:
-    """Reader of a journal: returns each line once, as soon as it is complete."""
+    """Reader of a journal: returns each line once, after it is complete."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

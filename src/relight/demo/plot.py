@@ -87,13 +87,13 @@ def _lives(axes: Axes, report: DemoReport) -> None:
     starts = [0, *(kill.resumed_from or 0 for kill in report.kills)]
     ends = [*(kill.step for kill in report.kills), report.steps - 1]
     lost = [*(kill.resumed_from for kill in report.kills), None]
-    for row, (start, end, again) in enumerate(zip(starts, ends, lost, strict=True)):
-        kept = end + 1 if again is None else max(min(end + 1, again), start)
-        if kept > start:
-            axes.barh(row, kept - start, left=start - 0.5, height=0.5, color=KILLED, alpha=0.85, linewidth=0, zorder=2)
-        if kept <= end:
+    for row, (start, end, lost_steps) in enumerate(zip(starts, ends, lost, strict=True)):
+        kept_until = end + 1 if lost_steps is None else max(min(end + 1, lost_steps), start)
+        if kept_until > start:
+            axes.barh(row, kept_until - start, left=start - 0.5, height=0.5, color=KILLED, alpha=0.85, linewidth=0, zorder=2)
+        if kept_until <= end:
             axes.barh(
-                row, end + 1 - kept, left=kept - 0.5, height=0.5,
+                row, end + 1 - kept_until, left=kept_until - 0.5, height=0.5,
                 facecolor="none", edgecolor=KILLED, hatch="/////", linewidth=0.8, alpha=0.6, zorder=2,
             )  # fmt: skip
         if row < len(report.kills):

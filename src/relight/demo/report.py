@@ -95,8 +95,8 @@ class DemoReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``."""
-        own = ("inside_save", "redone")
-        kills = [{**asdict(kill), **{name: getattr(kill, name) for name in own}} for kill in self.kills]
+        own_fields = ("inside_save", "redone")
+        kills = [{**asdict(kill), **{name: getattr(kill, name) for name in own_fields}} for kill in self.kills]
         totals = {"kills_inside_save": self.kills_inside_save, "redone": self.redone}
         return {"ok": self.ok, **asdict(self), **totals, "kills": kills, "machine": dict(self.machine)}
 

@@ -75,7 +75,7 @@ def _docstrings() -> Iterator[bytes]:
             continue
         for name, value in sorted(vars(module).items()):
             members = sorted(vars(value).items()) if isinstance(value, type) else []
-            for path, thing in [(name, value), *((f"{name}.{member}", item) for member, item in members)]:
-                text = inspect.getdoc(thing) if callable(thing) or inspect.isdatadescriptor(thing) else None
+            for path, member_value in [(name, value), *((f"{name}.{member}", item) for member, item in members)]:
+                text = inspect.getdoc(member_value) if callable(member_value) or inspect.isdatadescriptor(member_value) else None
                 if text:
                     yield f"{module_name}.{path}:\n{text}\n\n".encode()

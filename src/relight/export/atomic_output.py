@@ -95,13 +95,13 @@ class Landing:
         form = re.compile(re.escape(f".{self._name}{_BESIDE}") + "[0-9a-f]{16}")
         for name in os.listdir(self._parent):
             if form.fullmatch(name) is not None:
-                left = os.path.join(self._parent, name)
+                leftover = os.path.join(self._parent, name)
                 with contextlib.suppress(OSError):
-                    descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                    descriptor = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                     try:
                         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         if os.fstat(descriptor).st_uid == os.geteuid():
-                            shutil.rmtree(left, ignore_errors=True)
+                            shutil.rmtree(leftover, ignore_errors=True)
                     finally:
                         os.close(descriptor)
 
@@ -112,13 +112,13 @@ def check_free(path: str, *, folder: bool, overwrite: bool) -> None:
     if not os.path.lexists(path):
         return
     if os.path.isdir(path) != folder:
-        what = "this is a file, or a link to nothing" if folder else "this is a directory"
-        raise ConfigError(what, where=path, hint="name another target")
+        message = "this is a file, or a link to nothing" if folder else "this is a directory"
+        raise ConfigError(message, where=path, hint="name another target")
     if folder:
-        taken = sorted(name for name in os.listdir(path) if _is_ours(name))
-        if not taken or overwrite:
+        existing = sorted(name for name in os.listdir(path) if _is_ours(name))
+        if not existing or overwrite:
             return
-        raise ConfigError(f"{taken[0]} is there already", where=path, hint="--overwrite replaces it, or name another directory")
+        raise ConfigError(f"{existing[0]} is there already", where=path, hint="--overwrite replaces it, or name another directory")
     if not overwrite:
         raise ConfigError("this is there already", where=path, hint="--overwrite replaces it")
 

@@ -99,17 +99,17 @@ def check_alike(mixed: Mixture, entries: Sequence[ExportEntry]) -> None:
     """Raise ``IncompatibleState`` if a checkpoint lacks a tensor, or has it in another shape or dtype."""
     problems = []
     for number in {entry.tensor for entry in entries}:
-        wanted = mixed.last.whole.tensors[number]
+        last_tensor = mixed.last.whole.tensors[number]
         for part in mixed.parts[:-1]:
-            index = part.number_of.get(wanted.name)
+            index = part.number_of.get(last_tensor.name)
             tensor = None if index is None else part.whole.tensors[index]
-            if tensor is None or (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
-                what = (
+            if tensor is None or (tensor.shape, tensor.dtype) != (last_tensor.shape, last_tensor.dtype):
+                problem = (
                     "lacks it"
                     if tensor is None
-                    else f"has {tensor.dtype} of {list(tensor.shape)}, not {wanted.dtype} of {list(wanted.shape)}"
+                    else f"has {tensor.dtype} of {list(tensor.shape)}, not {last_tensor.dtype} of {list(last_tensor.shape)}"
                 )
-                problems.append(f"{shown(wanted.name)}: step {part.opened.root.step} {what}")
+                problems.append(f"{shown(last_tensor.name)}: step {part.opened.root.step} {problem}")
     if problems:
         raise IncompatibleState("these checkpoints cannot be averaged", details=sorted(problems), hint="--only what they have in common")
 
@@ -127,8 +127,8 @@ def read_average(
     before: list[memoryview | None] = [None] * len(slabs)
     for part, reader in zip(mixed.parts, readers, strict=True):
         tensors = mixed.last.whole.tensors
-        mine = [slab._replace(tensor=part.number_of[tensors[slab.tensor].name]) for slab in slabs]
-        for index, data in enumerate(reader.read(mine, progress)):
+        own_slabs = [slab._replace(tensor=part.number_of[tensors[slab.tensor].name]) for slab in slabs]
+        for index, data in enumerate(reader.read(own_slabs, progress)):
             tensor = tensors[slabs[index].tensor]
             if tensor.dtype in FLOATS:
                 with np.errstate(all="ignore"):
@@ -172,11 +172,11 @@ def save_average(
     _check_run(store, run)
     whole = mixed.last.whole
     tree = dict(whole.tree) if component is None else {component: whole.tree[component]}
-    kept = sorted({entry.tensor for entry in entries})
-    mapping = [kept.index(number) if number in set(kept) else -1 for number in range(len(whole.tensors))]
+    tensors = sorted({entry.tensor for entry in entries})
+    mapping = [tensors.index(number) if number in set(tensors) else -1 for number in range(len(whole.tensors))]
     items = [
         Item(tensor.name, tensor.dtype, tensor.shape, tensor.role, _Averaged(mixed, number, progress))
-        for number in kept
+        for number in tensors
         for tensor in [whole.tensors[number]]
     ]
     root = mixed.last.opened.root

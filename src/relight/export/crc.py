@@ -33,10 +33,10 @@ def _times(one: int, other: int) -> int:
 
 def _power(length: int) -> int:
     """Return x to the power of 8 × length."""
-    power, square, left = 1 << 31, 1 << 23, length
-    while left:
-        if left & 1:
+    power, square, exponent = 1 << 31, 1 << 23, length
+    while exponent:
+        if exponent & 1:
             power = _times(square, power)
         square = _times(square, square)
-        left >>= 1
+        exponent >>= 1
     return power

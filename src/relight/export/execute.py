@@ -122,10 +122,10 @@ def _pour(plan: ExportPlan, tensors: dict[int, Outgoing], progress: Progress | N
         by_tensor.setdefault(plan.entries[index].tensor, []).append(index)
     whole = plan.whole
     direct: list[int] = []
-    others: list[int] = []
+    other_files: list[int] = []
     for number, indices in by_tensor.items():
         plain = plan.mixed is None and len(indices) == 1 and plan.entries[indices[0]].shape == whole.tensors[number].shape
-        (direct if plain and is_straight(whole, number) else others).append(number)
+        (direct if plain and is_straight(whole, number) else other_files).append(number)
     sinks: list[dict[int, Sink]] = [{} for _ in plan.opened.parts]
     for number in direct:
         for piece in whole.pieces[number]:
@@ -138,7 +138,7 @@ def _pour(plan: ExportPlan, tensors: dict[int, Outgoing], progress: Progress | N
     undivided = {entry.tensor for entry in plan.entries if entry.shape != whole.tensors[entry.tensor].shape}
     reader = SlabReader(plan.opened, whole)
     several = readers_of(plan.mixed) if plan.mixed is not None else []
-    for batch in batches(_slabs(whole, others, undivided), [1] * len(whole.tensors), SLAB_ELEMENTS):
+    for batch in batches(_slabs(whole, other_files, undivided), [1] * len(whole.tensors), SLAB_ELEMENTS):
         values = reader.read(batch, progress) if plan.mixed is None else read_average(plan.mixed, several, batch, progress)
         for slab, data in zip(batch, values, strict=True):
             for index in by_tensor[slab.tensor]:

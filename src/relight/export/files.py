@@ -37,16 +37,16 @@ def safetensors_files(entries: Sequence[ExportEntry], tied: str, shard_bytes: in
 
     A larger tensor is a shard by itself.
     """
-    kept = [index for index, entry in enumerate(entries) if tied == "each" or entry.alias is None]
-    _check(entries, kept)
+    indices = [index for index, entry in enumerate(entries) if tied == "each" or entry.alias is None]
+    _check(entries, indices)
     aliases: dict[str, str] = {} if tied == "each" else {entry.name: entry.alias for entry in entries if entry.alias is not None}
-    shards = _shards(entries, kept, shard_bytes)
+    shards = _shards(entries, indices, shard_bytes)
     if shard_bytes is None or len(shards) == 1:
-        return [_one(entries, kept, name, aliases)]
+        return [_one(entries, indices, name, aliases)]
     names = [f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
     files = [_one(entries, shard, where, {}) for shard, where in zip(shards, names, strict=True)]
     where_of = {entries[index].name: where for shard, where in zip(shards, names, strict=True) for index in shard}
-    metadata = {"total_size": sum(entries[index].length for index in kept), **({"tied": aliases} if aliases else {})}
+    metadata = {"total_size": sum(entries[index].length for index in indices), **({"tied": aliases} if aliases else {})}
     data = (json.dumps({"metadata": metadata, "weight_map": where_of}, indent=2, sort_keys=True) + "\n").encode()
     return [*files, OutputFile(INDEX, len(data), ((0, data),), ())]
 

@@ -74,9 +74,9 @@ class OutFile:
             return
         while data:
             number, within = divmod(offset, BLOCK_BYTES)
-            taken = min(len(data), BLOCK_BYTES - within)
-            self._fill(number, within, data[:taken])
-            offset, data = offset + taken, data[taken:]
+            count = min(len(data), BLOCK_BYTES - within)
+            self._fill(number, within, data[:count])
+            offset, data = offset + count, data[count:]
 
     def _fill(self, number: int, within: int, data: memoryview) -> None:
         blocks, spill = self._blocks, None
@@ -131,11 +131,11 @@ class OutFile:
 
     def _flush(self) -> None:
         with self._blocks.lock:
-            left = [(key, block) for key, block in self._blocks.open.items() if key[0] is self]
-            for key, _ in left:
+            open_blocks = [(key, block) for key, block in self._blocks.open.items() if key[0] is self]
+            for key, _ in open_blocks:
                 del self._blocks.open[key]
                 self.spilled.add(key[1])
-        for key, block in left:
+        for key, block in open_blocks:
             self.spill(key[1], block)
 
     def finish(self) -> None:

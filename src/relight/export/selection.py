@@ -92,7 +92,7 @@ def choose(tree: Mapping[Any, Any], tensors: Sequence[Tensor], kinds: Mapping[st
     values = list(_walk((), "", tree)) if component is None else list(_walk((), join_path("", component), tree[component]))
     chosen = SelectedTensors([], [], [], [], component)
     first: dict[tuple[int, tuple[int, ...]], str] = {}
-    taken: dict[str, str] = {}
+    names_used: dict[str, str] = {}
     for candidate in values:
         plain = ".".join(str(key) for key in candidate.keys)
         if not is_meant((plain, candidate.path), options.only):
@@ -104,21 +104,21 @@ def choose(tree: Mapping[Any, Any], tensors: Sequence[Tensor], kinds: Mapping[st
             chosen.values.append((candidate.keys, candidate.value))
         else:
             name = renamed(plain, options.rename)
-            if not name or name in taken:
+            if not name or name in names_used:
                 raise ConfigError(
                     f"two tensors would be called {shown(name)!r}" if name else f"{shown(candidate.path)} would have no name",
-                    where=f"{taken.get(name, '')} {candidate.path}".strip(),
+                    where=f"{names_used.get(name, '')} {candidate.path}".strip(),
                     hint="change --rename, or leave one out: --only",
                 )
-            taken[name] = candidate.path
+            names_used[name] = candidate.path
             tensor = candidate.value.tensors[0]
             alias = first.setdefault((tensor, shape), name)
             dtype = target_of(tensors[tensor].dtype, options.dtype)
             chosen.entries.append(ExportEntry(name, tensor, dtype, shape, alias if alias != name else None))
             chosen.keys.append(candidate.keys)
     if not chosen.entries:
-        what = f"no tensor matches {', '.join(options.only)}" if options.only else "no tensor here"
-        raise CheckpointNotFound(what, where=component or "", hint="relight show lists what there is")
+        message = f"no tensor matches {', '.join(options.only)}" if options.only else "no tensor here"
+        raise CheckpointNotFound(message, where=component or "", hint="relight show lists what there is")
     return chosen
 
 
@@ -138,9 +138,9 @@ def _component(tree: Mapping[Any, Any], kinds: Mapping[str, str], options: Optio
     if tree and all(isinstance(value, Leaf) for key, value in tree.items() if key not in APART):
         return None  # a bare state dict
     modules = [key for key in names if kinds.get(key) == "module"]
-    rest = modules or [key for key in names if key not in APART and isinstance(tree[key], (dict, Leaf))]
-    if len(rest) == 1:
-        return rest[0]
+    others = modules or [key for key in names if key not in APART and isinstance(tree[key], (dict, Leaf))]
+    if len(others) == 1:
+        return others[0]
     raise ConfigError("the component to export is ambiguous", hint=f"--component one of {', '.join(map(shown, names[:12]))}, or --all")
 
 

@@ -75,8 +75,8 @@ def split_values(chosen: SelectedTensors) -> SelectedTensors:
         if good:
             kept.append((keys, plain(value)))
         else:
-            what = value.kind.replace("_", " ") if isinstance(value, Leaf) else type(value).__name__
-            omitted.append((".".join(map(str, keys)), f"a {what}, which torch does not read without running it"))
+            kind_name = value.kind.replace("_", " ") if isinstance(value, Leaf) else type(value).__name__
+            omitted.append((".".join(map(str, keys)), f"a {kind_name}, which torch does not read without running it"))
     return chosen._replace(values=kept, left_out=omitted)
 
 
@@ -91,12 +91,12 @@ def pt_files(chosen: SelectedTensors, tied: str, tree: Mapping[Any, Any] | None,
     owners = _owners(chosen.entries, tied)
     storages = sorted(set(owners))
     number = {owner: key for key, owner in enumerate(storages)}
-    made = [tensor_value(entry, number[owner]) for entry, owner in zip(chosen.entries, owners, strict=True)]
-    pairs = [*zip(chosen.keys, made, strict=True), *chosen.values]
+    tensor_values = [tensor_value(entry, number[owner]) for entry, owner in zip(chosen.entries, owners, strict=True)]
+    pairs = [*zip(chosen.keys, tensor_values, strict=True), *chosen.values]
     if tree is not None:
         value = _rendered(tree, (), dict(pairs))
     else:
-        named = [(entry.name, tensor) for entry, tensor in zip(chosen.entries, made, strict=True)]
+        named = [(entry.name, tensor) for entry, tensor in zip(chosen.entries, tensor_values, strict=True)]
         value = dict([*named, *((renamed(".".join(map(str, keys)), rules), exported) for keys, exported in chosen.values)])
     lengths = [chosen.entries[owner].length for owner in storages]
     layout = torch_archive(name.rpartition(".")[0] or "archive", pickled(value), lengths)
@@ -114,8 +114,8 @@ def _rendered(node: Any, keys: tuple[Any, ...], made: Mapping[tuple[Any, ...], A
         return made[keys]
     if type(node) is dict and node:
         parts = {key: _rendered(item, (*keys, key), made) for key, item in node.items()}
-        kept = {key: part for key, part in parts.items() if part is not _NotExported}
-        return kept or _NotExported
+        exported = {key: part for key, part in parts.items() if part is not _NotExported}
+        return exported or _NotExported
     if type(node) in (list, tuple) and holds(node):
         items = [_rendered(item, (*keys, At(place)), made) for place, item in enumerate(node)]
         return type(node)(None if item is _NotExported else item for item in items)
@@ -164,12 +164,12 @@ def _path(keys: Sequence[Any]) -> tuple[str | int, ...]:
 
 def _padded(fixed: list[tuple[int, bytes]], slots: list[EntryOffset], entries: Sequence[ExportEntry], size: int) -> list[tuple[int, bytes]]:
     """Fill the gaps with zeros, so that every byte of a file is written."""
-    taken = sorted(
+    chosen = sorted(
         [(begin_, begin_ + len(data)) for begin_, data in fixed]
         + [(slot.offset, slot.offset + entries[slot.entry].length) for slot in slots]
     )
     gaps, end = [], 0
-    for begin, stop in [*taken, (size, size)]:
+    for begin, stop in [*chosen, (size, size)]:
         if begin > end:
             gaps.append((end, bytes(begin - end)))
         end = max(end, stop)

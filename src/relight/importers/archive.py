@@ -151,10 +151,10 @@ class TorchArchive:
         size, packed, local = _wide(data[begin + name_length : begin + name_length + extra_length], size, packed, local)
         if size != packed or local + _LOCAL.size > self._span.length:
             raise ValueError("an entry outside the file")
-        here = _LOCAL.unpack(pread(self._handle, self._span.offset + local, _LOCAL.size, self._where))
-        if here[0] != b"PK\3\4":
+        header = _LOCAL.unpack(pread(self._handle, self._span.offset + local, _LOCAL.size, self._where))
+        if header[0] != b"PK\3\4":
             raise ValueError("no entry at the offset in the directory")
-        first = local + _LOCAL.size + here[9] + here[10]
+        first = local + _LOCAL.size + header[9] + header[10]
         if first + size > self._span.length:
             raise ValueError("an entry outside the file")
         return name, FileRange(self._span.offset + first, size, crc), begin + name_length + extra_length + comment_length

@@ -153,12 +153,12 @@ class BucketFiles(Files):
             return block
 
     def _stage(self, name: str, offset: int, length: int) -> mmap.mmap:
-        room = memoryview(bytearray(min(length, _PIECE_BYTES)))
+        buffer = memoryview(bytearray(min(length, _PIECE_BYTES)))
         try:
             with tempfile.TemporaryFile(prefix="relight-") as file, self.open(name) as handle:
                 assert isinstance(handle, _Far)
                 for start in range(0, length, _PIECE_BYTES):
-                    piece = room[: min(_PIECE_BYTES, length - start)]
+                    piece = buffer[: min(_PIECE_BYTES, length - start)]
                     handle.read_into(offset + start, piece)
                     file.write(piece)
                 file.flush()

@@ -78,17 +78,17 @@ def elements_of(pieces: Iterator[bytes], zstd: bool, chunks: tuple[int, ...], bo
     size, written = math.prod(chunks) * DTYPES[dtype].itemsize, 0
     decoded = _decoded(pieces, where) if zstd else pieces
     try:
-        with tempfile.TemporaryFile(prefix="relight-") if size > SLAB_BYTES else io.BytesIO() as room:
+        with tempfile.TemporaryFile(prefix="relight-") if size > SLAB_BYTES else io.BytesIO() as file:
             for piece in decoded:
                 written += len(piece)
                 if written > size:
                     break
-                room.write(piece)
+                file.write(piece)
             if written != size:
                 length = f"more than {size}" if written > size else f"{written}"
-                raise CorruptCheckpoint(f"a chunk of {length} bytes, where {size} belong", where=where)
-            room.flush()
-            data = room.getvalue() if isinstance(room, io.BytesIO) else mmap.mmap(room.fileno(), size, prot=mmap.PROT_READ)
+                raise CorruptCheckpoint(f"a chunk of {length} bytes instead of {size}", where=where)
+            file.flush()
+            data = file.getvalue() if isinstance(file, io.BytesIO) else mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
     except OSError as error:
         hint = f"make room in {tempfile.gettempdir()}, or name another directory: TMPDIR"
         raise NoSpace(f"a chunk of {size:,} bytes cannot be decoded here: {error.strerror}", where=where, hint=hint) from error
@@ -108,12 +108,12 @@ def _decoded(pieces: Iterator[bytes], where: str) -> Iterator[bytes]:
     decompressor = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX})
     try:
         for piece in pieces:
-            given = piece
+            data = piece
             while not decompressor.eof:
-                content = decompressor.decompress(given, max_length=PIECE_BYTES)
+                content = decompressor.decompress(data, max_length=PIECE_BYTES)
                 if content:
                     yield content
-                given = b""
+                data = b""
                 if decompressor.needs_input:
                     break
     except (zstd.ZstdError, EOFError, ValueError) as error:

@@ -146,20 +146,20 @@ def is_module(value: Any) -> bool:
     if not isinstance(value, dict) or not all(type(key) is str for key in value):
         return False
     tensors = sum(is_tensor(entry) for entry in value.values())
-    others = [key for key, entry in value.items() if not is_tensor(entry)]
-    return tensors > 0 and all(key.endswith("_extra_state") for key in others)
+    other_keys = [key for key, entry in value.items() if not is_tensor(entry)]
+    return tensors > 0 and all(key.endswith("_extra_state") for key in other_keys)
 
 
 def check_walkable(value: Any, where: str) -> None:
     """Raise ``UnsafeContent`` for dicts that are nested too deeply, or repeated so often that a walk would not end."""
-    left, count = [(value, 0)], 0
-    while left:
-        node, level = left.pop()
+    pending, count = [(value, 0)], 0
+    while pending:
+        node, level = pending.pop()
         count += 1
         if level > LEVELS_MAX or count > VALUES_MAX:
             raise UnsafeContent("values nested too deeply, or too many", where=where)
         if isinstance(node, dict):
-            left += [(entry, level + 1) for entry in node.values() if isinstance(entry, dict)]
+            pending += [(entry, level + 1) for entry in node.values() if isinstance(entry, dict)]
 
 
 def pickled_module(value: Any) -> dict[str, Any] | None:
@@ -167,9 +167,9 @@ def pickled_module(value: Any) -> dict[str, Any] | None:
     if not _is_pickled_module(value):
         return None
     state: dict[str, Any] = {}
-    left, count = [("", value)], 0
-    while left:
-        prefix, current = left.pop()
+    pending, count = [("", value)], 0
+    while pending:
+        prefix, current = pending.pop()
         count += 1
         attributes = current.state
         for key, tensor in (*attributes["_parameters"].items(), *attributes["_buffers"].items()):
@@ -178,7 +178,7 @@ def pickled_module(value: Any) -> dict[str, Any] | None:
         inner = [(f"{prefix}{key}.", child) for key, child in attributes["_modules"].items() if _is_pickled_module(child)]
         if len(prefix) > 4096 or count > MODULES_MAX:  # a module may contain itself
             raise UnsafeContent("modules nested without end")
-        left += reversed(inner)
+        pending += reversed(inner)
     return state
 
 
@@ -217,22 +217,26 @@ def optimizer_of(told: Mapping[str, Any]) -> dict[str, Any]:
         settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         groups.append({**settings, "params": [names.get(key, key) for key in group["params"]]})
     extra = {key: value for key, value in told.items() if key not in ("state", "param_groups")}
-    known = set(members)
-    foreign = {key: value for key, value in told["state"].items() if key not in known}
+    member_keys = set(members)
+    foreign = {key: value for key, value in told["state"].items() if key not in member_keys}
     if foreign:
         extra["state"] = foreign
-    return {"state": {names.get(key, key): value for key, value in told["state"].items() if key in known}, "groups": groups, "extra": extra}
+    return {
+        "state": {names.get(key, key): value for key, value in told["state"].items() if key in member_keys},
+        "groups": groups,
+        "extra": extra,
+    }
 
 
 def unwrapped(state: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Return a module's state without the prefixes of wrappers, and the removed prefixes."""
-    entries, taken = dict(state), ""
+    entries, removed = dict(state), ""
     while entries:
         prefix = next((candidate for candidate in _WRAPPERS if all(key.startswith(candidate) for key in entries)), None)
         if prefix is None or any(len(key) == len(prefix) for key in entries):
             break
-        entries, taken = {key[len(prefix) :]: value for key, value in entries.items()}, taken + prefix
-    return entries, taken
+        entries, removed = {key[len(prefix) :]: value for key, value in entries.items()}, removed + prefix
+    return entries, removed
 
 
 def usual_name(key: str, kind: str, *, alone: bool) -> str:

@@ -103,9 +103,9 @@ class Metadata:
                 chunks.append(Chunk(place.file, place.span, box))
         tensor = Tensor(name_of(path), kind, shape, "value", len(self.tensors), 0, math.prod(shape) * DTYPES[kind].itemsize)
         check_tensor(tensor, self.path)
-        wrong = check_tiling(shape, [chunk.box for chunk in chunks])
-        if wrong is not None:
-            raise UnsafeContent(wrong, where=name[:80])
+        problems = check_tiling(shape, [chunk.box for chunk in chunks])
+        if problems is not None:
+            raise UnsafeContent(problems, where=name[:80])
         self.tensors.append(tensor)
         self.chunks.append(chunks)
 

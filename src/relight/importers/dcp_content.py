@@ -33,15 +33,15 @@ def read_tree(files: Files) -> dict[Any, Any]:
     metadata = Metadata(files.path, files.open, strangers=True)
     flat = crowded({name: path for name, (path, _) in metadata.found.items()})
     nodes: list[tuple[Path, Any]] = []
-    for name, (path, what) in metadata.found.items():
+    for name, (path, content) in metadata.found.items():
         position: Path = (name,) if name in flat else path
-        if isinstance(what, Value):
-            where = f"{files.path}/{what.file}: {name[:80]}"
-            with files.open(what.file) as handle:
-                value = TorchArchive(handle, what.span, where, Home(files, what.file)).content(strangers=True)
+        if isinstance(content, Value):
+            where = f"{files.path}/{content.file}: {name[:80]}"
+            with files.open(content.file) as handle:
+                value = TorchArchive(handle, content.span, where, Home(files, content.file)).content(strangers=True)
             nodes.append((position, OpaqueNode(value)))
         else:
-            nodes.append((position, OpaqueNode(_tensor(files, metadata.tensors[what], metadata.chunks[what]))))
+            nodes.append((position, OpaqueNode(_tensor(files, metadata.tensors[content], metadata.chunks[content]))))
     return nested(nodes)
 
 
@@ -117,9 +117,9 @@ def take_tree(content: Content, tree: Mapping[Any, Any], files: Files) -> None:
         content.module("model", loose)
     elif loose:
         content.kept["tensors"] = loose
-    taken = dict(content.components)
+    components = dict(content.components)
     content.take(rest)
-    content.components = {**content.components, **taken}
+    content.components = {**content.components, **components}
     for name in ("grad", "rank", "rng", KEPT):
         content.components.pop(name, None)
 
@@ -180,16 +180,16 @@ def _unflattened(node: Mapping[Any, Any], where: str) -> dict[str, Any]:
     settings: dict[str, dict[str, Any]] = {}
     for key, value in node.items():
         home, _, rest = str(key).partition(".")
-        name, _, what = rest.rpartition(".")
+        name, _, key_name = rest.rpartition(".")
         if not name:
             raise IncompatibleState(f"an optimizer's state with an entry {str(key)[:80]!r}", where=where)
-        (state if home == "state" else settings).setdefault(name, {})[what] = value
+        (state if home == "state" else settings).setdefault(name, {})[key_name] = value
     groups: list[dict[str, Any]] = []
-    for name, mine in settings.items():
+    for name, parameter_settings in settings.items():
         for group in groups:
-            if {key: value for key, value in group.items() if key != "params"} == mine:
+            if {key: value for key, value in group.items() if key != "params"} == parameter_settings:
                 group["params"].append(name)
                 break
         else:
-            groups.append({**mine, "params": [name]})
+            groups.append({**parameter_settings, "params": [name]})
     return {"state": state, "groups": groups, "extra": {}}

@@ -67,8 +67,8 @@ def detect_deepspeed(files: Files) -> Content | None:
     content = Content("zero", f"DeepSpeed ZeRO stage {stage}, {_ranks(len(partitions))}{_version(model_state)}")
     shapes = _shapes(model_state, where)
     if stage == 3:
-        others = [_dict(read_torch(files, f"{prefix}{name}"), where) for name in model_files[1:]]
-        _stage3(content, model_state, others, partitions, shapes, where)
+        other_states = [_dict(read_torch(files, f"{prefix}{name}"), where) for name in model_files[1:]]
+        _stage3(content, model_state, other_states, partitions, shapes, where)
     else:
         _stage12(content, model_state, partitions, shapes, where)
     _rest(content, model_state)
@@ -83,16 +83,16 @@ def _several(files: Files, prefix: str, models: Mapping[re.Match[str], str], cou
     """
     state = read_torch(files, prefix + min(models.values()))
     rules = state.get("universal_checkpoint_info") if isinstance(state, dict) else None
-    what = f"pieces of {count} model-parallel ranks"
+    problem = f"pieces of {count} model-parallel ranks"
     if isinstance(rules, dict) and rules:
         shown = ", ".join(sorted(map(str, rules))[:4])[:120]
         return IncompatibleState(
-            f"{what}; universal_checkpoint_info describes how to merge them ({shown}), in patterns that only DeepSpeed applies",
+            f"{problem}; universal_checkpoint_info describes how to merge them ({shown}), in patterns that only DeepSpeed applies",
             where=files.where(prefix.rstrip("/")),
             hint="python -m deepspeed.checkpoint.ds_to_universal --input_folder … --output_folder …, and import that",
         )
     return IncompatibleState(
-        f"{what}, and no universal_checkpoint_info: the checkpoint does not record how each tensor was sharded",
+        f"{problem}, and no universal_checkpoint_info: the checkpoint does not record how each tensor was sharded",
         where=files.where(prefix.rstrip("/")),
         hint="load it with the script that wrote it and save on one model-parallel rank, or with universal_checkpoint_info in client_state",
     )
@@ -109,14 +109,14 @@ def _stage12(
         raise IncompatibleState(
             "no param_slice_mappings: written by DeepSpeed before 0.8", where=where, hint="convert it with its own zero_to_fp32.py"
         )
-    known = {name: shape for group in shapes for name, shape in group.items()}
-    if set(known) != set(runs):
-        raise CorruptCheckpoint(f"partitions of {len(runs)} parameters, but param_shapes lists {len(known)}", where=where)
+    shape_of = {name: shape for group in shapes for name, shape in group.items()}
+    if set(shape_of) != set(runs):
+        raise CorruptCheckpoint(f"partitions of {len(runs)} parameters, but param_shapes lists {len(shape_of)}", where=where)
     model = dict(_dict(told.get("module"), where))
     names_of = {name: index for index, group in enumerate(shapes) for name in group}
     bases = [_base(partition, where) for partition in held]
     state: dict[str, dict[str, Any]] = {}
-    for name, shape in known.items():
+    for name, shape in shape_of.items():
         group = names_of[name]
         flats = [_list(partition.get("single_partition_of_fp32_groups"), where) for partition in held]
         model[name] = _whole(
@@ -125,7 +125,7 @@ def _stage12(
         state[name] = _moments(bases, group, dict(runs[name]), name, shape, where)
     content.components["model"] = ImportedComponent(MODULE, model)
     _optimizer(content, bases[0].get("param_groups"), [list(group) for group in shapes], state, where)
-    _log_precision(content, told, set(known))
+    _log_precision(content, told, set(shape_of))
 
 
 def _runs_by_mappings(held: list[dict[str, Any]], where: str) -> dict[str, list[tuple[int, tuple[int, int]]]]:
@@ -171,7 +171,7 @@ def _stage3(
     of all parameters.
     """
     world = len(held)
-    known = {name: shape for group in shapes for name, shape in group.items()}
+    shape_of = {name: shape for group in shapes for name, shape in group.items()}
     flats = [
         [_flat(_list(partition.get("fp32_flat_groups"), where), i, where) for i in range(len(_list(partition["fp32_flat_groups"], where)))]
         for partition in held
@@ -180,28 +180,28 @@ def _stage3(
     model = {key: value for key, value in _dict(told.get("module"), where).items() if key in (told.get("buffer_names") or ())}
     state: dict[str, dict[str, Any]] = {}
     offset = 0
-    for name, shape in known.items():
+    for name, shape in shape_of.items():
         piece = -(-math.prod(shape) // world)
         runs = [_spread(flats[rank], offset, piece, where) for rank in range(world)]
         model[name] = _cut(runs, lambda rank, index: flats[rank][index], shape, ("fp32", name), where)
         groups = sorted({index for index, _, _ in runs[0]})
         first = _dict(_dict(bases[0].get("state", {}), where).get(groups[0] if groups else 0, {}), where)
-        mine: dict[str, Any] = {}
+        parameter_state: dict[str, Any] = {}
         for key, value in first.items():
             if is_tensor(value) and len(value.shape) == 1:
-                mine[key] = _cut(runs, _keyed(bases, key, where), shape, (key, name), where)
+                parameter_state[key] = _cut(runs, _keyed(bases, key, where), shape, (key, name), where)
             else:
-                mine[key] = _scalar(value, (key, name))
-        state[name] = mine
+                parameter_state[key] = _scalar(value, (key, name))
+        state[name] = parameter_state
         offset += piece
-    if any(offset != sum(math.prod(flat.shape) for flat in mine) for mine in flats):
+    if any(offset != sum(math.prod(flat.shape) for flat in rank_flats) for rank_flats in flats):
         raise CorruptCheckpoint(
-            f"partitions of {sum(math.prod(flat.shape) for flat in flats[0])} elements, where {offset} belong", where=where
+            f"partitions of {sum(math.prod(flat.shape) for flat in flats[0])} elements instead of {offset}", where=where
         )
     _frozen(model, told, others, world, where)
     content.components["model"] = ImportedComponent(MODULE, model)
     _optimizer(content, bases[0].get("param_groups"), [list(group) for group in shapes], state, where)
-    _log_precision(content, told, set(known))
+    _log_precision(content, told, set(shape_of))
 
 
 def _keyed(bases: list[dict[str, Any]], key: str, where: str) -> Any:
@@ -224,13 +224,13 @@ def _spread(flats: Sequence[Spec], at: int, count: int, where: str) -> list[tupl
 
 def _cut(runs: list[list[tuple[int, int, int]]], flat_of: Any, shape: tuple[int, ...], key: Any, where: str) -> AssembledTensor:
     """Return one parameter, merged from all ranks' pieces, without the padding of the last."""
-    left = math.prod(shape)
+    elements_left = math.prod(shape)
     pieces: list[FlatRange] = []
-    for rank, mine in enumerate(runs):
-        for index, start, count in mine:
-            take = min(count, left)
+    for rank, rank_runs in enumerate(runs):
+        for index, start, count in rank_runs:
+            take = min(count, elements_left)
             pieces.append(FlatRange(flat_of(rank, index), start, take))
-            left -= take
+            elements_left -= take
     return _whole(pieces, shape, key, where)
 
 
@@ -243,12 +243,12 @@ def _frozen(model: dict[str, Any], told: Mapping[str, Any], others: list[dict[st
     if len(files) != world:
         raise CorruptCheckpoint(f"frozen parameters of {world} ranks, in the files of {len(files)}", where=where)
     for name, shape in _dict(shapes, where).items():
-        pieces, left = [], math.prod(_shape(shape, where))
+        pieces, elements_left = [], math.prod(_shape(shape, where))
         for state in files:
             flat = _flat(_dict(state.get("frozen_param_fragments"), where), name, where)
-            take = min(left, math.prod(flat.shape))
+            take = min(elements_left, math.prod(flat.shape))
             pieces.append(FlatRange(flat, 0, take))
-            left -= take
+            elements_left -= take
         model[name] = _whole(pieces, _shape(shape, where), ("frozen", name), where)
 
 
@@ -268,11 +268,11 @@ def _universal(files: Files, prefix: str, told: Mapping[str, Any]) -> Content:
         value = read_torch(files, name)
         parameters.setdefault(parameter, {})[file.removesuffix(".pt")] = value
     shapes = _shapes(told, where)
-    known = {name: shape for group in shapes for name, shape in group.items()} | _frozen_shapes(told, where)
+    shape_of = {name: shape for group in shapes for name, shape in group.items()} | _frozen_shapes(told, where)
     model = {key: value for key, value in (told.get("module") or {}).items() if is_tensor(value)} if is_module(told.get("module")) else {}
     state: dict[str, dict[str, Any]] = {}
     for name, parts in parameters.items():
-        shape = known.get(name)
+        shape = shape_of.get(name)
         parts = {key: _shaped(_param(value), shape) for key, value in parts.items()}
         weight = parts.pop("fp32", None)
         if not is_tensor(weight):
@@ -384,9 +384,9 @@ def _log_precision(content: Content, told: Mapping[str, Any], trained: set[str])
 
 def _all_there(held: list[dict[str, Any]], where: str) -> None:
     counts = held[0].get("partition_count")
-    wanted = max(counts, default=0) if isinstance(counts, list) and all(type(count) is int for count in counts) else counts
-    if wanted != len(held):
-        raise CorruptCheckpoint(f"files of {_ranks(len(held))}, but {str(wanted)[:20]} wrote the checkpoint", where=where)
+    expected = max(counts, default=0) if isinstance(counts, list) and all(type(count) is int for count in counts) else counts
+    if expected != len(held):
+        raise CorruptCheckpoint(f"files of {_ranks(len(held))}, but {str(expected)[:20]} wrote the checkpoint", where=where)
 
 
 def _stage(value: Any, where: str) -> int:
@@ -415,7 +415,7 @@ def _whole(pieces: list[FlatRange], shape: tuple[int, ...], key: Any, where: str
         runs.append((flat.source(), start * flat.itemsize, count * flat.itemsize))
     if sum(count for _, _, count in pieces) != math.prod(shape):
         raise CorruptCheckpoint(
-            f"{str(key[1])[:80]!r}: {sum(run[2] for run in pieces)} elements, where {math.prod(shape)} belong", where=where
+            f"{str(key[1])[:80]!r}: {sum(run[2] for run in pieces)} elements instead of {math.prod(shape)}", where=where
         )
     return AssembledTensor(dtype, shape, Joined(runs), (where, key))
 

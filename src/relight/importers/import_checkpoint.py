@@ -137,7 +137,7 @@ def _there(store: ByteStore, run: str, told: dict[str, object], step: int, force
         history = target.history()
     except CheckpointNotFound:
         return None
-    other = ""
+    other_name = ""
     for checkpoint in history.live:
         if checkpoint.step == step and checkpoint.body.save_reason.kind == "import":
             try:
@@ -146,11 +146,17 @@ def _there(store: ByteStore, run: str, told: dict[str, object], step: int, force
                 continue
             if isinstance(source, dict) and all(source.get(key) == value for key, value in told.items()):
                 return checkpoint.id
-            other = str(source.get("name")) if isinstance(source, dict) and source.get("name") != told["name"] and not named else other
+            other_name = (
+                str(source.get("name")) if isinstance(source, dict) and source.get("name") != told["name"] and not named else other_name
+            )
     newest = history.live[-1] if history.live else None
-    if newest is not None and not force and (newest.step > step or newest.body.save_reason.kind != "import" or other):
+    if newest is not None and not force and (newest.step > step or newest.body.save_reason.kind != "import" or other_name):
         origin = (
-            f"an import of {other[:80]!r}" if other else "an import" if newest.body.save_reason.kind == "import" else "saved by training"
+            f"an import of {other_name[:80]!r}"
+            if other_name
+            else "an import"
+            if newest.body.save_reason.kind == "import"
+            else "saved by training"
         )
         raise ConfigError(
             f"run {run!r} is at step {newest.step} ({newest.id}), {origin}: it would resume from the import of step {step} instead",

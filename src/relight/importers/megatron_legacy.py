@@ -95,8 +95,8 @@ def take_rest(content: Content, told: Mapping[Any, Any]) -> None:
     scheduler = told.get("opt_param_scheduler")
     if isinstance(scheduler, dict):
         content.components["scheduler"] = ImportedComponent(SCHEDULER, scheduler)
-    taken = re.compile(r"optimizer|opt_param_scheduler|model\d*|rng_state")
-    content.kept |= {key: value for key, value in told.items() if type(key) is str and not taken.fullmatch(key)}
+    handled = re.compile(r"optimizer|opt_param_scheduler|model\d*|rng_state")
+    content.kept |= {key: value for key, value in told.items() if type(key) is str and not handled.fullmatch(key)}
     if "args" in told:
         content.kept["args"] = _arguments(told["args"]) or told["args"]
     if "rng_state" in told:
@@ -161,8 +161,8 @@ def _stage(files: Files, told: Mapping[tuple[int, int], Mapping[Any, Any]], plac
         check_walkable(share, files.path)
         shares.append({name: tensor_piece for name, tensor_piece in joined(share).items() if not name.endswith("_extra_state")})
     if not shares[0] or any(share.keys() != shares[0].keys() for share in shares):
-        odd = sorted({name for share in shares for name in share if not all(name in other for other in shares)})
-        why = f"{odd[0][:120]!r} is not on all tensor-parallel ranks" if odd else f"no tensors in {key!r}"
+        unshared = sorted({name for share in shares for name in share if not all(name in other for other in shares)})
+        why = f"{unshared[0][:120]!r} is not on all tensor-parallel ranks" if unshared else f"no tensors in {key!r}"
         raise CorruptCheckpoint(why, where=files.path)
     if sizes.tensor == 1:
         return shares[0]
@@ -182,8 +182,8 @@ def _whole(files: Files, name: str, pieces: Sequence[Any], place: tuple[int, int
         return AssembledTensor(first.dtype, first.shape, _Alike(sources, where), key)
     across = 0 if way == ROWS else 1
     if len(first.shape) <= across or first.shape[across] * sizes.tensor != sizes.whole[of]:
-        mine, wanted = " × ".join(map(str, first.shape)), sizes.whole[of]
-        sizes_text = f"{mine} on each of {sizes.tensor} ranks, {way}, do not make the {wanted} of its arguments"
+        shard_shape, whole_shape = " × ".join(map(str, first.shape)), sizes.whole[of]
+        sizes_text = f"{shard_shape} on each of {sizes.tensor} ranks, {way}, do not make the {whole_shape} of its arguments"
         raise _refusal(files, f"{name[:120]!r}: {sizes_text}")
     shape = tuple(extent * (sizes.tensor if number == across else 1) for number, extent in enumerate(first.shape))
     if way == COLUMNS:
@@ -226,11 +226,11 @@ def _drop_copy(files: Files, name: str, tensor: Any, found: dict[str, Any], size
     first = next((candidate for candidate in found if _EMBEDDING.fullmatch(candidate)), None)
     if first is None or not sizes.tied or not (_TIED.fullmatch(name) or name == first):
         raise _refusal(files, f"{name[:120]!r} is in several stages, and is not a tied embedding")
-    mine = found[first]
-    if (mine.dtype, mine.shape) != (tensor.dtype, tensor.shape):
+    first_tensor = found[first]
+    if (first_tensor.dtype, first_tensor.shape) != (tensor.dtype, tensor.shape):
         raise CorruptCheckpoint(f"{first[:80]!r} is tied to {name[:80]!r}, of another shape or dtype", where=files.path)
-    source = _Alike([mine.source(), tensor.source()], f"{files.path}: {name[:120]}")
-    found[first] = AssembledTensor(mine.dtype, mine.shape, source, ("megatron", files.path, "tied", first))
+    source = _Alike([first_tensor.source(), tensor.source()], f"{files.path}: {name[:120]}")
+    found[first] = AssembledTensor(first_tensor.dtype, first_tensor.shape, source, ("megatron", files.path, "tied", first))
     if name != first:
         content.notes.append(f"{name} is the last stage's copy of {first}, which is taken")
 
@@ -248,10 +248,10 @@ class _Alike:
     def fill(self, start: int, into: memoryview) -> None:
         """Read the first copy. Raise ``CorruptCheckpoint`` if another copy has other bytes."""
         _read_source(self._sources[0], start, into)
-        room = memoryview(bytearray(len(into)))
-        for other in self._sources[1:]:
-            _read_source(other, start, room)
-            if room != into:
+        buffer = memoryview(bytearray(len(into)))
+        for copy_source in self._sources[1:]:
+            _read_source(copy_source, start, buffer)
+            if buffer != into:
                 raise CorruptCheckpoint("copies that should be equal differ", where=self._where, hint=_CONVERT)
 
 

@@ -22,20 +22,20 @@ def name_of(position: Path) -> str:
 
 def crowded(positions: Mapping[str, Path]) -> set[str]:
     """Return the names with a conflicting position: equal to another's, or below another's value."""
-    taken: dict[Path, str] = {}
+    owners: dict[Path, str] = {}
     inner: dict[Path, type] = {}
     conflicts: set[str] = set()
     for name, position in positions.items():
         above = [(position[:level], type(position[level])) for level in range(1, min(len(position), DEPTH_MAX + 1))]
         if (
             len(position) > DEPTH_MAX
-            or position in taken
+            or position in owners
             or position in inner
-            or any(parent in taken or inner.get(parent, kind) is not kind for parent, kind in above)
+            or any(parent in owners or inner.get(parent, kind) is not kind for parent, kind in above)
         ):
             conflicts.add(name)
             continue
-        taken[position] = name
+        owners[position] = name
         inner.update(above)
     return conflicts
 

@@ -35,12 +35,12 @@ def detect_orbax(files: Files) -> Content | None:
     if "" in prefixes:
         prefixes = [""]
     content = Content("orbax", "Orbax checkpoint")
-    ways: set[str] = set()
+    formats: set[str] = set()
     for prefix in prefixes:
-        tree, way = _tree(files, prefix)
-        ways.add(way)
+        tree, format_name = _tree(files, prefix)
+        formats.add(format_name)
         _take(content, tree, prefix.rstrip("/") if len(prefixes) > 1 else "")
-    content.format = f"Orbax checkpoint ({', '.join(sorted(ways))})"
+    content.format = f"Orbax checkpoint ({', '.join(sorted(formats))})"
     if content.step is None and re.fullmatch(r"[0-9]{1,15}", files.name):
         content.step = int(files.name)
     content.notes.append("names are those of a tree of JAX, joined by dots")
@@ -63,9 +63,9 @@ def _take(content: Content, tree: dict[Any, Any], item: str) -> None:
     content.kept |= loose
     step = tree.get("step")
     if isinstance(step, AssembledTensor) and step.dtype in ("int64", "int32") and math.prod(step.shape) == 1 and content.step is None:
-        room = bytearray(step.made_of.length)
-        step.made_of.fill(0, memoryview(room))
-        number = int.from_bytes(room, "little", signed=True)
+        buffer = bytearray(step.made_of.length)
+        step.made_of.fill(0, memoryview(buffer))
+        number = int.from_bytes(buffer, "little", signed=True)
         content.step = number if 0 <= number < 10**15 else None
 
 
@@ -118,9 +118,9 @@ def _tree(files: Files, prefix: str) -> tuple[dict[Any, Any], str]:
 
 def _zarr(files: Files, prefix: str, name: str) -> AssembledTensor:
     """Return an array of zarr 2 with one file for each chunk: uncompressed, or zstd."""
-    home = f"{prefix}{name}"
-    where = files.where(home)
-    metadata = files.json(f"{home}/.zarray")
+    folder = f"{prefix}{name}"
+    where = files.where(folder)
+    metadata = files.json(f"{folder}/.zarray")
     if not isinstance(metadata, dict) or metadata.get("zarr_format") != 2 or metadata.get("order") != "C" or metadata.get("filters"):
         raise IncompatibleState("an array that is not zarr 2 in row-major order", where=where)
     compressor = metadata.get("compressor")
@@ -134,13 +134,13 @@ def _zarr(files: Files, prefix: str, name: str) -> AssembledTensor:
 
     def read(box: Box) -> Elements:
         numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
-        file = f"{home}/{separator.join(map(str, numbers)) or '0'}"
+        file = f"{folder}/{separator.join(map(str, numbers)) or '0'}"
         pieces = files.pieces(file, math.prod(chunks) * DTYPES[dtype].itemsize + CODED_MORE)
         return elements_of(pieces, compressor is not None, chunks, box, dtype, files.where(file))
 
     for box in boxes_of(shape, chunks, dtype, where):
         numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
-        files.size(f"{home}/{separator.join(map(str, numbers)) or '0'}")
+        files.size(f"{folder}/{separator.join(map(str, numbers)) or '0'}")
     return chunked_array(dtype, shape, chunks, read, where, files.held)
 
 

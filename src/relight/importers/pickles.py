@@ -205,9 +205,9 @@ class _Machine:
             stack.append(self._marked())
         elif code == ord("d"):
             pairs = self._marked()
-            made: dict[Any, Any] = {}
-            self._set(made, pairs)
-            stack.append(made)
+            mapping: dict[Any, Any] = {}
+            self._set(mapping, pairs)
+            stack.append(mapping)
         elif code == ord("0"):
             stack.pop()
         elif code == ord("1"):
@@ -298,14 +298,14 @@ class _Machine:
     def _tuple(self, items: list[Any]) -> tuple[Any, ...]:
         """Return a tuple that is not nested too deeply to be hashed: the interpreter hashes by recursion, without a
         stack check."""
-        made = tuple(items)
+        result = tuple(items)
         level = self._level(items)
         if level > 1:
             self._count()
             if level > LEVELS_MAX:
                 raise self._unsafe("tuples nested too deeply")
-            self._levels[id(made)] = made, level
-        return made
+            self._levels[id(result)] = result, level
+        return result
 
     def _level(self, items: list[Any]) -> int:
         return 1 + max((self._levels.get(id(item), (item, 1))[1] for item in items if type(item) in (tuple, frozenset)), default=0)
@@ -339,9 +339,9 @@ class _Machine:
         end = self._at + length
         if end > len(self._data):
             raise self._unsafe("it ends too soon")
-        taken = self._data[self._at : end]
+        data = self._data[self._at : end]
         self._at = end
-        return taken
+        return data
 
     def _line(self) -> str:
         end = self._data.index(b"\n", self._at)

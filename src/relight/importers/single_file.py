@@ -74,10 +74,10 @@ def lightning(told: dict[Any, Any]) -> Content:
         content.kept["state_dict"] = state
         content.left_out.append(("model", "its state is not a module's: kept as values"))
     for key, kind, name in (("optimizer_states", OPTIMIZER, "optimizer"), ("lr_schedulers", SCHEDULER, "scheduler")):
-        given = told.get(key)
-        given = given if isinstance(given, list) else []
-        for index, state_entry in enumerate(given):
-            component = name if len(given) == 1 else f"{name}_{index}"
+        states = told.get(key)
+        states = states if isinstance(states, list) else []
+        for index, state_entry in enumerate(states):
+            component = name if len(states) == 1 else f"{name}_{index}"
             if kind == OPTIMIZER and is_optimizer(state_entry):
                 content.components[component] = ImportedComponent(kind, optimizer_of(state_entry))
             elif kind == SCHEDULER and isinstance(state_entry, dict):

@@ -40,9 +40,11 @@ def detect_snapshot(files: Files) -> Content | None:
     tree = _Tree(files, manifest).all()
     take_tree(content, tree, files)
     content.notes.append("torchsnapshot saves generators only if it is asked to")
-    others = {path.split("/")[0] for path in manifest if not path.startswith("0/")}
-    if others:
-        content.left_out.append((f"{len(others)} further ranks", "what each has of its own; shards of tensors are all taken"))
+    other_ranks = {path.split("/")[0] for path in manifest if not path.startswith("0/")}
+    if other_ranks:
+        content.left_out.append(
+            (f"{len(other_ranks)} further ranks", "the state that only one rank has; shards of tensors of all ranks are imported")
+        )
     _step(content)
     return content
 
@@ -110,7 +112,7 @@ class _Tree:
             length *= extent
         begin, end = _numbers(entry["byte_range"]) if entry.get("byte_range") is not None else (0, self._files.size(name))
         if end - begin != length or end > self._files.size(name):
-            raise CorruptCheckpoint(f"{end - begin} bytes, where {length} belong", where=self._files.where(name))
+            raise CorruptCheckpoint(f"{end - begin} bytes instead of {length}", where=self._files.where(name))
         return Spec(dtype, shape, row_major(shape), 0, FileRange(begin, length), Home(self._files, name))
 
     def _pieces(self, path: str, entry: dict[str, Any]) -> AssembledTensor:

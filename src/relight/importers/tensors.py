@@ -197,12 +197,12 @@ class Tiled:
         self._size, self._shape = DTYPES[dtype].itemsize, shape
         self._boxes = [piece for piece in boxes if piece[0].elements]
         self.length = math.prod(shape) * self._size
-        wrong = check_tiling(shape, [box for box, _ in self._boxes])
-        if wrong is not None:
-            raise UnsafeContent(wrong, where=where)
+        problems = check_tiling(shape, [box for box, _ in self._boxes])
+        if problems is not None:
+            raise UnsafeContent(problems, where=where)
         for box, source in self._boxes:
             if source.length != box.elements * self._size:
-                raise CorruptCheckpoint(f"a piece of {source.length} bytes, where {box.elements * self._size} belong", where=where)
+                raise CorruptCheckpoint(f"a piece of {source.length} bytes instead of {box.elements * self._size}", where=where)
 
     def view(self) -> memoryview | None:
         """Return None: the boxes are not contiguous."""
@@ -246,7 +246,7 @@ class Tiled:
         import numpy as np
 
         kind = f"V{self._size}"
-        out = np.frombuffer(into, kind).reshape((stop - top, *shape[1:]))
+        target_rows = np.frombuffer(into, kind).reshape((stop - top, *shape[1:]))
         for start, size, source, base in pieces:
             lo, hi = max(top, start[0]), min(stop, start[0] + size[0])
             if lo >= hi:
@@ -257,10 +257,10 @@ class Tiled:
                 offset = (lo - top) * row * self._size
                 _copy(source, begin, into[offset : offset + length])
                 continue
-            room = bytearray(length)
-            _copy(source, begin, memoryview(room))
-            place = (slice(lo - top, hi - top), *(slice(a, a + n) for a, n in zip(start[1:], size[1:], strict=True)))
-            out[place] = np.frombuffer(room, kind).reshape((hi - lo, *size[1:]))
+            buffer = bytearray(length)
+            _copy(source, begin, memoryview(buffer))
+            target = (slice(lo - top, hi - top), *(slice(a, a + n) for a, n in zip(start[1:], size[1:], strict=True)))
+            target_rows[target] = np.frombuffer(buffer, kind).reshape((hi - lo, *size[1:]))
 
 
 def _copy(source: Source, start: int, into: memoryview) -> None:

@@ -54,7 +54,7 @@ def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
         if expected is None and isinstance(value, dict) and value.get("little_endian") is False:
             raise IncompatibleState("saved on a machine of another byte order", where=where)
         position += length
-    seen: dict[str, tuple[str, int]] = {}
+    storages_by_key: dict[str, tuple[str, int]] = {}
     spans: dict[str, FileRange] = {}
 
     def storage(told: Any) -> Storage:
@@ -70,7 +70,7 @@ def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
         if part is not None or type(count) is not int or not 0 <= count < 2**62:
             raise IncompatibleState("storages that are parts of others", where=where, hint="save it again with torch 1.6 or newer")
         length = count * DTYPES[kind.dtype].itemsize
-        if seen.setdefault(key, (kind.dtype, count)) != (kind.dtype, count) or length > size:
+        if storages_by_key.setdefault(key, (kind.dtype, count)) != (kind.dtype, count) or length > size:
             raise UnsafeContent("a storage larger than the file, or with two different dtypes or sizes", where=where)
         return Storage(kind.dtype, spans.get(key, FileRange(0, length)), Home(files, name))
 
@@ -80,10 +80,10 @@ def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
     keys, length = read_first(data[position:], TABLE, where)
     position += length
     files.read[name] = Digest(data[:position]).digest()
-    if not isinstance(keys, list) or set(map(str, keys)) != seen.keys() or len(keys) != len(seen):
+    if not isinstance(keys, list) or set(map(str, keys)) != storages_by_key.keys() or len(keys) != len(storages_by_key):
         raise CorruptCheckpoint("its list of storages does not match its tensors", where=where)
     for key in keys:
-        dtype, count = seen[key]
+        dtype, count = storages_by_key[key]
         if struct.unpack("<q", pread(handle, position, 8, where))[0] != count:
             raise CorruptCheckpoint(f"storage {key[:40]!r} has another length than its tensors need", where=where)
         spans[key] = FileRange(position + 8, count * DTYPES[dtype].itemsize)

@@ -60,8 +60,8 @@ class TreeBuilder:
             below = join_path(path, key)
             if isinstance(value, (Spec, AssembledTensor)):
                 floating = "float" in value.dtype
-                mine = not trained or key in trained
-                leaf = self._leaf(value, below, "param" if floating and mine else "buffer", bool(trained) and floating and mine)
+                is_trained = not trained or key in trained
+                leaf = self._leaf(value, below, "param" if floating and is_trained else "buffer", bool(trained) and floating and is_trained)
             else:
                 leaf = self._value(value, below, "value", 1)
             if leaf is not _OUT:

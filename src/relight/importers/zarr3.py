@@ -128,15 +128,15 @@ def _codecs(told: Any, dtype: str, where: str) -> Codecs:
     """Return the codecs of a chunk. Raise ``IncompatibleState`` for a codec that Relight does not read."""
     names = [_named(codec, where) for codec in told] if isinstance(told, list) and len(told) < 10 else []
     if len(names) == 1 and names[0][0] == "sharding_indexed":
-        given = names[0][1]
-        inside = _codecs(given.get("codecs"), dtype, where)
-        index = [_named(codec, where) for codec in given["index_codecs"]] if isinstance(given.get("index_codecs"), list) else []
-        place = given.get("index_location", "end")
+        first_name = names[0][1]
+        inside = _codecs(first_name.get("codecs"), dtype, where)
+        index = [_named(codec, where) for codec in first_name["index_codecs"]] if isinstance(first_name.get("index_codecs"), list) else []
+        index_location = first_name.get("index_location", "end")
         checked = [name for name, _ in index] == ["bytes", "crc32c"]
-        if inside.inner is not None or place not in ("start", "end") or not (checked or [name for name, _ in index] == ["bytes"]):
+        if inside.inner is not None or index_location not in ("start", "end") or not (checked or [name for name, _ in index] == ["bytes"]):
             raise IncompatibleState("shards in shards, or with an index of another kind", where=where)
         _check_order(index[0][1], 8, where)
-        return Codecs(inside.zstd, numbers_of(given.get("chunk_shape"), where), place == "start", checked)
+        return Codecs(inside.zstd, numbers_of(first_name.get("chunk_shape"), where), index_location == "start", checked)
     if [name for name, _ in names] not in (["bytes"], ["bytes", "zstd"]):
         listed = ", ".join(name[:40] for name, _ in names) or "none"
         raise IncompatibleState(f"chunks with codecs {listed}: only bytes and zstd are supported", where=where)
@@ -151,8 +151,8 @@ def _check_order(given: dict[str, Any], itemsize: int, where: str) -> None:
 
 def _names(told: Any, where: str) -> Any:
     """Return a function from a chunk's numbers to its name."""
-    kind, given = _named(told, where)
-    separator = given.get("separator", "/" if kind == "default" else ".")
+    kind, configuration = _named(told, where)
+    separator = configuration.get("separator", "/" if kind == "default" else ".")
     if kind not in ("default", "v2") or separator not in (".", "/"):
         raise IncompatibleState("chunk names of an unknown form", where=where)
     if kind == "v2":
@@ -164,7 +164,7 @@ def _named(told: Any, where: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the configuration of an extension point of zarr 3."""
     if isinstance(told, str):
         return told, {}
-    given = told.get("configuration", {}) if isinstance(told, dict) else None
-    if not isinstance(told, dict) or not isinstance(told.get("name"), str) or not isinstance(given, dict):
+    configuration = told.get("configuration", {}) if isinstance(told, dict) else None
+    if not isinstance(told, dict) or not isinstance(told.get("name"), str) or not isinstance(configuration, dict):
         raise UnsafeContent("not metadata of zarr 3", where=where)
-    return told["name"], given
+    return told["name"], configuration

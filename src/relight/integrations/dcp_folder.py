@@ -37,15 +37,15 @@ class Folder:
 
     def tree(self, wanted: Callable[[str, Path], bool]) -> dict[Any, Any]:
         """Return the original state dict, with a leaf for each wanted tensor; its other values are read."""
-        taken = {name: entry for name, entry in self.found.items() if wanted(name, entry[0])}
-        flat = crowded({name: path for name, (path, _) in taken.items()})
+        chosen = {name: entry for name, entry in self.found.items() if wanted(name, entry[0])}
+        flat = crowded({name: path for name, (path, _) in chosen.items()})
         nodes: list[tuple[Path, Any]] = []
         values: dict[str, Value] = {}
-        for name, (path, what) in taken.items():
-            if isinstance(what, Value):
-                values[name] = what
+        for name, (path, content) in chosen.items():
+            if isinstance(content, Value):
+                values[name] = content
             else:
-                nodes.append(((name,) if name in flat else path, Leaf("tensor", (what,))))
+                nodes.append(((name,) if name in flat else path, Leaf("tensor", (content,))))
         for file, names in grouped((entry.file, name) for name, entry in values.items()):
             with self._open(file) as handle:
                 for name in names:
@@ -114,14 +114,14 @@ def _read(handle: int, chunk: Chunk, tensor: Tensor, sink: Sink, where: str) -> 
         sink.absorb(0, memory[skip : skip + sink.length])
         return len(memory)
     crc, view = 0, sink.view()
-    room = memoryview(bytearray(min(_SLAB_BYTES, sink.length))) if view is None else None
+    buffer = memoryview(bytearray(min(_SLAB_BYTES, sink.length))) if view is None else None
     for offset in range(0, sink.length, _SLAB_BYTES):
         count = min(_SLAB_BYTES, sink.length - offset)
         if view is not None:
             slab = view[offset : offset + count]
         else:
-            assert room is not None
-            slab = room[:count]
+            assert buffer is not None
+            slab = buffer[:count]
         read_into(handle, spec.span.offset + skip + offset, slab, where)
         crc = zlib.crc32(slab, crc)
         if view is None:

@@ -63,9 +63,9 @@ def restore(path: str | os.PathLike[str], *, strict: bool = True, **components: 
         plan = plan_restore(components, folder.tensors, tree, strict=strict, where=folder.path, check=folder.check)
     folder.fill(plan.sinks)
     plan.finish()
-    kept = [name for name in plan.values if plan.values[name] is not components[name]]
-    if kept:
-        raise ConfigError(f"{kept[0]!r} cannot be changed in place", hint="relight.integrations.dcp.read(path) gives plain values")
+    immutable = [name for name in plan.values if plan.values[name] is not components[name]]
+    if immutable:
+        raise ConfigError(f"{immutable[0]!r} cannot be changed in place", hint="relight.integrations.dcp.read(path) gives plain values")
 
 
 def _unnested(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
@@ -112,9 +112,9 @@ def _flat(node: Mapping[Any, Any], optimizer: Any, names: Mapping[int, str]) -> 
     settings: dict[str, dict[str, Any]] = {}
     for key, value in node.items():
         home, _, rest = str(key).partition(".")
-        name, _, what = rest.rpartition(".")
+        name, _, entry_name = rest.rpartition(".")
         if home in ("state", "param_groups") and name:
-            (state if home == "state" else settings).setdefault(name, {})[what] = value
+            (state if home == "state" else settings).setdefault(name, {})[entry_name] = value
     groups = []
     for group in optimizer.param_groups:
         members = [names.get(id(parameter), "?") for parameter in group["params"]]

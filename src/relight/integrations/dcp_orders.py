@@ -37,28 +37,28 @@ class WriteOrders(NamedTuple):
 def arrange(plans: Sequence[SavePlan], place: CommitTarget, checkpoint_id: str) -> list[SavePlan]:
     """Return the plans, each with its rank's orders as ``storage_data``."""
     paths: dict[str, Path | None] = {}
-    out: set[str] = set()
+    unusual: set[str] = set()
     for plan in plans:
         mapping = mapping_of(plan)
         for item in plan.items:
             path = mapping.get(item.index.fqn)
             if paths.setdefault(item.index.fqn, path) != path:  # ranks disagree on the path of this name
-                out.add(item.index.fqn)
-    out |= crowded({name: usual(name, path) for name, path in paths.items()})
+                unusual.add(item.index.fqn)
+    unusual |= crowded({name: usual(name, path) for name, path in paths.items()})
     for plan in plans[1:]:  # only the first rank may have lists: the parts' trees are joined dict by dict
         names = {item.index.fqn for item in plan.items if is_single(item)}
-        out |= {name for name in names if any(isinstance(element, int) for element in usual(name, paths[name]))}
+        unusual |= {name for name in names if any(isinstance(element, int) for element in usual(name, paths[name]))}
     entries: dict[str, FlatName] = {}
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
             name = item.index.fqn
             kind = VALUE if item.tensor_data is None else TENSOR
-            entries[name] = FlatName(kind, paths[name], apart(name) if name in out else None)
+            entries[name] = FlatName(kind, paths[name], apart(name) if name in unusual else None)
             if item.tensor_data is not None and (rank == 0 or not is_single(item)):
                 tensors[name] = (item.tensor_data.properties.dtype, tuple(item.tensor_data.size))
     digest = Digest(repr([(name, entries[name], tensors.get(name)) for name in sorted(entries)]).encode()).digest()[:8].hex()
-    common = WriteOrders(place.store_id, place.run_id, place.epoch, checkpoint_id, 0, len(plans), digest, frozenset(out))
+    common = WriteOrders(place.store_id, place.run_id, place.epoch, checkpoint_id, 0, len(plans), digest, frozenset(unusual))
     mapped = any(isinstance(plan.planner_data, Mapping) for plan in plans)
     orders = [common._replace(rank=rank) for rank in range(len(plans))]
     orders[0] = orders[0]._replace(entries=entries, tensors=tensors, mapped=mapped)
@@ -95,8 +95,8 @@ def is_usable(plan: SavePlan) -> bool:
 def to_the_first(plans: Sequence[SavePlan], own: Mapping[str, WriteItem]) -> list[SavePlan]:
     """Move all single values that the first rank has to it, so that its tree is complete, with its lists."""
     more = [item for plan in plans[1:] for item in plan.items if is_single(item) and item.index.fqn in own]
-    taken = {item.index.fqn for item in more}
-    if not taken:
+    moved = {item.index.fqn for item in more}
+    if not moved:
         return list(plans)
-    rest = [dataclasses.replace(plan, items=[item for item in plan.items if item.index.fqn not in taken]) for plan in plans[1:]]
-    return [dataclasses.replace(plans[0], items=[*plans[0].items, *more]), *rest]
+    other_plans = [dataclasses.replace(plan, items=[item for item in plan.items if item.index.fqn not in moved]) for plan in plans[1:]]
+    return [dataclasses.replace(plans[0], items=[*plans[0].items, *more]), *other_plans]

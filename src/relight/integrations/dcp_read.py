@@ -278,15 +278,15 @@ def _fill(found: _Found, items: Sequence[ReadItem], planner: LoadPlanner) -> Non
         regions.setdefault(index, []).append(Region(box, target))
         tensors.append((item, target))
     sinks: dict[int, Sink] = dict(memory.sinks)
-    taken: list[dict[int, Sink]] = [sinks]
+    passes: list[dict[int, Sink]] = [sinks]
     for index, into in regions.items():
         tensor = joined.tensors[index]
         sink = Regions(tensor.shape, TORCH_DTYPES[tensor.dtype], into)
         if index in sinks:
-            taken.append({index: sink})
+            passes.append({index: sink})
         else:
             sinks[index] = sink
-    for each in taken:
+    for each in passes:
         by_part = sinks_by_part(each, joined.tensors, joined.pieces, len(found.opened.parts))
         for part, wanted in zip(found.opened.parts, by_part, strict=True):
             if wanted:

@@ -230,11 +230,11 @@ def _gather(plan: SavePlan, planner: SavePlanner, orders: WriteOrders) -> tuple[
         if item.type == WriteItemType.BYTE_IO:
             values.append(item)
             continue
-        made = _item(item, planner, name_of(position(name)))
-        if isinstance(made, str):
-            refused.append(f"{name}: {made}")
-        elif made.source.length or not pieces.get(name):
-            pieces.setdefault(name, []).append(made)
+        piece = _item(item, planner, name_of(position(name)))
+        if isinstance(piece, str):
+            refused.append(f"{name}: {piece}")
+        elif piece.source.length or not pieces.get(name):
+            pieces.setdefault(name, []).append(piece)
     if orders.tensors is not None:  # the tree points at all tensors, also those on other ranks
         assert orders.entries is not None
         for name, (dtype, shape) in orders.tensors.items():

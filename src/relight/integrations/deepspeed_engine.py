@@ -101,10 +101,10 @@ def _made(name: Any, fields: Any) -> Any:
     home = _KEPT.get(name) if isinstance(name, str) else None
     if home is None:
         raise UnsafeContent(f"a DeepSpeed checkpoint with an object of {name!r}", hint=f"only {', '.join(_KEPT)} are made")
-    made = getattr(needed(home, "deepspeed"), name)
+    class_ = getattr(needed(home, "deepspeed"), name)
     if not isinstance(fields, dict):
-        return made(fields)
-    instance = made.__new__(made)
+        return class_(fields)
+    instance = class_.__new__(class_)
     for key, value in fields.items():
         object.__setattr__(instance, key, value)
     return instance

@@ -81,11 +81,11 @@ class LightningCheckpoints(Checkpoint):
         trainer.fit_loop.setup_data()
         schedulers = {f"scheduler_{i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)}
         optimizers = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(trainer.optimizers)}
-        rest = StateFunctions(lambda: _ask(trainer, pl_module), lambda state: _restore_order(trainer, pl_module, state))
-        state: dict[str, object] = {"model": trainer.model, **optimizers, **schedulers, "trainer": rest}
+        order_state = StateFunctions(lambda: _ask(trainer, pl_module), lambda state: _restore_order(trainer, pl_module, state))
+        state: dict[str, object] = {"model": trainer.model, **optimizers, **schedulers, "trainer": order_state}
         self._loaders = loaders_in(trainer.train_dataloader)
-        given = {"fresh": not self._resume, **self._options}
-        self._ckpt = Checkpointer(self._path, **checkpointer_options(given, {**state, **self._loaders}))
+        options = {"fresh": not self._resume, **self._options}
+        self._ckpt = Checkpointer(self._path, **checkpointer_options(options, {**state, **self._loaders}))
         if self._resume:
             self._ckpt.restore()
         self._told = trainer.global_step

@@ -85,8 +85,8 @@ class TrainerCheckpoints(TrainerCallback):
             raise ConfigError(
                 "Checkpoints does not know its Trainer", hint="trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))"
             )
-        given = {"fresh": not self._resume, **self._options}
-        self._ckpt = Checkpointer(self._path, **checkpointer_options(given, self._components(self._trainer)))
+        options = {"fresh": not self._resume, **self._options}
+        self._ckpt = Checkpointer(self._path, **checkpointer_options(options, self._components(self._trainer)))
         self._told = state.global_step
         if not self._resume:
             return

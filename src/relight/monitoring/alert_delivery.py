@@ -114,5 +114,7 @@ def _message(alerts: Sequence[Alert]) -> Message:
     runs = sorted({run_name(alert.run) for alert in alerts if alert.run})
     named = ", ".join(runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
     first = firing[0] if len(firing) == 1 else None
-    what = KINDS[first.kind].says if first is not None else f"{len(firing)} alerts" if firing else "over"
-    return Message(clean(f"Relight, {worst}: {named or 'a store'}: {what}")[:200], "\n".join(lines)[:TEXT_MAX], worst, resolved=not firing)
+    summary = KINDS[first.kind].says if first is not None else f"{len(firing)} alerts" if firing else "over"
+    return Message(
+        clean(f"Relight, {worst}: {named or 'a store'}: {summary}")[:200], "\n".join(lines)[:TEXT_MAX], worst, resolved=not firing
+    )

@@ -36,8 +36,8 @@ def encode_alarms(state: State, ledger: Ledger, now: float) -> bytes:
     def timed(times: dict[Key, float]) -> list[Timed]:
         return [(*key, time) for key, time in times.items() if key in keys]
 
-    kept = _Kept(now, alerts, waiting, ledger.since, timed(dict(ledger.told)), timed(dict(ledger.escalated)))
-    return msgspec.json.encode(kept)
+    stored = _Kept(now, alerts, waiting, ledger.since, timed(dict(ledger.told)), timed(dict(ledger.escalated)))
+    return msgspec.json.encode(stored)
 
 
 def decode_alarms(data: bytes, now: float) -> tuple[dict[Key, Alert], Ledger]:
@@ -48,18 +48,18 @@ def decode_alarms(data: bytes, now: float) -> tuple[dict[Key, Alert], Ledger]:
     try:
         if len(data) > BYTES_MAX:
             return {}, Ledger()
-        kept = from_json_bytes(data, _Kept)
+        stored = from_json_bytes(data, _Kept)
     except msgspec.MsgspecError:
         return {}, Ledger()
-    if not kept.at <= now:  # the clock was set back: times in the future cannot be used
+    if not stored.at <= now:  # the clock was set back: times in the future cannot be used
         return {}, Ledger()
-    away_s = now - kept.at
-    alerts = [alert._replace(since=alert.since + away_s) if alert.state == PENDING else alert for alert in kept.alerts if _is_one(alert)]
+    away_s = now - stored.at
+    alerts = [alert._replace(since=alert.since + away_s) if alert.state == PENDING else alert for alert in stored.alerts if _is_one(alert)]
     state = {alert.key: alert for alert in alerts}
-    waiting = {alert.key: alert for alert in kept.waiting if _is_one(alert)}
-    since = kept.waits_since if waiting else None
+    waiting = {alert.key: alert for alert in stored.waiting if _is_one(alert)}
+    since = stored.waits_since if waiting else None
     known = {**waiting, **state}
-    return state, Ledger(waiting, since, _by_key(kept.told, known), _by_key(kept.escalated, known))
+    return state, Ledger(waiting, since, _by_key(stored.told, known), _by_key(stored.escalated, known))
 
 
 def _by_key(told: Sequence[Timed], known: State) -> dict[Key, float]:

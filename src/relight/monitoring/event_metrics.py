@@ -89,10 +89,10 @@ class Tally:
             yield MetricSample(metric, labels, value, tuple(self.buckets.get((name, labels), ())))
 
     def _count(self, metric: Metric, heard: Heard) -> None:
-        made, fields = metric.made, heard.fields
-        assert made is not None
-        value = _value(made, fields)
-        if value is None or (made.once and not self._is_first(metric, made, fields)):
+        derivation, fields = metric.made, heard.fields
+        assert derivation is not None
+        value = _value(derivation, fields)
+        if value is None or (derivation.once and not self._is_first(metric, derivation, fields)):
             return
         key = metric.name, tuple(self._label(metric, label, fields) for label in metric.labels)
         self.sums[key] = self.sums.get(key, 0.0) + value
@@ -113,10 +113,10 @@ class Tally:
 
     def _label(self, metric: Metric, label: str, fields: dict[str, Any]) -> str:
         text = str(fields.get(metric.field_of(label), ""))[:64]
-        known = self._values.setdefault(f"{metric.name} {label}", set())
-        if text not in known and len(known) >= LABEL_VALUES_MAX:
+        labels = self._values.setdefault(f"{metric.name} {label}", set())
+        if text not in labels and len(labels) >= LABEL_VALUES_MAX:
             return "other"
-        known.add(text)
+        labels.add(text)
         return text
 
     def _notice(self, heard: Heard) -> None:

@@ -75,9 +75,9 @@ def families(runs: Iterable[RunSeen]) -> Iterator[Family]:
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     by_name: dict[str, list[tuple[tuple[str, ...], MetricSample]]] = {}
-    for seen in runs:
-        for sample in seen.samples:
-            by_name.setdefault(sample.metric.name, []).append(((seen.store, run_name(seen.run), *sample.labels), sample))
+    for run in runs:
+        for sample in run.samples:
+            by_name.setdefault(sample.metric.name, []).append(((run.store, run_name(run.run), *sample.labels), sample))
     for metric in METRICS:
         if metric.name not in by_name:
             continue

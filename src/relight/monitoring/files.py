@@ -63,14 +63,14 @@ class EventFiles:
 
     def new(self) -> Iterator[Heard]:
         """Yield the events since the last call, file by file, each file's in their order."""
-        left = LOOK_BYTES_MAX
+        bytes_left = LOOK_BYTES_MAX
         for name in self._names():
             tail = self._tails.setdefault(name, _Tail())
-            while left > 0:
+            while bytes_left > 0:
                 data = self._read(name, tail.offset)
                 if not data:
                     break
-                left -= len(data)
+                bytes_left -= len(data)
                 tail.offset += len(data)
                 yield from self._events(tail, data)
 
@@ -110,9 +110,9 @@ class EventFiles:
             if tail.skipping:
                 tail.skipping = False
                 continue
-            heard = self._parse_event(tail, line)
-            if heard is not None:
-                yield heard
+            event = self._parse_event(tail, line)
+            if event is not None:
+                yield event
         if len(tail.rest) > LINE_BYTES_MAX:
             self.unreadable += not tail.skipping
             tail.rest, tail.skipping = b"", True

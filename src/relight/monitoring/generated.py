@@ -151,9 +151,9 @@ def _yaml(value: Any, indent: int = 0) -> Iterable[str]:
                 yield f"{pad}{name}: {json.dumps(item)}"
     else:
         for item in value:
-            first, *rest = _yaml(item, indent + 1)
+            first, *other_lines = _yaml(item, indent + 1)
             yield f"{pad}- {first.lstrip()}"
-            yield from rest
+            yield from other_lines
 
 
 def _at(y: int, x: int, w: int, h: int) -> dict[str, int]:

@@ -34,10 +34,10 @@ class AlertLoop:
     def _work(self) -> None:
         while not self._stop.is_set():
             now = self._clock()
-            seen = self._watcher.poll(now)
+            runs = self._watcher.poll(now)
             if self._stop.is_set():
                 return
-            self.seen = seen
+            self.seen = runs
             if self._alarms is not None:
                 self._alarms.update(self.seen, now)
             self._stop.wait(self._every_s)

@@ -104,16 +104,16 @@ class Alarms:
             for message in messages
             for target in (self._settings.escalate_to if message.escalated else self._settings.to)
         ]
-        left = []
+        retried = []
         for unsent in [*self._unsent, *new]:
             (sent,) = send(unsent.message, [unsent.target])
             if sent.ok:
                 continue
             if unsent.tries + 1 < TRIES:
-                left.append(unsent._replace(tries=unsent.tries + 1))
+                retried.append(unsent._replace(tries=unsent.tries + 1))
             else:
                 emit("alert.unsent", f"{sent.target} did not get {unsent.message.title!r}: {sent.why}", target=sent.target, why=sent.why)
-        self._unsent = left[-UNSENT_MAX:]
+        self._unsent = retried[-UNSENT_MAX:]
 
 
 def _notifier(target: AlertTarget):  # type: ignore[no-untyped-def] # apprise's own
@@ -123,8 +123,8 @@ def _notifier(target: AlertTarget):  # type: ignore[no-untyped-def] # apprise's 
         raise ConfigError("alerts need apprise", hint="pip install 'relight[alerts]'") from None
     notifier = apprise.Apprise()
     with _hushed():
-        known = notifier.add(target.address())
-    if not known:
+        is_known = notifier.add(target.address())
+    if not is_known:
         raise ConfigError("that is not an address for alerts", where=target.shown, hint="docs/monitoring.md has examples")
     return notifier
 

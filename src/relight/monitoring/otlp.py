@@ -36,11 +36,11 @@ def export(trace: SaveTrace, url: str) -> int:
     before, logger.disabled = logger.disabled, True  # the error is raised below
     exporter = OTLPSpanExporter(endpoint=url, timeout=TIMEOUT_S)
     try:
-        taken = exporter.export(spans)
+        result = exporter.export(spans)
     finally:
         exporter.shutdown()  # type: ignore[no-untyped-call]
         logger.disabled = before
-    if taken is not SpanExportResult.SUCCESS:
+    if result is not SpanExportResult.SUCCESS:
         hint = "does it listen there, at the path /v1/traces?"
         raise StoreUnavailable("the receiver did not take the trace", where=clean(url), hint=hint)
     return len(spans)

@@ -43,7 +43,7 @@ def outcomes_of(incidents: Sequence[Incident], history: History, began_at: float
     last = incidents[-1] if incidents else None
     recent = [incident for incident in incidents if now - incident.time_s < DAY_S]
     hardware = [incident for incident in recent if incident.kind == "hardware"]
-    left = {incident.host: f"{incident.host}: {incident.reason}" for incident in recent if incident.action == "exclude_node"}
+    excluded = {incident.host: f"{incident.host}: {incident.reason}" for incident in recent if incident.action == "exclude_node"}
     back = [incident for incident in recent if incident.action == "roll back"]
     notes = [note for note in history.notes if getattr(note.body, "topic", "") == ROLLED_BACK and _is_recent(note.time, now)]
     return Outcomes(
@@ -51,7 +51,7 @@ def outcomes_of(incidents: Sequence[Incident], history: History, began_at: float
         decided_at=last.time_s if last is not None else None,
         decision_why=f"{last.kind}: {last.reason}" if last is not None else "",
         given_up=_given_up(incidents, began_at, now),
-        excluded=tuple(left.values()),
+        excluded=tuple(excluded.values()),
         hardware=len(hardware), hardware_why=f"{hardware[-1].host}: {hardware[-1].why}" if hardware else "",
         roll_backs=max(len(notes), len(back)), roll_back_why=back[-1].reason if back else "",
     )  # fmt: skip

@@ -237,14 +237,14 @@ def seen_of(
     store: ByteStore, run: str, history: History, incidents: Sequence[Incident], accounts: Sequence[Account], tally: Tally, now: float
 ) -> RunSeen:
     """Return a run's state at ``now``, from its log, incidents, accounts and events."""
-    live, known = history.live, checked(history)
+    live, checks = history.live, checked(history)
     newest = live[-1] if live else None
-    bad = {checkpoint.id: why for checkpoint in live if (why := _why_bad(checkpoint, history, known, tally))}
+    bad = {checkpoint.id: why for checkpoint in live if (why := _why_bad(checkpoint, history, checks, tally))}
     good = next((checkpoint for checkpoint in reversed(live) if checkpoint.id not in bad), None)
     account = merged(list(accounts)) if accounts else None
     risk_at, risk, risk_why = tally.risk
     begun = seconds_since_epoch(history.fences[-1].time) if history.fences else None
-    damaged = sum(checkpoint.body.suspect or bool(_damage(checkpoint, known, tally)) for checkpoint in live)
+    damaged = sum(checkpoint.body.suspect or bool(_damage(checkpoint, checks, tally)) for checkpoint in live)
     seen = RunSeen(
         store.url, run, checkpoints=len(live), began_at=begun, attempts=history.epoch, bad=tuple(bad.items())[-100:],
         damaged=damaged, saving=_saving(tally), tiers=tuple(_tiers(store, history, now)),

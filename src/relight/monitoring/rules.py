@@ -98,8 +98,8 @@ def judge(rules: Sequence[AlertRule], runs: Iterable[RunSeen], now: float, state
             if not any(fnmatchcase(run_name(seen.run), pattern) for pattern in rule.runs):
                 continue
             if unknown and rule.kind != UNREADABLE:
-                kept = [alert for key, alert in state.items() if key[:3] == (seen.store, seen.run, rule.kind)]
-                holding |= {alert.key: alert for alert in kept}
+                unchanged = [alert for key, alert in state.items() if key[:3] == (seen.store, seen.run, rule.kind)]
+                holding |= {alert.key: alert for alert in unchanged}
                 continue
             for about, reason in KINDS[rule.kind].of(seen, rule.limit, now):
                 alert = _holds(rule, seen, about, reason, now, state)
@@ -137,10 +137,10 @@ def _no_good(seen: RunSeen, limit: float, now: float) -> Found:
 
 
 def _slow(seen: RunSeen, limit: float, now: float) -> Found:
-    took = seen.saving.last_s
-    if took is not None and took > limit:
+    seconds = seen.saving.last_s
+    if seconds is not None and seconds > limit:
         step = seen.saving.last[-1].step if seen.saving.last else None
-        yield "", f"the save of step {step} took {spell(took)} until it was durable, more than {spell(limit)}"
+        yield "", f"the save of step {step} took {spell(seconds)} until it was durable, more than {spell(limit)}"
 
 
 def _failing(seen: RunSeen, limit: float, now: float) -> Found:
@@ -169,7 +169,7 @@ def _damaged(seen: RunSeen, limit: float, now: float) -> Found:
 
 def _risky(seen: RunSeen, limit: float, now: float) -> Found:
     if seen.risk > limit:
-        yield "", f"risk {seen.risk:.2f}: {seen.risk_why or 'a failure may be coming'}"
+        yield "", f"risk {seen.risk:.2f}: {seen.risk_why or 'a failure is predicted'}"
 
 
 def _loops(seen: RunSeen, limit: float, now: float) -> Found:
@@ -181,7 +181,7 @@ def _loops(seen: RunSeen, limit: float, now: float) -> Found:
 def _given_up(seen: RunSeen, limit: float, now: float) -> Found:
     if bool(seen.outcomes.given_up) >= limit:
         ago = spell(max(0.0, now - seen.outcomes.decided_at)) if seen.outcomes.decided_at is not None else "an unknown time"
-        yield "", f"relight run gave the job up {ago} ago, and no attempt has begun since: {seen.outcomes.given_up}"
+        yield "", f"relight run stopped the job {ago} ago, and no attempt has begun since: {seen.outcomes.given_up}"
 
 
 def _excluded(seen: RunSeen, limit: float, now: float) -> Found:
@@ -194,7 +194,7 @@ def _went_back(seen: RunSeen, limit: float, now: float) -> Found:
     if seen.outcomes.roll_backs >= limit:
         times = "once" if seen.outcomes.roll_backs == 1 else f"{seen.outcomes.roll_backs} times"
         why = f": {seen.outcomes.roll_back_why}" if seen.outcomes.roll_back_why else ""
-        yield "", f"the run went back {times} within a day{why}"
+        yield "", f"the run was rolled back {times} within a day{why}"
 
 
 def _hardware(seen: RunSeen, limit: float, now: float) -> Found:
@@ -227,10 +227,10 @@ KINDS: dict[str, RuleKind] = {
         "relight_tier_lag_seconds > LIMIT and on (store, run) relight_run_active == 1",
     ),
     "damaged": RuleKind("a checkpoint is damaged", "above", 0, CRITICAL, 0.0, _damaged, "relight_checkpoints_damaged > LIMIT"),
-    "risk": RuleKind("a failure may be coming", "above", 0.8, WARNING, 0.0, _risky, "relight_risk_ratio > LIMIT"),
-    "job_given_up": RuleKind("the job was given up", "count", 1, CRITICAL, 0.0, _given_up, "relight_job_given_up >= LIMIT"),
+    "risk": RuleKind("a failure is predicted", "above", 0.8, WARNING, 0.0, _risky, "relight_risk_ratio > LIMIT"),
+    "job_given_up": RuleKind("relight run stopped the job", "count", 1, CRITICAL, 0.0, _given_up, "relight_job_given_up >= LIMIT"),
     "node_excluded": RuleKind("a node has left the job", "count", 1, WARNING, 0.0, _excluded, "relight_nodes_excluded >= LIMIT"),
-    "rolled_back": RuleKind("the run went back", "count", 1, WARNING, 0.0, _went_back, "relight_recent_roll_backs >= LIMIT"),
+    "rolled_back": RuleKind("the run was rolled back", "count", 1, WARNING, 0.0, _went_back, "relight_recent_roll_backs >= LIMIT"),
     "hardware_failure": RuleKind("hardware has failed", "count", 1, WARNING, 0.0, _hardware, "relight_recent_hardware_failures >= LIMIT"),
     "crash_loop": RuleKind("failures within an hour", "count", 3, CRITICAL, 0.0, _loops, "relight_recent_failures >= LIMIT"),
     "retention_blocked": RuleKind(

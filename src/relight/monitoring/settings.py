@@ -115,8 +115,8 @@ def read_alerting(path: Path | None = None) -> Alerting:
 
 def alerting_of(table: Any, where: str) -> Alerting:
     """Return the table ``[alerts]`` as settings."""
-    known = {"to", "escalate_to", "min_severity", "quiet", "timezone", "rules", *NUMBERS}
-    _check_names(table, known, "[alerts]", where)
+    keys = {"to", "escalate_to", "min_severity", "quiet", "timezone", "rules", *NUMBERS}
+    _check_names(table, keys, "[alerts]", where)
     values: dict[str, Any] = {name: _seconds(table.get(name, default), f"[alerts] {name}", where) for name, default in NUMBERS.items()}
     values["to"] = _targets(table.get("to", ()), "to", where)
     values["escalate_to"] = _targets(table.get("escalate_to", ()), "escalate_to", where)

@@ -131,15 +131,15 @@ def _span(one: Heard) -> TraceSpan | None:
 
 def _once(spans: list[TraceSpan]) -> list[TraceSpan]:
     """Return the spans with each drain once: every rank that receives the event reports it."""
-    seen: set[str] = set()
-    kept = []
+    seen_drains: set[str] = set()
+    unique = []
     for span in spans:
         if span.part == "drain":
-            if span.about in seen:
+            if span.about in seen_drains:
                 continue
-            seen.add(span.about)
-        kept.append(span)
-    return kept
+            seen_drains.add(span.about)
+        unique.append(span)
+    return unique
 
 
 def _aligned(spans: list[TraceSpan]) -> list[TraceSpan]:
@@ -152,14 +152,16 @@ def _aligned(spans: list[TraceSpan]) -> list[TraceSpan]:
         by_host.setdefault(span.host, []).append(span)
     if len(by_host) == 1:
         return spans
-    seen = {host: min((span.end for span in own if span.part == "commit"), default=None) for host, own in by_host.items()}
-    reference = next((host for host in sorted(by_host) if seen[host] is not None), sorted(by_host)[0])
-    wall = {host: own[0].time_s - own[0].end for host, own in by_host.items()}
+    commit_ends = {
+        host: min((span.end for span in host_spans if span.part == "commit"), default=None) for host, host_spans in by_host.items()
+    }
+    reference = next((host for host in sorted(by_host) if commit_ends[host] is not None), sorted(by_host)[0])
+    wall = {host: host_spans[0].time_s - host_spans[0].end for host, host_spans in by_host.items()}
     aligned = []
-    for host, own in by_host.items():
-        here, at_reference = seen[host], seen[reference]
-        shift = at_reference - here if here is not None and at_reference is not None else wall[host] - wall[reference]
-        aligned += [span._replace(start=span.start + shift, end=span.end + shift) for span in own]
+    for host, host_spans in by_host.items():
+        at_host, at_reference = commit_ends[host], commit_ends[reference]
+        shift = at_reference - at_host if at_host is not None and at_reference is not None else wall[host] - wall[reference]
+        aligned += [span._replace(start=span.start + shift, end=span.end + shift) for span in host_spans]
     return aligned
 
 

@@ -37,7 +37,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "run.failure": (logging.WARNING, "an incarnation of a job failed"),
     "run.decision": (logging.INFO, "what is done about the failure"),
     "run.recovered": (logging.INFO, "training continues after a failure"),
-    "prediction.alarm": (logging.WARNING, "a failure may be coming"),
+    "prediction.alarm": (logging.WARNING, "a failure is predicted"),
     "prediction.model_loaded": (logging.INFO, "a model of failures was read, at the start or because its file changed"),
     "prediction.scored": (logging.INFO, "an alarm came true or not, or a failure came without one"),
     "prediction.detector_disabled": (logging.INFO, "a learned detector or a model is not used, and why"),

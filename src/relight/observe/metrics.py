@@ -99,7 +99,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("relight_recovery_success_ratio", GAUGE, "Share of the latest failures after which training continued.", JOB),
     Metric("relight_job_given_up", GAUGE, "1: relight run has given the job up, and no attempt has begun since; 0 otherwise.", JOB),
     Metric("relight_nodes_excluded", GAUGE, "Nodes that left the job within the last day.", JOB),
-    Metric("relight_recent_roll_backs", GAUGE, "Times within the last day that the run went back to before a step.", JOB),
+    Metric("relight_recent_roll_backs", GAUGE, "Number of rollbacks of the run within the last day.", JOB),
     Metric("relight_recent_hardware_failures", GAUGE, "Hardware failures of the job within the last day.", JOB),
     Metric("relight_last_decision", GAUGE, "1 for the action that was decided after the latest failure, 0 for each other action.",
             JOB, ("action",)),

@@ -81,13 +81,13 @@ def _seconds_left(rows: Array, signal: str, span: int) -> Array:
 
     They are infinite if the signal does not fall, levels off, or only swings.
     """
-    left, slope, lately = rows[:, _of(signal, "last")], rows[:, _of(signal, f"slope{span}")], rows[:, _of(signal, "slope30")]
+    values, slope, lately = rows[:, _of(signal, "last")], rows[:, _of(signal, f"slope{span}")], rows[:, _of(signal, "slope30")]
     line = np.abs(slope) * (span / np.sqrt(12)) / np.maximum(rows[:, _of(signal, f"spread{span}")], 1e-9)
     falls = (slope < -1e-6) & (lately < 0.5 * slope) & (line > STRAIGHT)
     if span < max(SPANS):  # one tooth of a sawtooth is a straight line: the value must also be lower than usual
-        falls &= left < rows[:, _of(signal, f"mean{max(SPANS)}")] - _BELOW * rows[:, _of(signal, f"spread{max(SPANS)}")]
+        falls &= values < rows[:, _of(signal, f"mean{max(SPANS)}")] - _BELOW * rows[:, _of(signal, f"spread{max(SPANS)}")]
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(falls, left / -np.minimum(slope, lately), np.where(np.isnan(left), np.nan, np.inf)))
+        return np.asarray(np.where(falls, values / -np.minimum(slope, lately), np.where(np.isnan(values), np.nan, np.inf)))
 
 
 def _gone(signal: str, least: float) -> Callable[[Array], Array]:
@@ -102,9 +102,9 @@ def _gone(signal: str, least: float) -> Callable[[Array], Array]:
 
 def _gone_why(signal: str, what: str) -> Callable[[Array], str]:
     def why(row: Array) -> str:
-        left, seconds = float(row[_of(signal, "last")]), min(float(_seconds_left(row[None], signal, span)[0]) for span in GONE_IN_S)
-        gone = f"; at this rate it is full in {seconds:.0f} s" if np.isfinite(seconds) else ""
-        return f"{100 * left:.1f} % of the {what} are left{gone}"
+        value, seconds = float(row[_of(signal, "last")]), min(float(_seconds_left(row[None], signal, span)[0]) for span in GONE_IN_S)
+        forecast = f"; at this rate it is full in {seconds:.0f} s" if np.isfinite(seconds) else ""
+        return f"{100 * value:.1f} % of the {what} are left{forecast}"
 
     return why
 

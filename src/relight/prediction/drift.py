@@ -61,10 +61,10 @@ class Drift:
 
     def _next(self, values: Array) -> tuple[float, int, float]:
         self._count += 1
-        known = np.isfinite(values)
-        values = np.where(known, values, self._middle)
-        self._middle = np.where(known & ~self._known, values, self._middle)
-        self._known |= known
+        is_known = np.isfinite(values)
+        values = np.where(is_known, values, self._middle)
+        self._middle = np.where(is_known & ~self._known, values, self._middle)
+        self._known |= is_known
         away = values - self._middle
         beyond = np.clip(self._sign * away / np.maximum(3 * self._distance, _FLOOR), -_FAR, _FAR)
         self._middle += _STEP * self._distance * np.sign(away)

@@ -41,9 +41,9 @@ class FeatureWindow(NamedTuple):
 def features_of(signals: Array, every: int = LOOK_S) -> Array:
     """Return the features of every ``every``-th second of a run. ``signals``: one row for each second."""
     first = np.argmax(np.isfinite(signals), axis=0)
-    known = np.isfinite(signals).any(axis=0) & (np.arange(len(signals))[:, None] >= first)
-    begins = np.where(known.any(axis=0), signals[first, np.arange(signals.shape[1])], 0.0)
-    values = np.where(known, signals, begins)  # an unknown value before the first known one takes that one
+    is_known = np.isfinite(signals).any(axis=0) & (np.arange(len(signals))[:, None] >= first)
+    begins = np.where(is_known.any(axis=0), signals[first, np.arange(signals.shape[1])], 0.0)
+    values = np.where(is_known, signals, begins)  # an unknown value before the first known one takes that one
     rows = np.arange(every - 1, len(values), every)
     centre = values.mean(axis=0) if len(values) else 0.0
     shifted = values - centre  # squares of small numbers lose little precision
@@ -62,7 +62,7 @@ def features_of(signals: Array, every: int = LOOK_S) -> Array:
         slope = moment * 12 / np.maximum(count * (count**2 - 1), 1)
         parts += [mean + centre, spread, slope]
     features = np.concatenate(parts, axis=1).astype(np.float32)
-    features[~np.tile(known[rows], len(_KINDS))] = np.nan
+    features[~np.tile(is_known[rows], len(_KINDS))] = np.nan
     return features
 
 
@@ -86,8 +86,8 @@ class FeatureWindows:
                 self._known |= new
                 self._all = bool(self._known.all())
             signals = np.where(self._known, signals, 0.0)
-        place = self._count % self._span
-        self._ring[place] = self._ring[place + self._span] = signals
+        row = self._count % self._span
+        self._ring[row] = self._ring[row + self._span] = signals
         self._count += 1
 
     def window(self, at: float) -> FeatureWindow:
@@ -125,10 +125,10 @@ class Scale:
     @classmethod
     def from_rows(cls, rows: Array) -> Scale:
         """Return the scale of rows of features. A constant feature gets a deviation of 1."""
-        known = np.isfinite(rows)
-        count = np.maximum(known.sum(axis=0), 1)
-        middle = np.where(known, rows, 0).sum(axis=0, dtype=np.float64) / count
-        spread = np.sqrt(np.where(known, (rows - middle) ** 2, 0).sum(axis=0) / count)
+        is_known = np.isfinite(rows)
+        count = np.maximum(is_known.sum(axis=0), 1)
+        middle = np.where(is_known, rows, 0).sum(axis=0, dtype=np.float64) / count
+        spread = np.sqrt(np.where(is_known, (rows - middle) ** 2, 0).sum(axis=0) / count)
         return cls(middle, np.where(spread > 1e-9, spread, 1.0))
 
     def __call__(self, values: Array) -> Array:

@@ -82,8 +82,8 @@ def grow(rows: Array, scale: Scale, seed: int) -> Forest:
     try:
         from sklearn.ensemble import IsolationForest
     except ModuleNotFoundError as error:
-        what = f"the forest is trained with scikit-learn, and {error.name} is not installed"
-        raise ConfigError(what, hint=f"{INSTALL}, or --detectors without forest") from None
+        message = f"the forest is trained with scikit-learn, and {error.name} is not installed"
+        raise ConfigError(message, hint=f"{INSTALL}, or --detectors without forest") from None
     grown = IsolationForest(n_estimators=_TREES, max_samples=min(_OF_EACH, len(rows)), random_state=seed % (1 << 32))
     grown.fit(scale(rows)[:, _USED])
     trees = [_flat(estimator.tree_) for estimator in grown.estimators_]

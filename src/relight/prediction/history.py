@@ -66,8 +66,8 @@ def runs_of(trace: SampleTrace, name: str) -> list[RecordedRun]:
         times = trace.at[rows]
         if len(times) and times[-1] - times[0] >= _LEAST_S:
             grid, values = _each_second(times, trace.values[rows])
-            looks = features_of(SignalHistory(trace.columns).signals(values))
-            runs.append(RecordedRun(f"{name}/{len(runs)}", grid[LOOK_S - 1 :: LOOK_S][FIRST_LOOK:], looks[FIRST_LOOK:], failed))
+            windows = features_of(SignalHistory(trace.columns).signals(values))
+            runs.append(RecordedRun(f"{name}/{len(runs)}", grid[LOOK_S - 1 :: LOOK_S][FIRST_LOOK:], windows[FIRST_LOOK:], failed))
     return runs
 
 

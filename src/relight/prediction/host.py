@@ -34,7 +34,7 @@ class HostGauges:
         used, limit = self._group_bytes()
         cpu, faults = self._rates()
         load = self._words("proc/loadavg")
-        psi = {f"psi_{what}_{how}": self._pressure(what, how) for what in ("memory", "io", "cpu") for how in ("some", "full")}
+        psi = {f"psi_{resource}_{how}": self._pressure(resource, how) for resource in ("memory", "io", "cpu") for how in ("some", "full")}
         return Host(
             cpu=cpu, load=float(load[0]) / self._cores if load else NAN, memory_size_bytes=1024 * memory.get("MemTotal", NAN),
             memory_available_bytes=1024 * memory.get("MemAvailable", NAN), group_used_bytes=used, group_limit_bytes=limit,

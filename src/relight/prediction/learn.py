@@ -85,20 +85,20 @@ def _counted(runs: Iterable[tuple[str, RecordedRun]], count: int, say: Say) -> I
 
 def _learned(plan: LearningPlan, parts: dict[str, list[RecordedRun]], say: Say) -> dict[str, Detector]:
     rng = np.random.default_rng(plan.seed)
-    made: dict[str, Detector] = {}
+    detectors: dict[str, Detector] = {}
     if "rules" in plan.detectors:
-        made["rules"] = DetectionRules()
+        detectors["rules"] = DetectionRules()
     if "drift" in plan.detectors:
-        made["drift"] = Drift()
+        detectors["drift"] = Drift()
     if {"forest", "lstm"} & set(plan.detectors):
         healthy = np.concatenate([run.looks[_some(rng, np.flatnonzero(~run.doomed), _HEALTHY_EACH)] for run in parts[TRAIN]])
         scale = Scale.from_rows(healthy)
     if "forest" in plan.detectors:
         say(f"training the forest on {len(healthy)} windows of healthy nodes")
-        made["forest"] = grow(healthy, scale, plan.seed)
+        detectors["forest"] = grow(healthy, scale, plan.seed)
     if "lstm" in plan.detectors:
-        made["lstm"] = _network(plan, parts, scale, rng, say)
-    return {name: made[name] for name in DETECTORS if name in made}
+        detectors["lstm"] = _network(plan, parts, scale, rng, say)
+    return {name: detectors[name] for name in DETECTORS if name in detectors}
 
 
 def _network(plan: LearningPlan, parts: dict[str, list[RecordedRun]], scale: Scale, rng: np.random.Generator, say: Say) -> Lstm:
@@ -172,7 +172,7 @@ def unseen(seed: int, count: int, say: Say) -> Iterable[RecordedRun]:
 
 def unseen_recordings(directory: Path, model: DetectorModel) -> Iterable[RecordedRun]:
     """Yield the runs of recordings that the model was not trained on: held-out ones and new ones."""
-    known = set(model.told.get("recordings", ()))
+    trained_on = set(model.told.get("recordings", ()))
     for part, run in recorded(directory):
-        if part == HELD_OUT or run.name.partition("/")[0] not in known:
+        if part == HELD_OUT or run.name.partition("/")[0] not in trained_on:
             yield run

@@ -75,13 +75,13 @@ def _train(
         steps = epochs * -(-len(labels) // _BATCH)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=_RATE, total_steps=max(steps, 1))
         x, y = torch.from_numpy(windows), torch.from_numpy(labels)
-        best, kept = float("inf"), network.arrays()
+        best, best_arrays = float("inf"), network.arrays()
         for epoch in range(epochs):
             network.train()
             for rows in torch.split(torch.randperm(len(y), device="cpu"), _BATCH):
                 optimizer.zero_grad()
-                seen = x[rows]
-                loss = loss_of(network(seen + _NOISE * torch.randn_like(seen)), y[rows])
+                batch = x[rows]
+                loss = loss_of(network(batch + _NOISE * torch.randn_like(batch)), y[rows])
                 loss.backward()
                 nn.utils.clip_grad_norm_(network.parameters(), 1.0)
                 optimizer.step()
@@ -91,5 +91,5 @@ def _train(
                 validation_loss = float(loss_of(network(torch.from_numpy(checked[0])), torch.from_numpy(checked[1])))
             say(f"lstm: epoch {epoch + 1} of {epochs}, loss {validation_loss:.4f} on validation")
             if validation_loss < best:
-                best, kept = validation_loss, network.arrays()
-    return kept
+                best, best_arrays = validation_loss, network.arrays()
+    return best_arrays

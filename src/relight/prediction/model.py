@@ -86,12 +86,12 @@ def read_model(path: Path) -> DetectorModel:
         if not set(worth) <= set(DETECTORS) or not worth:
             raise ValueError("unknown detectors")
         for name in worth:
-            mine = {part.partition(".")[2]: value for part, value in arrays.items() if part.startswith(f"{name}.")}
+            own_arrays = {part.partition(".")[2]: value for part, value in arrays.items() if part.startswith(f"{name}.")}
             if name in ("forest", "lstm"):
                 scale = Scale(arrays["scale.middle"], arrays["scale.spread"])
                 if scale.middle.shape != (len(FEATURES),) or scale.spread.shape != (len(FEATURES),):
                     raise ValueError(name)
-                detectors[name] = Forest(scale, mine) if name == "forest" else Lstm(scale, mine)
+                detectors[name] = Forest(scale, own_arrays) if name == "forest" else Lstm(scale, own_arrays)
             else:
                 detectors[name] = DetectionRules() if name == "rules" else Drift()
         return DetectorModel(detectors, worth, float(head["made_at"]), dict(head["told"]))

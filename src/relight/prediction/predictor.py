@@ -235,9 +235,9 @@ class FailurePredictor:
             self._reload()
         if self._count % LOOK_S or self._count <= FIRST_LOOK * LOOK_S:
             return []
-        look, alarms = self._windows.window(at), []
+        window, alarms = self._windows.window(at), []
         for watcher in self._watchers:
-            name, risk, why = watcher.name, watcher.update(look), watcher.distrusted()
+            name, risk, why = watcher.name, watcher.update(window), watcher.distrusted()
             if why and not watcher.said:
                 emit("prediction.detector_disabled", f"{name} does not count: {why}", detector=name, why=why)
             watcher.said = why
@@ -268,8 +268,8 @@ class FailurePredictor:
         try:
             model = read_model(self._path)
             self._take(model)
-            made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.made_at))
-            text = f"the model {self._path.name} of {made} is in use: {', '.join(model.detectors)}"
+            created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.made_at))
+            text = f"the model {self._path.name} of {created} is in use: {', '.join(model.detectors)}"
             emit("prediction.model_loaded", text, path=str(self._path), made_at=model.made_at, detectors=list(model.detectors))
         except RelightError as error:
             emit("prediction.detector_disabled", f"the model does not count: {error.what}", detector="model", why=error.what)

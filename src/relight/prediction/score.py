@@ -120,7 +120,7 @@ def alarms_of(at: Array, scores: Array, threshold: float, groups: Array | None =
 def together(alarms: Sequence[Sequence[float]]) -> list[float]:
     """Return the alarms of several detectors, in order, one of those within a minute."""
     enough = Enough()
-    return [time for time in sorted(time for each in alarms for time in each) if enough.update(time)]
+    return [time for time in sorted(time for times in alarms for time in times) if enough.update(time)]
 
 
 def _cooled(times: Array) -> list[float]:

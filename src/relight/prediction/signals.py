@@ -69,16 +69,16 @@ class SignalHistory:
         """Return the signals of these rows; NaN until a signal is known."""
         rows, parts = np.asarray(rows, np.float64), []
         while len(rows):
-            room = BLOCK - self._count % BLOCK
-            parts.append(self._part(rows[:room]))
-            rows = rows[room:]
+            free_rows = BLOCK - self._count % BLOCK
+            parts.append(self._part(rows[:free_rows]))
+            rows = rows[free_rows:]
         return np.concatenate(parts) if parts else np.empty((0, len(SIGNALS)))
 
     def _part(self, rows: Array) -> Array:
         if self._count % BLOCK == 0 and self._count:
-            known = np.isfinite(self._past).sum(axis=0) >= _BEGINS
-            if known.any():
-                self._usual[known] = np.nanmedian(self._past[:, known], axis=0)
+            is_usual_known = np.isfinite(self._past).sum(axis=0) >= _BEGINS
+            if is_usual_known.any():
+                self._usual[is_usual_known] = np.nanmedian(self._past[:, is_usual_known], axis=0)
         raw = self._raw(rows)
         places = (self._count + np.arange(len(rows))) % _USUAL_ROWS
         relative = [AT[name] for name in _RELATIVE]
@@ -136,9 +136,9 @@ class SignalHistory:
 
 def _mean(values: Array, total: bool = False) -> Array:
     """Return the mean (or total) of the known values of each row; NaN without one."""
-    known = np.isfinite(values)
-    count = known.sum(axis=1)
-    sums = np.where(known, values, 0.0).sum(axis=1)
+    is_known = np.isfinite(values)
+    count = is_known.sum(axis=1)
+    sums = np.where(is_known, values, 0.0).sum(axis=1)
     return np.where(count > 0, sums if total else sums / np.maximum(count, 1), np.nan)
 
 

@@ -99,8 +99,8 @@ class _SyntheticRun:
                 self.psi["io"] += 50 * strength * active
                 self.full["io"] += 20 * strength * active
         for second in self.some(4):  # memory that is allocated and freed
-            taken = rng.uniform(0.05, 0.7) * self.free[second]
-            self.free -= taken * self.bump(second, rng.uniform(30, 1500), rng.uniform(60, 900), rng.uniform(1, 60))
+            amount = rng.uniform(0.05, 0.7) * self.free[second]
+            self.free -= amount * self.bump(second, rng.uniform(30, 1500), rng.uniform(60, 900), rng.uniform(1, 60))
         for second in self.some(3):  # data sets that are unpacked on the disk, and logs that are cleaned up
             self.disk -= rng.uniform(0.02, 0.5) * self.disk[second] * self.ramp(second, rng.uniform(120, 1800))
         for second in self.some(3):
@@ -184,15 +184,15 @@ class _SyntheticRun:
     def saves(self) -> Array:
         """Return the duration of the last save, by second. Each save uses disk space, and frees it afterwards."""
         rng, last, time = self.rng, np.full(self.n, np.nan), self.save_every
-        room = rng.uniform(0.001, 0.01)
+        space = rng.uniform(0.001, 0.01)
         while time < self.n:
             begin = int(time)
-            took = self.save_s * float(self.slow_store[begin]) * float(np.exp(rng.normal(0, 0.15)))
-            self.disk[begin:] -= room
-            self.disk[min(self.n - 1, begin + int(took) + 5) :] += room
-            self.psi["io"][begin : begin + int(took)] += 15
-            last[min(self.n - 1, begin + int(took)) :] = took
-            time += max(self.save_every, took)
+            seconds = self.save_s * float(self.slow_store[begin]) * float(np.exp(rng.normal(0, 0.15)))
+            self.disk[begin:] -= space
+            self.disk[min(self.n - 1, begin + int(seconds) + 5) :] += space
+            self.psi["io"][begin : begin + int(seconds)] += 15
+            last[min(self.n - 1, begin + int(seconds)) :] = seconds
+            time += max(self.save_every, seconds)
         return last
 
     def trace(self, name: str) -> SampleTrace:
@@ -205,14 +205,18 @@ class _SyntheticRun:
         saved = self.saves()
         shape = SampleShape(1, self.ranks, self.ranks)
         values = np.full((self.n, len(shape.columns)), np.nan, np.float32)
-        place = {column: index for index, column in enumerate(shape.columns)}
+        column_index = {column: index for index, column in enumerate(shape.columns)}
 
         def put(source: str, **columns: Array | float) -> None:
             for field, column in columns.items():
-                values[:, place[f"{source}.{field}"]] = column
+                values[:, column_index[f"{source}.{field}"]] = column
 
         cpu = np.clip(self.cpu, 0, 1)
-        psi = {f"psi_{what}_{how}": np.clip(kind[what], 0, 100) for how, kind in (("some", self.psi), ("full", self.full)) for what in kind}
+        psi = {
+            f"psi_{resource}_{how}": np.clip(kind[resource], 0, 100)
+            for how, kind in (("some", self.psi), ("full", self.full))
+            for resource in kind
+        }
         free = np.clip(self.free, 0.002, 1) * self.size
         put("host", cpu=cpu, load=1.2 * cpu, memory_available_bytes=free, memory_size_bytes=self.size, major_faults=self.faults, **psi)
         put("room0", free_bytes=np.clip(self.disk, 0, 1) * self.disk_size, size_bytes=self.disk_size)
@@ -224,11 +228,11 @@ class _SyntheticRun:
             put(f"rank{rank}", step_s=step, save_s=saved, rss_bytes=self.rss * self.size / self.ranks)
             if not gauged:
                 continue
-            mine = rank == late  # the device that fails, if one does
+            fails = rank == late  # the device that fails, if one does
             put(
-                f"accelerator{rank}", temperature_c=self.celsius if mine else 0.97 * self.celsius, utilisation=self.use,
-                clock_mhz=self.mhz if mine else self.mhz[0], power_w=120 + 500 * self.use * self.mhz / self.mhz[0], memory_bytes=64 * _GIB,
-                ecc_corrected=total * mine, ecc_uncorrected=total_bad * mine,
+                f"accelerator{rank}", temperature_c=self.celsius if fails else 0.97 * self.celsius, utilisation=self.use,
+                clock_mhz=self.mhz if fails else self.mhz[0], power_w=120 + 500 * self.use * self.mhz / self.mhz[0], memory_bytes=64 * _GIB,
+                ecc_corrected=total * fails, ecc_uncorrected=total_bad * fails,
             )  # fmt: skip
         return SampleTrace(
             shape.columns, self.t + 1.0, values, tuple(failure._replace(at=failure.at + 1.0) for failure in self.happened), {"name": name}

@@ -131,6 +131,6 @@ def keep_newest(directory: Path, count: int) -> None:
     Files with other names are not Relight's: they stay.
     """
     with suppress(OSError), OwnFiles(directory, rf"\d{{12}}{re.escape(ENDING)}") as files:
-        ours = sorted(file.name for file in files)
-        for name in ours[: max(0, len(ours) - count)]:
+        file_names = sorted(file.name for file in files)
+        for name in file_names[: max(0, len(file_names) - count)]:
             files.remove(name)

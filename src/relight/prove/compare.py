@@ -48,8 +48,8 @@ def drift(straight: Sequence[TraceEntry], resumed: Sequence[TraceEntry]) -> tupl
                 straight_value, resumed_value = float.fromhex(straight_entry.metrics[name]), float.fromhex(text)
             except (KeyError, ValueError, OverflowError):
                 continue
-            apart = abs(resumed_value - straight_value) / max(abs(straight_value), 1e-30)
-            rows.append(MetricDrift(entry.step, name, straight_value, resumed_value, apart))
+            relative = abs(resumed_value - straight_value) / max(abs(straight_value), 1e-30)
+            rows.append(MetricDrift(entry.step, name, straight_value, resumed_value, relative))
     return tuple(rows)
 
 

@@ -150,9 +150,9 @@ def _start(options: ProveOptions, folder: Path, name: str, *, record_from: int, 
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise ConfigError(f"the {name} run took more than {options.timeout_s:g} s", hint="fewer steps: -n and -k") from None
-    wanted = -signal.SIGKILL if kill else 0
+    expected = -signal.SIGKILL if kill else 0
     reached = os.path.exists(config.kinds)
-    if process.returncode != wanted or not reached:
+    if process.returncode != expected or not reached:
         tail = output.read_text(errors="replace").strip().splitlines()[-15:]
-        what = "ended before its last step" if process.returncode == 0 else f"ended with status {process.returncode}"
-        raise ConfigError(f"the {name} run {what}", where=options.script, details=tail, hint=f"it needs at least {stop_after + 1} steps")
+        outcome = "ended before its last step" if process.returncode == 0 else f"ended with status {process.returncode}"
+        raise ConfigError(f"the {name} run {outcome}", where=options.script, details=tail, hint=f"it needs at least {stop_after + 1} steps")

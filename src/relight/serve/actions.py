@@ -95,7 +95,7 @@ class Actions:
         """Execute the action. With ``digest``, raise ``Fenced`` if the plan has changed since the digest was computed."""
         on = self._on(fields)
         if not who.may(ACTIONS.get(verb, "admin")):
-            raise ConfigError(f"{verb[:20]!r} takes the role {ACTIONS.get(verb, 'admin')}")
+            raise ConfigError(f"{verb[:20]!r} needs the role {ACTIONS.get(verb, 'admin')}")
         prepared, refused, facts = None, None, _given(verb, fields)
         try:
             prepared = self._prepared(verb, fields, who)  # changes nothing; the first record needs its facts
@@ -132,7 +132,7 @@ class Actions:
         if "store" not in fields:
             return fields.get("id", "").removeprefix("rl_").partition(".")[0][:80]  # never the token's secret
         which = fields.get("which", "")
-        run = dir_of(fields.get("run", ""))  # the name may hold @, which ends the run here
+        run = dir_of(fields.get("run", ""))  # the name may contain @, which separates run and checkpoint in this text
         return f"{fields['store']}/{run}"[:300] + (f"@{which[:80]}" if which else "")
 
     def _prepared(self, verb: str, fields: Mapping[str, str], who: Caller) -> Prepared:
@@ -176,7 +176,7 @@ class Actions:
         run, checkpoint = self._one(fields)
         name = check_free(fields.get("name", ""))
         before = run.history().tags.get(name)
-        says = f"The tag {name} will name checkpoint {checkpoint.id} (step {checkpoint.step})" + (
+        summary = f"The tag {name} will name checkpoint {checkpoint.id} (step {checkpoint.step})" + (
             f" instead of {before}." if before not in (None, checkpoint.id) else "."
         )
 
@@ -185,7 +185,7 @@ class Actions:
             return ActionOutcome(True, f"{name} names {checkpoint.id} (step {checkpoint.step})")
 
         facts = ActionFacts(checkpoint=checkpoint.id, before=before or "", after=checkpoint.id)
-        return _planned("Tag", says, f"relight tag {_at(fields)} {name} {checkpoint.id}", (checkpoint.id, name, before)), do, facts
+        return _planned("Tag", summary, f"relight tag {_at(fields)} {name} {checkpoint.id}", (checkpoint.id, name, before)), do, facts
 
     def _branch(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run, checkpoint = self._one(fields)
@@ -225,7 +225,7 @@ class Actions:
                 release(run.store, run.name, checkpoint.id, why)
             return ActionOutcome(True, f"{checkpoint.id} (step {checkpoint.step}) is {'on hold' if hold_reason is None else 'released'}")
 
-        says = (
+        summary = (
             f"Checkpoint {checkpoint.id} (step {checkpoint.step}) will be kept regardless of the retention rules."
             if hold_reason is None
             else f"Its hold ({hold_reason}) will be released: the retention rules apply again."
@@ -233,7 +233,7 @@ class Actions:
         return (
             _planned(
                 "Pin" if hold_reason is None else "Release",
-                says,
+                summary,
                 f"relight hold {_at(fields)} {checkpoint.id}" + (" --release" if hold_reason is not None else ""),
                 (checkpoint.id, hold_reason),
             ),
@@ -250,11 +250,11 @@ class Actions:
                 self._index.verified[store, run.name, checkpoint.id] = time.time()
 
         def do() -> ActionOutcome:
-            known = self._tasks.under_way("verify", store, run.name, checkpoint.id)
-            task = known or self._tasks.begin(
+            running = self._tasks.under_way("verify", store, run.name, checkpoint.id)
+            task = running or self._tasks.begin(
                 "verify", store, run.name, who.name, lambda task: verify(task, run, checkpoint, verified), checkpoint.id
             )
-            return ActionOutcome(True, "running" if known is None else f"already running, started by {known.who}", task=task.id)
+            return ActionOutcome(True, "running" if running is None else f"already running, started by {running.who}", task=task.id)
 
         return (
             _planned(
@@ -278,21 +278,23 @@ class Actions:
         )
         if rules.is_everything:
             raise ConfigError(
-                "no rule was given, so everything stays",
+                "no retention rule was given, so every checkpoint is kept",
                 hint="keep_last and keep_best are numbers of checkpoints, keep_every is a number of steps",
             )
         plan = plan_prune(run.store, run.name, rules)
         words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in numbers.items()) + (
             f" --undo-window {fields['undo_window']}" if fields.get("undo_window") else ""
         )
-        says = f"{len(plan.going)} of {len(plan.verdicts)} checkpoints will go." if plan.going else "Nothing would go."
+        summary = (
+            f"{len(plan.going)} of {len(plan.verdicts)} checkpoints will be retired." if plan.going else "No checkpoint would be retired."
+        )
         hidden = self._index.hidden_branches(fields["store"], fields["run"])
         rows = [
             (verdict.id, str(verdict.step), "stays" if verdict.keep else "goes", _without(verdict.reason, hidden))
             for verdict in plan.verdicts
         ]
-        what = [(verdict.id, verdict.keep) for verdict in plan.verdicts] + list(plan.due)
-        planned = _planned("Prune", says, f"relight prune {_at(fields)} {words}", what)._replace(
+        details = [(verdict.id, verdict.keep) for verdict in plan.verdicts] + list(plan.due)
+        planned = _planned("Prune", summary, f"relight prune {_at(fields)} {words}", details)._replace(
             columns=("id", "step", "fate", "because"), rows=rows, danger=True
         )
         stay = [verdict.id for verdict in plan.verdicts if verdict.keep]
@@ -313,10 +315,10 @@ class Actions:
             promote(run, checkpoint, stage, why=fields.get("why", ""), by=who.name)
             return ActionOutcome(True, f"{stage} is {checkpoint.id} (step {checkpoint.step})")
 
-        says = f"{stage} will be checkpoint {checkpoint.id} (step {checkpoint.step})" + (f" instead of {before}." if before else ".")
+        summary = f"{stage} will be checkpoint {checkpoint.id} (step {checkpoint.step})" + (f" instead of {before}." if before else ".")
         facts = ActionFacts(checkpoint=checkpoint.id, before=before or "", after=checkpoint.id)
         return (
-            _planned("Promote", says, f"relight promote {_at(fields)}@{checkpoint.id} {stage}", (checkpoint.id, stage, before)),
+            _planned("Promote", summary, f"relight promote {_at(fields)}@{checkpoint.id} {stage}", (checkpoint.id, stage, before)),
             do,
             facts,
         )
@@ -353,28 +355,29 @@ class Actions:
         def do() -> ActionOutcome:
             seq = ask_for_save(run, who.name[:WHO_MAX], why)
             task = self._tasks.begin("save", fields["store"], run.name, who.name, lambda task: wait_for(task, run, seq, SAVE_S))
-            return ActionOutcome(True, f"asked, in record {seq} of its log", task=task.id)
+            return ActionOutcome(True, f"save requested, in record {seq} of its log", task=task.id)
 
-        says = f"The job of {run.name} will be asked in your name to save at the end of its current step."
-        planned = _planned("Save now", says, f"relight save {_at(fields)}", (run.name, why))
-        return planned._replace(says=f"{says} {watched}"), do, ActionFacts()  # after the digest: seconds pass, and it is the same plan
+        summary = f"The job of {run.name} will be asked in your name to save at the end of its current step."
+        planned = _planned("Save now", summary, f"relight save {_at(fields)}", (run.name, why))
+        # The digest does not cover ``watched``: its seconds change while the plan stays the same.
+        return planned._replace(says=f"{summary} {watched}"), do, ActionFacts()
 
     def _drill(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run = self._run(fields)
         url = f"{run.store.url.rstrip('/')}/{run.name}"
 
         def do() -> ActionOutcome:
-            known = self._tasks.under_way("drill", fields["store"], run.name)
-            task = known or self._tasks.begin("drill", fields["store"], run.name, who.name, lambda task: drill(task, url))
-            return ActionOutcome(True, "running" if known is None else f"already running, started by {known.who}", task=task.id)
+            running = self._tasks.under_way("drill", fields["store"], run.name)
+            task = running or self._tasks.begin("drill", fields["store"], run.name, who.name, lambda task: drill(task, url))
+            return ActionOutcome(True, "running" if running is None else f"already running, started by {running.who}", task=task.id)
 
-        says = (
+        summary = (
             "The newest two checkpoints are copied to this server's machine. There the newest is verified and restored. Then it is "
             "damaged, a file of it is deleted, and its record is deleted: each fault must be detected, and the checkpoint before it "
             "restored. Then it is pruned. The run and its job are unaffected, and the copies are removed. "
             f"To test failures of the job itself: relight drill --from {_at(fields)} train.py, on the job's machine."
         )
-        return _planned("Drill", says, f"relight drill --copy {_at(fields)}", (run.name,)), do, ActionFacts()
+        return _planned("Drill", summary, f"relight drill --copy {_at(fields)}", (run.name,)), do, ActionFacts()
 
 
 def _pruned(plan: PrunePlan, run: Run) -> ActionOutcome:
@@ -390,8 +393,8 @@ def newest_account_time(accounts: Sequence[Account]) -> float | None:
 
 def _given(verb: str, fields: Mapping[str, str]) -> ActionFacts:
     """Return the facts of the action's known fields. Unknown fields are left out: a caller could fill the log with them."""
-    known = {name: fields[name] for name in FIELDS.get(verb, ()) if name in fields}
-    return ActionFacts(run=known.get("run", ""), why=known.get("why", ""), given=known)
+    fields_given = {name: fields[name] for name in FIELDS.get(verb, ()) if name in fields}
+    return ActionFacts(run=fields_given.get("run", ""), why=fields_given.get("why", ""), given=fields_given)
 
 
 def _without(text: str, hidden: Sequence[str]) -> str:

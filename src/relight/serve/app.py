@@ -163,15 +163,15 @@ def _streams(app: FastAPI, hub: Hub, state: TokenFile) -> None:
 
 def _remembered(ask: Callable[[Caller], bool], for_s: float = LOOK_S / 2) -> Callable[[Caller], bool]:
     """Cache the answers of ``ask`` for ``for_s`` seconds: a thousand streams of one token then cost one query."""
-    known: dict[Caller, tuple[float, bool]] = {}
+    cached: dict[Caller, tuple[float, bool]] = {}
 
     def asked(who: Caller) -> bool:
         now = time.monotonic()
-        if who not in known or now - known[who][0] > for_s:
-            for old in [caller for caller, (moment, _) in known.items() if now - moment > 60]:
-                del known[old]
-            known[who] = now, ask(who)
-        return known[who][1]
+        if who not in cached or now - cached[who][0] > for_s:
+            for old in [caller for caller, (moment, _) in cached.items() if now - moment > 60]:
+                del cached[old]
+            cached[who] = now, ask(who)
+        return cached[who][1]
 
     return asked
 

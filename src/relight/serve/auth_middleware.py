@@ -225,12 +225,12 @@ class AuthMiddleware:
         if scope["method"] in _SAFE or scope["state"]["bearer"]:
             return
         origins = headers.getlist("origin")
-        here = f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
+        own_origin = f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
         if self.rules.secure:
-            here = f"https://{headers.get('host', '')}"
-        here = self.rules.public or here
-        if origins != [here] and not (not origins and headers.get("sec-fetch-site") == "same-origin"):
-            raise HttpRefusal(403, f"this was not sent by a page of this server{_proxy_hint(origins, here)}")
+            own_origin = f"https://{headers.get('host', '')}"
+        own_origin = self.rules.public or own_origin
+        if origins != [own_origin] and not (not origins and headers.get("sec-fetch-site") == "same-origin"):
+            raise HttpRefusal(403, f"this was not sent by a page of this server{_proxy_hint(origins, own_origin)}")
 
     def _with_headers(self, scope: Scope, send: Send) -> Send:
         static = scope["path"].startswith("/static/")
@@ -270,7 +270,7 @@ def needs(role: str) -> Any:
 async def refuse_role(request: Request, role: str) -> HttpRefusal:
     """Return the refusal for a role that does not suffice. If the request was an action, record it in the audit log."""
     who: Caller = request.state.who
-    reason = f"this takes the role {role}; {who.name} has {who.role}"
+    reason = f"this needs the role {role}; {who.name} has {who.role}"
     if request.method not in _SAFE:
         await run_in_threadpool(request.app.state.acts.refused, request.url.path.rpartition("/")[2], who, reason)
     return HttpRefusal(403, reason)
@@ -278,11 +278,11 @@ async def refuse_role(request: Request, role: str) -> HttpRefusal:
 
 async def check_csrf(request: Request) -> None:
     """Raise ``HttpRefusal`` unless the CSRF token in the form or in the header is the caller's."""
-    given = request.headers.get("x-csrf-token", "")
-    if not given and "form" in request.headers.get("content-type", ""):
-        given = str((await request.form(**FORM)).get("csrf", ""))  # type: ignore[arg-type]
-    if not request.state.csrf or not hmac.compare_digest(given.encode("utf-8", "replace"), request.state.csrf.encode()):
-        raise HttpRefusal(403, "this form is not yours, or too old: open the page again")
+    token = request.headers.get("x-csrf-token", "")
+    if not token and "form" in request.headers.get("content-type", ""):
+        token = str((await request.form(**FORM)).get("csrf", ""))  # type: ignore[arg-type]
+    if not request.state.csrf or not hmac.compare_digest(token.encode("utf-8", "replace"), request.state.csrf.encode()):
+        raise HttpRefusal(403, "the form's CSRF token is wrong or too old: open the page again")
 
 
 def answer(refused: HttpRefusal, headers: Headers) -> Response:

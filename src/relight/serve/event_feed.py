@@ -131,10 +131,10 @@ class EventFeed:
 
     def _keeps(self, state: State, ledger: Ledger, now: float) -> None:
         """Store alert states for the next server. Nothing is written while there is no alert."""
-        some = bool(state or ledger.waiting)
-        if some or self._kept_some:
+        has_alerts = bool(state or ledger.waiting)
+        if has_alerts or self._kept_some:
             self._keep(encode_alarms(state, ledger, now))
-            self._kept_some = some
+            self._kept_some = has_alerts
 
     def _reads(self) -> Iterator[KnownRun]:
         """Yield the last read state of every run. Wait up to ``FIRST_S`` for the first read of each store, which lists its runs."""
@@ -172,10 +172,10 @@ class EventFeed:
                     continue
                 key = event.head.store, event.head.run, id_
                 with self._lock:
-                    kept = self._told.setdefault(key, [])
+                    events = self._told.setdefault(key, [])
                     self._told.move_to_end(key)
-                    if len(kept) < TOLD_MAX:
-                        kept.append(event)
+                    if len(events) < TOLD_MAX:
+                        events.append(event)
                     while len(self._told) > SAVES_MAX:
                         self._told.popitem(last=False)
                 touched.add(key[:2])
@@ -190,25 +190,25 @@ class EventFeed:
             return False
         if not all(type(step) is int and 0 <= step < 1 << 53 for step in steps):
             return False
-        kept: dict[str, dict[int, float | None]] = {}
+        points_by_name: dict[str, dict[int, float | None]] = {}
         for name, values in list(metrics.items())[:METRICS_MAX]:
             if isinstance(values, list) and len(values) == len(steps) and len(name) <= 80:
-                kept[name] = {step: _finite(value) for step, value in zip(steps, values, strict=True)}
-        if not kept:
+                points_by_name[name] = {step: _finite(value) for step, value in zip(steps, values, strict=True)}
+        if not points_by_name:
             return False
         key = one.head.store, one.head.run
         with self._lock:
-            known = self._curves.setdefault(key, {})
+            curves = self._curves.setdefault(key, {})
             self._curves.move_to_end(key)
             while len(self._curves) > CURVES_MAX:
                 self._curves.popitem(last=False)
-            for name, points in kept.items():
-                if name not in known and len(known) >= METRICS_MAX:
+            for name, points in points_by_name.items():
+                if name not in curves and len(curves) >= METRICS_MAX:
                     continue
-                values_by_step = known.setdefault(name, {})
+                values_by_step = curves.setdefault(name, {})
                 values_by_step.update(points)
                 if len(values_by_step) > POINTS_MAX:
-                    known[name] = dict(sorted(values_by_step.items())[::2])
+                    curves[name] = dict(sorted(values_by_step.items())[::2])
         return True
 
 

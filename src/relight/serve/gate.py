@@ -59,8 +59,8 @@ def bounds_of(descriptors: int, used: int) -> ConnectionLimits:
 
     An eighth of the descriptors, at least 64 and at most 512, is reserved for stores and files.
     """
-    left = descriptors - used - max(64, min(512, descriptors // 8))
-    connections = max(16, min(CONNECTIONS_MAX, left))
+    available = descriptors - used - max(64, min(512, descriptors // 8))
+    connections = max(16, min(CONNECTIONS_MAX, available))
     streams = min(STREAMS_MAX, connections - BESIDE_STREAMS) if connections > 4 * BESIDE_STREAMS else connections // 3
     return ConnectionLimits(connections, max(8, connections // 2), streams)
 
@@ -134,8 +134,8 @@ class Gate:
     def listen(self, address: tuple[str, int], backlog: int = 2048) -> list[Listening]:
         """Return bound sockets, one for each address of the name. Raise ``OSError`` if one cannot be bound."""
         addresses = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        made = []
-        for family, kind, proto, _, place in dict.fromkeys(addresses):
+        sockets = []
+        for family, kind, proto, _, address_of_socket in dict.fromkeys(addresses):
             listening = Listening(family, kind, proto)
             listening.gate = self
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -144,16 +144,16 @@ class Gate:
             if (defer := getattr(socket, "TCP_DEFER_ACCEPT", None)) is not None:  # on Linux only
                 with contextlib.suppress(OSError):
                     listening.setsockopt(socket.IPPROTO_TCP, defer, SILENT_S)
-            made.append(listening)
+            sockets.append(listening)
             try:
-                listening.bind(place)
+                listening.bind(address_of_socket)
                 listening.listen(backlog)
             except OSError:
-                for each in made:
-                    each.close()
+                for opened in sockets:
+                    opened.close()
                 raise
             listening.setblocking(False)
-        return made
+        return sockets
 
     def may_accept(self) -> bool:
         """Return whether another connection may be accepted in this turn of the loop.
@@ -348,9 +348,9 @@ class Reporting(H11Protocol):
 
     def _report(self) -> None:
         cycle = self.cycle
-        again, self._cycle = cycle is not self._cycle, cycle
+        is_new_request, self._cycle = cycle is not self._cycle, cycle
         if self._connection is not None:
-            self.gate.mark(self._connection, idle=cycle is None or cycle.response_complete or cycle.more_body, again=again)
+            self.gate.mark(self._connection, idle=cycle is None or cycle.response_complete or cycle.more_body, again=is_new_request)
 
 
 def _spare() -> int | None:

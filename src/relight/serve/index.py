@@ -250,8 +250,8 @@ class Index:
                 for tag, target in sorted(state.history.tags.items())
                 if not tag.startswith(PREFIX) and (checkpoint := state.history.find(target))
             ]
-            own = [checkpoint.step for checkpoint in state.history.live if not checkpoint.body.home]
-            rows[name] = LineageRow(name, own, parent or None, first.step if first is not None and parent else None, tags)
+            own_steps = [checkpoint.step for checkpoint in state.history.live if not checkpoint.body.home]
+            rows[name] = LineageRow(name, own_steps, parent or None, first.step if first is not None and parent else None, tags)
         order: list[LineageRow] = []
         placed: set[str] = set()
         waiting = sorted(rows)
@@ -273,7 +273,7 @@ class Index:
         free = reader.now.free if everything() else None
         used = float(sum(state.bytes for state in states))
         tiers = [TierUse(reader.url, used, used + free if free is not None else None, free)]
-        going = [(state, checkpoint_id, record) for state in states for checkpoint_id, record in state.history.recallable.items()]
+        retired = [(state, checkpoint_id, record) for state in states for checkpoint_id, record in state.history.recallable.items()]
         retention = [
             PlanRow(
                 state.name,
@@ -283,7 +283,7 @@ class Index:
                 getattr(record.body, "reason", ""),
                 state.history.retired[checkpoint_id].body.new_bytes,
             )
-            for state, checkpoint_id, record in going
+            for state, checkpoint_id, record in retired
         ]
         return StorageDetail(
             tiers, [(moment, size) for moment, size in thinned(trend, SERIES_MAX)], full_at(trend, free, self._clock()), retention
@@ -384,8 +384,8 @@ class Index:
     def _series(self, store: str, state: RunState) -> dict[str, list[tuple[int, float | None]]]:
         """Return metrics by step: those recorded in checkpoints, and between them those in events of processes on this machine."""
         reported = self._around.curves(self._readers[store].store.url, state.name) if self._around is not None else {}
-        both = {name: {**reported.get(name, {}), **dict(state.series.get(name, ()))} for name in {*reported, *state.series}}
-        return {name: sorted(points.items()) for name, points in both.items()}
+        merged_points = {name: {**reported.get(name, {}), **dict(state.series.get(name, ()))} for name in {*reported, *state.series}}
+        return {name: sorted(points.items()) for name, points in merged_points.items()}
 
     def _save(self, store: str, run: str, one: Checkpoint) -> SaveRow:
         url = self._readers[store].store.url
@@ -411,8 +411,8 @@ class Index:
 
     def _opened(self, store: str, state: RunState, one: Checkpoint) -> tuple[list[TensorRow], list[tuple[str, Any]]]:
         opened = self._open(store, state, one)
-        ways = stored_of(opened)
-        rows = [_tensor_row(tensor, *ways.get(tensor.name, (None, 1.0))) for tensor in whole_of(opened).tensors]
+        storage = stored_of(opened)
+        rows = [_tensor_row(tensor, *storage.get(tensor.name, (None, 1.0))) for tensor in whole_of(opened).tensors]
         rows.sort(key=lambda row: (-row.bytes, row.path))  # once: a page of 100,000 tensors costs no more than one of 200
         root = opened.root
         facts: list[tuple[str, Any]] = [
@@ -441,7 +441,7 @@ class Index:
             raise ConfigError(f"{spec[:80]!r} names no checkpoint", hint="[STORE/]RUN@WHICH, such as demo@latest")
         store, slash, name = run.partition("/")
         if not slash:
-            holders = [holder for holder, known, _ in self._all() if known == dir_of(run)]
+            holders = [holder for holder, run_directory, _ in self._all() if run_directory == dir_of(run)]
             if len(holders) > 1:
                 raise ConfigError(
                     f"{len(holders)} stores have a run {run[:80]!r}", hint=", ".join(f"{holder}/{run}@{which}" for holder in holders)[:300]
@@ -454,10 +454,14 @@ class Index:
         result = diff(left, right, progress=advance)
         rows = []
         for item in result.tensors:
-            apart, of = item.apart, item.a or item.b
-            changed = apart.changed / apart.elements if apart is not None and apart.elements else None
+            difference, of = item.apart, item.a or item.b
+            changed = difference.changed / difference.elements if difference is not None and difference.elements else None
             size = _bytes_of(of.shape, of.dtype) if of is not None else 0
-            rows.append(DiffRow(item.name, _STATES.get(item.state, "changed"), changed, apart.largest if apart is not None else None, size))
+            rows.append(
+                DiffRow(
+                    item.name, _STATES.get(item.state, "changed"), changed, difference.largest if difference is not None else None, size
+                )
+            )
         values = [(item.path, item.a if item.in_a else None, item.b if item.in_b else None) for item in [*result.values, *result.facts]]
         return DiffDetail("", "", rows, [(path, _short(left_value), _short(right_value)) for path, left_value, right_value in values])
 
@@ -493,7 +497,7 @@ def _seq(text: str) -> str:
 
 def _checkpoint_row(one: Checkpoint, tags: Sequence[str], set_aside: set[str], known: VerificationResult | None) -> CheckpointRow:
     why = (
-        "suspect: its loss was odd"
+        "suspect: its loss was abnormal"
         if one.body.suspect
         else "rolled back: training continued from an earlier checkpoint"
         if one.id in set_aside
@@ -538,8 +542,8 @@ def _state_of(reader: StoreFollower) -> str:
 
 
 def _place_of(on: str) -> tuple[str, str]:
-    store, _, rest = on.partition("/")
-    return store, rest.partition("@")[0]
+    store, _, run = on.partition("/")
+    return store, run.partition("@")[0]
 
 
 def _short(value: Any) -> Any:

@@ -111,21 +111,21 @@ class Jobs:
 
     def _check_quota(self, quick: bool) -> None:
         open_jobs = [job for job in self._known.values() if job.quick == quick and not job.future.done()]
-        mine = sum(job.asker == asker() for job in open_jobs)
+        own_jobs = sum(job.asker == asker() for job in open_jobs)
         strangers = sum(job.is_anonymous for job in open_jobs)
         most, of_one = (QUICK_MAX, QUICK_OF_ONE_MAX) if quick else (WAITING_MAX, OF_ONE_MAX)
         if len(open_jobs) >= most:
             raise StoreUnavailable(f"{most} such tasks are waiting already", hint="try again in a minute", retryable=True)
-        if asker() and mine >= of_one:
+        if asker() and own_jobs >= of_one:
             raise StoreUnavailable(f"{of_one} tasks that you asked for are unfinished", hint="try again when one has ended", retryable=True)
         if asker().startswith(ANONYMOUS) and strangers >= most * OF_ANONYMOUS_MAX // WAITING_MAX:
             raise StoreUnavailable("too many clients without a token wait", hint="log in, or try again in a minute", retryable=True)
 
     def _drop_abandoned(self) -> None:
         """End pending jobs that no client waits for any more."""
-        gone = [entry for entry in self._pending if entry[0].is_abandoned]
+        abandoned = [entry for entry in self._pending if entry[0].is_abandoned]
         self._pending = [entry for entry in self._pending if not entry[0].is_abandoned]
-        for job, _, _ in gone:
+        for job, _, _ in abandoned:
             job.future.set_exception(clients_left())
 
     def _forget(self) -> None:

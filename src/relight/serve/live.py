@@ -87,12 +87,12 @@ class Hub:
 
     def full(self, asker: str) -> bool:
         """Return whether the caller has too many streams to open another. Clients without credentials together have at most half."""
-        mine = sum(stream.asker == asker for stream in self._streams)
+        own_streams = sum(stream.asker == asker for stream in self._streams)
         if asker.startswith(ANONYMOUS):
             strangers = sum(stream.asker.startswith(ANONYMOUS) for stream in self._streams)
-            if mine >= STREAMS_OF_STRANGER_MAX or strangers >= self.most // 2:
+            if own_streams >= STREAMS_OF_STRANGER_MAX or strangers >= self.most // 2:
                 return True
-        return len(self._streams) >= self.most or mine >= min(STREAMS_OF_ONE_MAX, self.of_one)
+        return len(self._streams) >= self.most or own_streams >= min(STREAMS_OF_ONE_MAX, self.of_one)
 
     async def listen(self, store: str, run: str, asker: str, may_stay: Callable[[], bool]) -> AsyncIterator[dict[str, str]]:
         """Yield events until the client leaves, the server ends, or the client's token ends.

@@ -225,6 +225,6 @@ def settings(request: Request) -> HTMLResponse:
 def refused(request: Request, error: RelightError, status: int) -> HTMLResponse:
     """Return an error as a page."""
     return shown(
-        request, "error.html", "", name="Not found" if status == 404 else "Request failed", says=str(masked_error(error)), todo="",
+        request, "error.html", "", name="Not found" if status == 404 else "Request failed", message=str(masked_error(error)), todo="",
         status=status,
     )  # fmt: skip

@@ -66,18 +66,18 @@ def router(needs: Callable[[str], Any]) -> APIRouter:
 def _asked(verb: str) -> Callable[..., Any]:
     async def act(request: Request) -> Response:
         form = await request.form(max_files=0, max_fields=_FIELDS_MAX)
-        given = {name: value for name, value in form.items() if isinstance(value, str)}
-        if any(len(value) > _VALUE_MAX for value in given.values()):
+        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+        if any(len(value) > _VALUE_MAX for value in fields.values()):
             return shown(
                 request,
                 "error.html",
                 "",
                 name="Request failed",
-                says=f"a field has at most {_VALUE_MAX} characters",
+                message=f"a field has at most {_VALUE_MAX} characters",
                 todo="",
                 status=422,
             )
-        return await run_in_threadpool(_answer, request, verb, given)
+        return await run_in_threadpool(_answer, request, verb, fields)
 
     return act
 
@@ -94,7 +94,7 @@ def _answer(request: Request, verb: str, given: dict[str, str]) -> Response:
             outcome = acts.execute(verb, fields, who, confirmed)
             if outcome.task:
                 return RedirectResponse(f"/tasks/{outcome.task}", 303)
-            return shown(request, "done.html", "", name=planned.name, ok=outcome.ok, says=outcome.says, lines=outcome.details, back=back)
+            return shown(request, "done.html", "", name=planned.name, ok=outcome.ok, message=outcome.says, lines=outcome.details, back=back)
     except RelightError as error:
         return refused(request, error, 409)
     changed = "The plan has changed since it was shown: check it again." if confirmed else ""
@@ -103,7 +103,7 @@ def _answer(request: Request, verb: str, given: dict[str, str]) -> Response:
         "confirm.html",
         "",
         name=planned.name,
-        says=planned.says,
+        message=planned.says,
         columns=planned.columns,
         lines=planned.rows,
         command=planned.command,
@@ -111,8 +111,8 @@ def _answer(request: Request, verb: str, given: dict[str, str]) -> Response:
         go=f"/act/{verb}",
         back=back,
         hidden=[*fields.items(), ("go", planned.digest), ("back", back)],
-        said=changed,
-        said_kind="warn",
+        notice=changed,
+        notice_kind="warn",
     )
 
 

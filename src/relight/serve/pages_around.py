@@ -37,7 +37,7 @@ def lineage(name: str, rows: Sequence[LineageRow], store: str) -> dict[str, Any]
             {
                 "href": of_run(store, row.run),
                 "run": row.run,
-                "began": f"{row.parent}, step {number(row.at_step)}" if row.parent else "a new run",
+                "began": f"{row.parent}, step {number(row.at_step)}" if row.parent else "none: a new run",
                 "count": len(row.steps),
                 "newest": max(row.steps, default=None),
                 "tags": [tag for _, tag in row.tags[-TAGS_MAX:]],
@@ -88,7 +88,7 @@ def storage(one: StoreRow, detail: StorageDetail, now: float) -> dict[str, Any]:
             {"run": row.run, "id": row.id, "step": row.step, "what": row.what, "why": row.why, "bytes": row.bytes}
             for row in detail.retention[:ROWS_MAX]
         ],
-        "retention_says": "Nothing: no run has retention rules (keep=relight.keep(…)), or these have no more checkpoints to delete.",
+        "retention_note": "Nothing: no run has retention rules (keep=relight.keep(…)), or these have no more checkpoints to delete.",
     }
 
 
@@ -102,11 +102,11 @@ def incidents(rows: Sequence[IncidentRow], now: float) -> dict[str, Any]:
         lanes_of.setdefault(row.run, []).append(
             TimeRange("failure", hours, hours + max((row.seconds or 0) / 3600, 0.0), f"{row.kind}: {row.why}")
         )
-    says = f"{plural(len(rows), 'incident')}, hours since the first"
+    caption = f"{plural(len(rows), 'incident')}, hours since the first"
     return {
         "incidents": [incident_row(row, now) for row in rows],
-        "says": says,
-        "picture": lanes([RankRow(name, spans) for name, spans in lanes_of.items()], says, unit="h") if lanes_of else None,
+        "caption": caption,
+        "picture": lanes([RankRow(name, spans) for name, spans in lanes_of.items()], caption, unit="h") if lanes_of else None,
     }
 
 
@@ -128,7 +128,7 @@ def incident(one: IncidentRow, now: float) -> dict[str, Any]:
             ("Step", number(one.step), ""),
             ("Rank", number(one.rank), ""),
             ("Steps lost", number(one.steps_lost), ""),
-            ("Until training again", span(one.seconds), ""),
+            ("Downtime", span(one.seconds), ""),
         ],
         "workers": "\n".join(str(worker) for worker in one.workers),
         "clues": [[str(cell) for cell in (clue if isinstance(clue, list | tuple) else [clue])] for clue in one.clues],
@@ -192,12 +192,12 @@ def settings(told: SettingsDetail, now: float) -> dict[str, Any]:
         "alerts": [
             {
                 "name": rule.name,
-                "says": rule.says,
+                "condition": rule.says,
                 "severity": rule.severity,
                 "health": "failed" if rule.firing else "good",
                 "state": "firing" if rule.firing else "quiet",
             }
             for rule in told.alerts
         ],
-        "policies": [(str(name), str(says)) for name, says in told.policies],
+        "policies": [(str(name), str(rules)) for name, rules in told.policies],
     }

@@ -22,8 +22,8 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
     """Return the template values of a checkpoint: tensors as a treemap and as one page of rows, the tiers that have it, other facts."""
     row = detail.row
     largest = detail.tensors if detail.largest_first else sorted(detail.tensors, key=lambda tensor: (-tensor.bytes, tensor.path))
-    wanted = [tensor for tensor in largest if find in tensor.path] if find else largest
-    rows, more = piece_of(wanted, after, TENSORS_MAX)
+    matching = [tensor for tensor in largest if find in tensor.path] if find else largest
+    rows, more = piece_of(matching, after, TENSORS_MAX)
     groups: dict[str, int] = {}
     for tensor in sorted(largest[:TILES_MAX], key=lambda tensor: tensor.path):
         groups.setdefault(group_of(tensor.path), len(groups))
@@ -41,7 +41,7 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
     if small := largest[TILES_MAX:]:
         tiles.append(Tile(f"{number(len(small))} more", sum(tensor.bytes for tensor in small), "the smallest", group=7))
     total = sum(tensor.bytes for tensor in detail.tensors)
-    says = f"{plural(len(detail.tensors), 'tensor')}, {size(total)}; one colour for each part: {', '.join(list(groups)[:8])}."
+    caption = f"{plural(len(detail.tensors), 'tensor')}, {size(total)}; one colour for each part: {', '.join(list(groups)[:8])}."
     return {
         "run": name,
         "step": row.step,
@@ -50,12 +50,12 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
         "tags": list(row.tags),
         "facts": [
             ("Saved", when(row.at, now), row.id),
-            ("Stored", size(row.bytes), f"of {size(total)} of tensors"),
+            ("Stored", size(row.bytes), f"tensors: {size(total)}"),
             ("Tensors", number(len(detail.tensors)), ""),
             ("Verified", when(detail.verified_at, now) if detail.verified_at else "not yet", "every byte, by hash"),
         ],
-        "treemap": treemap(tiles, says) if tiles else None,
-        "treemap_says": says,
+        "treemap": treemap(tiles, caption) if tiles else None,
+        "treemap_caption": caption,
         "find": find,
         "tensors": [
             {
@@ -69,7 +69,7 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
             }
             for tensor in rows
         ],
-        "cut": f"{number(len(rows))} of {number(len(wanted))}, the largest first." if len(wanted) > len(rows) else "",
+        "cut": f"{number(len(rows))} of {number(len(matching))}, the largest first." if len(matching) > len(rows) else "",
         "more": of_checkpoint(store, name, row.id, **({"find": find} if find else {}), after=more) if more else "",
         "residency": [
             {
@@ -96,12 +96,12 @@ def one_tensor(detail: CheckpointDetail, path: str, told: Statistics | Working |
     ]
     context = {"path": tensor.path, "facts": facts, "histogram": None, "waiting": False}
     if isinstance(told, str):
-        return {**context, "says": told}
+        return {**context, "note": told}
     if isinstance(told, Working):
-        return {**context, "says": f"{told.says}: {share(told.done)} so far", "waiting": True}
+        return {**context, "note": f"{told.says}: {share(told.done)} so far", "waiting": True}
     facts += [(name, number(value), "") for name, value in told.numbers]
     picture = histogram(told.edges, told.counts, f"values of {tensor.path}") if told.counts else None
-    return {**context, "histogram": picture, "says": told.says}
+    return {**context, "histogram": picture, "note": told.says}
 
 
 def group_of(path: str) -> str:
@@ -116,24 +116,24 @@ def shape(of: Sequence[int]) -> str:
 
 def compare(found: DiffDetail) -> dict[str, Any]:
     """Return the template values of a comparison: a picture with a row for each layer, and tables of what differs."""
-    apart = [tensor for tensor in found.tensors if tensor.kind != "same"]
+    differing = [tensor for tensor in found.tensors if tensor.kind != "same"]
     pieces = [StripItem(layer_of(tensor.name), tensor.name, tensor.share or 0.0, said_of(tensor), tensor.kind) for tensor in found.tensors]
     count = {kind: sum(tensor.kind == kind for tensor in found.tensors) for kind in ("same", "changed", "added", "removed")}
     return {
         "found": True,
         "facts": [
-            ("The same", number(count["same"]), "to the bit"),
+            ("Equal", number(count["same"]), "bit-identical"),
             ("Changed", number(count["changed"]), ""),
-            ("Only in that", number(count["added"]), ""),
-            ("Only in this", number(count["removed"]), ""),
+            ("Only in B", number(count["added"]), ""),
+            ("Only in A", number(count["removed"]), ""),
             ("Other values", number(len(found.values)), ""),
         ],
-        "picture": strip(pieces, f"{plural(len(apart), 'tensor')} of {number(len(found.tensors))} differ") if apart else None,
+        "picture": strip(pieces, f"{plural(len(differing), 'tensor')} of {number(len(found.tensors))} differ") if differing else None,
         "tensors": [
             {"name": tensor.name, "kind": tensor.kind, "share": tensor.share, "largest": tensor.largest}
-            for tensor in sorted(apart, key=lambda tensor: (-(tensor.share or 0.0), tensor.name))[:TENSORS_MAX]
+            for tensor in sorted(differing, key=lambda tensor: (-(tensor.share or 0.0), tensor.name))[:TENSORS_MAX]
         ],
-        "cut": f"The {TENSORS_MAX} that differ most, of {number(len(apart))}." if len(apart) > TENSORS_MAX else "",
+        "cut": f"The {TENSORS_MAX} that differ most, of {number(len(differing))}." if len(differing) > TENSORS_MAX else "",
         "values": [(str(path), str(left), str(right)) for path, left, right in found.values[:VALUES_MAX]],
         "values_cut": f"The first {VALUES_MAX} of {number(len(found.values))}." if len(found.values) > VALUES_MAX else "",
     }
@@ -152,5 +152,5 @@ def compared(answer: DiffDetail | Working) -> dict[str, Any]:
 def said_of(one: DiffRow) -> str:
     """Return a tensor's difference in words."""
     if one.kind != "changed":
-        return {"same": "the same", "added": "only in that", "removed": "only in this"}.get(one.kind, one.kind)
+        return {"same": "equal", "added": "only in B", "removed": "only in A"}.get(one.kind, one.kind)
     return f"{share(one.share)} of its values, at most by {number(one.largest)}"

@@ -25,7 +25,7 @@ ACTIONS = {verb: role_of_action(verb) for verb in EFFECTS_OF_ACTIONS}
 def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> dict[str, Any]:
     """Return the template values of the overview. Runs are in the order of the index: failed ones first."""
     kinds = [row.health for row in rows]
-    known = [row.goodput for row in rows if row.goodput is not None]
+    goodputs = [row.goodput for row in rows if row.goodput is not None]
     ages = [row.age_s for row in rows if row.age_s is not None and row.health != "idle"]
     facts: list[tuple[str, object, str]] = [
         (
@@ -36,8 +36,8 @@ def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> 
         ("Oldest last good", span(max(ages)) if ages else NOTHING, "of runs that are not idle"),
         (
             "Goodput",
-            share(sum(known) / len(known)) if known else NOTHING,
-            f"mean of {plural(len(known), 'run')}" if known else "no run reports it",
+            share(sum(goodputs) / len(goodputs)) if goodputs else NOTHING,
+            f"mean of {plural(len(goodputs), 'run')}" if goodputs else "no run reports it",
         ),
         ("Stored", size(sum(store_row.bytes or 0 for store_row in stores)), plural(sum(row.checkpoints for row in rows), "checkpoint")),
     ]
@@ -68,7 +68,7 @@ def _store_row(one: StoreRow, now: float) -> dict[str, Any]:
         "name": one.name,
         "health": "good" if fine else "failed",
         "word": "read" if fine else "not read",
-        "says": "" if fine else one.state,
+        "error": "" if fine else one.state,
         "runs": one.runs,
         "bytes": one.bytes,
         "read": when(one.read_at, now),
@@ -85,7 +85,7 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
         ("Risk", share(row.risk), ""),
         ("Checkpoints", number(row.checkpoints), size(row.bytes)),
     ]
-    picture, says, kinds = last_save(detail.saves)
+    picture, caption, kinds = last_save(detail.saves)
     parts, spent = where_time_went(detail.goodput)
     return {
         "run": row.run,
@@ -94,7 +94,7 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
         "facts": facts,
         "charts": charts(detail, checkpoints),
         "lanes": picture,
-        "lanes_say": says,
+        "lanes_caption": caption,
         "kinds": kinds,
         "goodput": parts,
         "spent": spent,
@@ -178,9 +178,9 @@ def last_save(saves: Sequence[SaveRow]) -> tuple[Markup | None, str, list[str]]:
         for rank in ranks
     ]
     kinds = list(dict.fromkeys(phase.kind for phase in newest.spans))
-    took = f"{span(newest.seconds)} until durable, {plural(len(ranks), 'rank')}"
-    says = f"Step {number(newest.step)}: {took}. Clocks of several nodes are aligned at the commit."
-    return lanes(rows, says), says, kinds
+    duration = f"{span(newest.seconds)} until durable, {plural(len(ranks), 'rank')}"
+    caption = f"Step {number(newest.step)}: {duration}. Clocks of several nodes are aligned at the commit."
+    return lanes(rows, caption), caption, kinds
 
 
 def where_time_went(parts: Sequence[GoodputPart]) -> tuple[Markup | None, list[dict[str, Any]]]:
@@ -247,15 +247,15 @@ def action(name: str, verb: str, hidden: Sequence[tuple[str, str]], *fields: tup
 def task(told: Mapping[str, Any], now: float) -> dict[str, Any]:
     """Return the template values of a task."""
     state = told["state"]
-    says = {"running": "running", "ok": "done", "failed": "failed"}[state]
+    word = {"running": "running", "ok": "done", "failed": "failed"}[state]
     return {
         "name": {"save": "Save now", "drill": "Drill of a copy"}.get(told["verb"], told["verb"]),
         "health": {"running": "idle", "ok": "good", "failed": "failed"}[state],
-        "word": says,
+        "word": word,
         "by": told["who"],
         "began": when(told["began"], now),
         "took": span(told["seconds"]),
-        "says": told["says"],
+        "message": told["says"],
         "details": told["details"],
         "lines": told["lines"],
     }
@@ -263,21 +263,21 @@ def task(told: Mapping[str, Any], now: float) -> dict[str, Any]:
 
 def actions_of_run(store: str, name: str) -> list[dict[str, Any]]:
     """Return the forms of a run's actions."""
-    this = [("store", store), ("run", name)]
+    target = [("store", store), ("run", name)]
     return [
-        action("Save now", "save", this),
-        action("Prune", "prune", this, ("keep_last", "Keep the last", "5")),
-        action("Drill", "drill", this),
+        action("Save now", "save", target),
+        action("Prune", "prune", target, ("keep_last", "Keep the last", "5")),
+        action("Drill", "drill", target),
     ]
 
 
 def actions_of_checkpoint(store: str, name: str, which: str) -> list[dict[str, Any]]:
     """Return the forms of a checkpoint's actions."""
-    this = [("store", store), ("run", name), ("which", which)]
+    target = [("store", store), ("run", name), ("which", which)]
     return [
-        action("Tag", "tag", this, ("name", "Tag", "")),
-        action("Branch", "branch", this, ("to", "New run", "")),
-        action("Pin", "pin", this),
-        action("Verify", "verify", this),
-        action("Promote", "promote", this, ("stage", "Stage", "production")),
+        action("Tag", "tag", target, ("name", "Tag", "")),
+        action("Branch", "branch", target, ("to", "New run", "")),
+        action("Pin", "pin", target),
+        action("Verify", "verify", target),
+        action("Promote", "promote", target, ("stage", "Stage", "production")),
     ]

@@ -30,17 +30,17 @@ def piece_of(rows: Sequence[T], after: str | None, limit: int) -> tuple[list[T],
 
 def checkpoint_piece(detail: CheckpointDetail, after: str | None, limit: int, find: str = "") -> CheckpointDetail:
     """Return the checkpoint with one piece of its tensors, of those with ``find`` in their path."""
-    wanted = [tensor for tensor in detail.tensors if find in tensor.path] if find else detail.tensors
-    tensors, more = piece_of(wanted, after, limit)
-    return replace(detail, tensors=tensors, next=more, total=len(wanted))
+    matching = [tensor for tensor in detail.tensors if find in tensor.path] if find else detail.tensors
+    tensors, more = piece_of(matching, after, limit)
+    return replace(detail, tensors=tensors, next=more, total=len(matching))
 
 
 def diff_piece(detail: DiffDetail, after: str | None, limit: int, changed: bool = False) -> DiffDetail:
     """Return the difference with one piece of the tensors and of the values at the same positions. ``changed``: omit equal tensors."""
-    wanted = [tensor for tensor in detail.tensors if tensor.kind != "same"] if changed else detail.tensors
-    tensors, more = piece_of(wanted, after, limit)
+    chosen = [tensor for tensor in detail.tensors if tensor.kind != "same"] if changed else detail.tensors
+    tensors, more = piece_of(chosen, after, limit)
     values, more_values = piece_of(detail.values, after, limit)
-    return replace(detail, tensors=tensors, values=values, next=more or more_values, total=len(wanted), values_total=len(detail.values))
+    return replace(detail, tensors=tensors, values=values, next=more or more_values, total=len(chosen), values_total=len(detail.values))
 
 
 def lineage_piece(rows: Sequence[LineageRow], after: str | None, limit: int) -> ListPage[LineageRow]:
@@ -83,14 +83,14 @@ def short_task(shown: dict[str, Any]) -> dict[str, Any]:
 
 def short_audit(row: AuditRow) -> AuditRow:
     """Return an audit entry for a list: long values are shortened. ``relight audit show`` prints the whole entry."""
-    fields, left = dict[str, str](), AUDIT_FIELDS_BYTES
+    fields, bytes_left = dict[str, str](), AUDIT_FIELDS_BYTES
     for name, value in row.fields.items():
         if not value:
             fields[name] = value
-            left -= _size(name) + 4
+            bytes_left -= _size(name) + 4
             continue
         name, value = fitting(name, 100), fitting(value, AUDIT_VALUE_BYTES)
-        if (left := left - _size(name) - _size(value) - 2) < 0:
+        if (bytes_left := bytes_left - _size(name) - _size(value) - 2) < 0:
             fields["…"] = f"{len(row.fields) - len(fields)} more"
             break
         fields[name] = value

@@ -139,8 +139,8 @@ class StoreFollower:
             after = StoreState(before.runs, _words(error), before.read_at, before.free)
         changed = {name for name in {*after.runs, *before.runs} if after.runs.get(name) is not before.runs.get(name)}
         self.now = after
-        for gone in before.runs.keys() - after.runs.keys():
-            self._logs.pop(gone, None)
+        for removed_run in before.runs.keys() - after.runs.keys():
+            self._logs.pop(removed_run, None)
         if changed or after.state != before.state:
             self._changed(self.id, changed)
 
@@ -157,10 +157,10 @@ class StoreFollower:
             if before is not None and before.error == _words(error):
                 return before
             empty = LogView(name, "", "", (), (), -1, "")
-            known = before or RunState(name, empty, History())
+            last_state = before or RunState(name, empty, History())
             return replace(
-                RunState(name, known.view, known.history, known.incidents, known.accounts, _words(error), unread=True),
-                told=known.told, bytes=known.bytes,
+                RunState(name, last_state.view, last_state.history, last_state.incidents, last_state.accounts, _words(error), unread=True),
+                told=last_state.told, bytes=last_state.bytes,
             )  # fmt: skip
         if before is not None and not before.unread and before.view is view and seen == diary.names:
             return before
@@ -170,11 +170,11 @@ class StoreFollower:
 def made(name: str, view: LogView, incidents: Sequence[IncidentRow] = (), accounts: Sequence[Account] = ()) -> RunState:
     """Return the state of a run, computed from its log, incidents and goodput accounts."""
     history = fold(view)
-    known = damage(history)
+    damaged = damage(history)
     fine = [
         checkpoint
         for checkpoint in history.live
-        if not checkpoint.body.suspect and checkpoint.id not in history.rolled_back_ids and checkpoint.id not in known
+        if not checkpoint.body.suspect and checkpoint.id not in history.rolled_back_ids and checkpoint.id not in damaged
     ]
     good = fine[-1] if fine else None
     times = [moment for checkpoint in history.live[-GAPS_LOOKED_AT:] if (moment := seconds_since_epoch(checkpoint.time)) is not None]

@@ -72,7 +72,7 @@ def require(effect: str, who: Caller, store: str = "", run: str = "") -> None:
     """
     role = role_of(effect)
     if not who.may(role):
-        raise ConfigError(f"to {EFFECTS[effect].what} takes the role {role}; {who.name} has {who.role}")
+        raise ConfigError(f"to {EFFECTS[effect].what} needs the role {role}; {who.name} has {who.role}")
     if store and not reaches(store, run):
         if effect == "create run":
             raise ConfigError(
@@ -96,12 +96,12 @@ def masked(text: str) -> str:
     run = _scope.get().partition("/")[2]
     if not run or "/" not in text:
         return text
-    own = {dir_of(run), run_name(dir_of(run))}
+    own_names = {dir_of(run), run_name(dir_of(run))}
 
     def hide(match: re.Match[str]) -> str:
         name = match[1]
-        mine = next((own_name for own_name in own if name.endswith(own_name)), None)
-        if mine is not None and name[: -len(mine)][-1:] in ("", "'", '"', "(", "["):
+        own_run = next((own_name for own_name in own_names if name.endswith(own_name)), None)
+        if own_run is not None and name[: -len(own_run)][-1:] in ("", "'", '"', "(", "["):
             return match[0]
         return f"{ANOTHER}/"
 

@@ -35,9 +35,9 @@ class StreamSlots:
         if self._may(asker):
             self._taken[asker] += 1
             return True
-        mine = sum(waiter == asker for waiter, _ in self._waiting)
+        own_waiting = sum(waiter == asker for waiter, _ in self._waiting)
         strangers = sum(waiter.startswith(ANONYMOUS) for waiter, _ in self._waiting)
-        if len(self._waiting) >= WAITING_MAX or mine >= WAITING_OF_ONE_MAX:
+        if len(self._waiting) >= WAITING_MAX or own_waiting >= WAITING_OF_ONE_MAX:
             return False
         if asker.startswith(ANONYMOUS) and strangers >= WAITING_OF_ANONYMOUS_MAX:
             return False

@@ -22,11 +22,11 @@ def statistics_of(opened: Opened, path: str, progress: Progress) -> Statistics:
     if "min" in numbers:
         edges, counts = spread_of(opened, pieces, float(numbers["min"]), float(numbers["max"]), progress)
     counted = sum(counts)
-    says = f"{number(counted)} values in {len(counts)} classes; each byte was verified" if counts else ""
+    explanation = f"{number(counted)} values in {len(counts)} classes; each byte was verified" if counts else ""
     if not numbers:
-        says = "Statistics of this dtype are not supported."
+        explanation = "Statistics of this dtype are not supported."
     elif "min" in numbers and numbers["min"] == numbers["max"]:
-        says = "All its values are equal."
+        explanation = "All its values are equal."
     elif "min" in numbers and not counts:
-        says = "Its values are too far apart, or too close, for a histogram."
-    return Statistics([(NAMES[name], float(numbers[name])) for name in NAMES if name in numbers], edges, counts, says)
+        explanation = "Its values are too far apart, or too close, for a histogram."
+    return Statistics([(NAMES[name], float(numbers[name])) for name in NAMES if name in numbers], edges, counts, explanation)

@@ -100,19 +100,19 @@ class TokenFile:
                 name,
                 role,
                 scope,
-                made,
+                created,
                 ends,
                 "revoked" if revoked is not None else "expired" if ends is not None and ends <= now else "valid",
             )
-            for token_id, name, role, scope, made, ends, revoked in rows
+            for token_id, name, role, scope, created, ends, revoked in rows
         ]
 
     def who(self, token: str) -> Caller | None:
         """Return the caller with this token; None if it is unknown, expired or revoked. Compared in constant time."""
         parsed = TOKEN.match(token)
         rows = self._do("SELECT hash FROM tokens WHERE id=?", parsed[1]) if parsed else []
-        kept = rows[0][0] if rows else bytes(32)
-        same = hmac.compare_digest(kept, _hash(parsed[2] if parsed else ""))
+        stored_hash = rows[0][0] if rows else bytes(32)
+        same = hmac.compare_digest(stored_hash, _hash(parsed[2] if parsed else ""))
         return self._valid(parsed[1]) if parsed and rows and same else None
 
     def _valid(self, token_id: str, session: str = "") -> Caller | None:

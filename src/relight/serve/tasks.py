@@ -58,10 +58,10 @@ class ServerTask:
         """Set the outcome and call all callbacks of ``when_over``. Raise the first error of a callback, after all were called."""
         with self._lock:
             self.ended, self.done = now, done
-            then, self._then = self._then, []
+            callbacks, self._then = self._then, []
         self.tells()
         failed: list[Exception] = []
-        for callback in then:
+        for callback in callbacks:
             try:
                 callback(done)
             except Exception as error:  # noqa: BLE001 (the audit entries of the other callers must end, too)
@@ -107,15 +107,15 @@ class Tasks:
         task = ServerTask(secrets.token_hex(8), verb, store, run, who, self._clock(), ending=self._ending, which=which, asker=asker())
         task.tells = lambda: self._changed(store, {run})
         with self._lock:
-            if sum(other.done is None for other in self._known.values()) >= RUNNING_MAX:
+            if sum(each.done is None for each in self._known.values()) >= RUNNING_MAX:
                 hint = "try again when one has ended"
-                raise StoreUnavailable(f"{RUNNING_MAX} such tasks are under way already", hint=hint, retryable=True)
-            if task.asker and sum(other.done is None and other.asker == task.asker for other in self._known.values()) >= OF_ONE_MAX:
+                raise StoreUnavailable(f"{RUNNING_MAX} tasks are already running", hint=hint, retryable=True)
+            if task.asker and sum(each.done is None and each.asker == task.asker for each in self._known.values()) >= OF_ONE_MAX:
                 hint = "try again when one has ended"
-                raise StoreUnavailable(f"{OF_ONE_MAX} tasks that you began are under way", hint=hint, retryable=True)
+                raise StoreUnavailable(f"{OF_ONE_MAX} tasks that you started are running", hint=hint, retryable=True)
             self._known[task.id] = task
             while len(self._known) > KEPT_MAX:
-                del self._known[next(name for name, other in self._known.items() if other.done is not None)]
+                del self._known[next(name for name, known_task in self._known.items() if known_task.done is not None)]
         self._pool.submit(self._work, task, work)
         return task
 
@@ -136,8 +136,8 @@ class Tasks:
     def all(self) -> Sequence[ServerTask]:
         """Return the tasks of runs that the caller may see, newest first."""
         with self._lock:
-            known = list(self._known.values())
-        return [task for task in reversed(known) if reaches(task.store, task.run)]
+            tasks = list(self._known.values())
+        return [task for task in reversed(tasks) if reaches(task.store, task.run)]
 
     def close(self) -> None:
         """Ask all running tasks to stop, and wait up to 5 s for them."""
@@ -148,7 +148,7 @@ class Tasks:
             time.sleep(0.05)
 
     def _work(self, task: ServerTask, work: Callable[[ServerTask], ActionOutcome]) -> None:
-        done = ActionOutcome(False, "it failed with an internal error, which the server's output shows")
+        done = ActionOutcome(False, "internal error: see the server's output")
         try:
             done = work(task)
         except RelightError as error:

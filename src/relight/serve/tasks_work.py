@@ -36,7 +36,7 @@ _SAID_MAX = 1 << 20
 def wait_for(task: ServerTask, run: Run, seq: int, timeout_s: float) -> ActionOutcome:
     """Wait for the answer to a requested save, at most ``timeout_s`` seconds, and return it as the task's outcome."""
     began = time.monotonic()
-    task.add_line(f"asked, in record {seq} of the log")
+    task.add_line(f"save requested, in record {seq} of the log")
 
     def tell(answer: Answer) -> None:
         if not answer.over:
@@ -53,9 +53,9 @@ def verify(task: ServerTask, run: Run, one: Checkpoint, verified: Callable[[bool
     """
     while not _verifying.acquire(timeout=0.2):
         if not task.lines:
-            task.add_line(f"waits: {VERIFYING_MAX} verifications are running")
+            task.add_line(f"waiting: {VERIFYING_MAX} other verifications are running")
         if task.ending.is_set():
-            raise StoreUnavailable("the server ended before it began", retryable=True)
+            raise StoreUnavailable("the server ended before the verification began", retryable=True)
     try:
         result = _verify_in_child(task, run, one.id)
     finally:

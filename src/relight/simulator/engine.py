@@ -101,9 +101,9 @@ class _Simulation:
         }  # fmt: skip
         heap = self.heap
         while heap and heap[0][0] < wall:
-            now, _, what, epoch, payload = heapq.heappop(heap)
+            now, _, event, epoch, payload = heapq.heappop(heap)
             if epoch in (-1, self.life):
-                act[what](now, payload)
+                act[event](now, payload)
         self._leave(wall)
         return self._outcome(wall)
 
@@ -147,8 +147,8 @@ class _Simulation:
         """Schedule a save at the end of the current step, instead of the planned save."""
         self._leave(now)
         self.plan += 1
-        left = (self._ended() + 1) * self.scenario.step_s - self.work
-        self._push(now + left, _DUE, self.plan, self.life)
+        work_left = (self._ended() + 1) * self.scenario.step_s - self.work
+        self._push(now + work_left, _DUE, self.plan, self.life)
 
     def _due(self, now: float, plan: int) -> None:
         if plan != self.plan:
@@ -199,8 +199,8 @@ class _Simulation:
             self._soon(now)
 
     def _drain(self, now: float) -> None:
-        for tier, made, takes_s in self.shelf.to_copy():
-            self._push(now + takes_s, _COPIED, (tier, made))
+        for tier, save, takes_s in self.shelf.to_copy():
+            self._push(now + takes_s, _COPIED, (tier, save))
 
     def _copied(self, now: float, told: tuple[int, SimulatedSave]) -> None:
         self.shelf.arrived(*told, now)
@@ -263,10 +263,10 @@ class _Simulation:
         """Decide as the supervisor of the failed machine does. It knows the failures of the last day."""
         while self.past and now - self.past[0][0] > REMEMBERED_S:
             self.past.popleft()
-        here = replace(failure, here=True)
+        local_failure = replace(failure, here=True)
         history = [Past(seen[machine >= 0 and where == machine], decided, time) for time, where, seen, decided in self.past]
-        decision = decide(here, history, self.policy.rules, now)
-        self.past.append((now, machine, (failure, here), decision))
+        decision = decide(local_failure, history, self.policy.rules, now)
+        self.past.append((now, machine, (failure, local_failure), decision))
         return decision
 
     def _come_back(

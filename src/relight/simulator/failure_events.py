@@ -108,8 +108,8 @@ def _shaken(rng: np.random.Generator, first: np.ndarray[Any, Any], one: Failing,
     """Return the times with their aftershocks, and the aftershocks of those."""
     times = list(first)
     for time in times:  # which grows meanwhile
-        if rng.random() < one.aftershock and (then := time + rng.exponential(one.aftershock_s)) < until:
-            times.append(then)
+        if rng.random() < one.aftershock and (aftershock := time + rng.exponential(one.aftershock_s)) < until:
+            times.append(aftershock)
     return times
 
 

@@ -43,29 +43,33 @@ def _bars(axes: Any, rows: Sequence[tuple[str, Summary]]) -> None:
         {cause for _, summary in rows for cause in summary.by_cause},
         key=lambda cause: -max(summary.by_cause.get(cause, 0.0) for _, summary in rows),
     )
-    shown, others = causes[:_CAUSES_MAX], causes[_CAUSES_MAX:]
+    shown, other_causes = causes[:_CAUSES_MAX], causes[_CAUSES_MAX:]
     colours = {"useful": GOOD, "saves": WORK[0]} | {f"lost to: {cause}": LOST[position % len(LOST)] for position, cause in enumerate(shown)}
-    colours |= {"lost to: others": WORK[2]} if others else {}
+    colours |= {"lost to: others": WORK[2]} if other_causes else {}
     drawn: set[str] = set()
     least = min(summary.parts[USEFUL] for _, summary in rows)
     for position, (_, summary) in enumerate(rows):
-        left = 0.0
+        offset = 0.0
         shares = {"useful": summary.parts[USEFUL], "saves": summary.parts[SAVING]} | {
             f"lost to: {cause}": summary.by_cause.get(cause, 0.0) for cause in shown
         }
-        shares["lost to: others"] = sum(summary.by_cause.get(cause, 0.0) for cause in others)
+        shares["lost to: others"] = sum(summary.by_cause.get(cause, 0.0) for cause in other_causes)
         for name, colour in colours.items():
             share = 100 * shares[name]
-            axes.barh(position, share, left=left, color=colour, height=0.6, label=None if name in drawn or not share else name)
-            left += share
+            axes.barh(position, share, left=offset, color=colour, height=0.6, label=None if name in drawn or not share else name)
+            offset += share
             drawn |= {name} if share else set()
         axes.text(100.3, position, f"{100 * summary.goodput.median:.1f} %", va="center", color=INK, fontsize=9)
     axes.set_yticks(range(len(rows)), [summary.policy[:28] for _, summary in rows], fontsize=8.5, color=INK)
     axes.invert_yaxis()
-    left = 10 * int(10 * max(0.0, least - 0.05)) if least > 0.3 else 0
-    axes.set_xlim(left, 100 + (100 - left) * 0.08)
+    first_percent = 10 * int(10 * max(0.0, least - 0.05)) if least > 0.3 else 0
+    axes.set_xlim(first_percent, 100 + (100 - first_percent) * 0.08)
     titles = [title for title, _ in rows if title]
-    axes.set_xlabel(f"share of the time, %{f' (from {left} on)' if left else ''}; on the right the median goodput", color=INK, fontsize=9)
+    axes.set_xlabel(
+        f"share of the time, %{f' (from {first_percent} on)' if first_percent else ''}; on the right the median goodput",
+        color=INK,
+        fontsize=9,
+    )
     axes.set_title(
         titles[0] if len(titles) == 1 else f"{titles[0]}, and {len(titles) - 1} more below", loc="left", color=INK, fontsize=10, pad=46
     )

@@ -69,7 +69,7 @@ class Policy:
 _KEEP = ("last", "every", "hourly", "daily", "weekly", "monthly", "lag_steps", "within", "budget", "undo_window")
 _ADAPTIVE = ("at_least", "at_most", "overhead")
 _PEERS = ("copies", "data", "parity")
-_RULES = tuple(one.name for one in fields(SuperviseRules))
+_RULES = tuple(rule.name for rule in fields(SuperviseRules))
 _OTHERS = ("memory", "near", "far", "far_last", "recall", "precision", "lead", "drain", "spares")
 KEYS = (*_ADAPTIVE, *_KEEP, *_PEERS, *_RULES, *_OTHERS)
 
@@ -82,27 +82,27 @@ def policy_of(text: str, name: str = "") -> Policy:
     """
     if len(text) > 500:
         raise ConfigError("a policy of more than 500 characters", where=f"{text[:40]}…")
-    first, *others = [pair.strip() for pair in text.split(",")]
-    given: dict[str, str] = {}
-    for pair in others:
+    first, *pairs = [pair.strip() for pair in text.split(",")]
+    values: dict[str, str] = {}
+    for pair in pairs:
         key, equals, value = pair.partition("=")
         key = key.strip()
         if not equals or not value.strip():
-            raise ConfigError(f"{pair!r} is no key=value", where=text, hint=f"such as last=3; the keys: {', '.join(KEYS)}")
+            raise ConfigError(f"{pair!r} is not key=value", where=text, hint=f"such as last=3; the keys: {', '.join(KEYS)}")
         if key not in KEYS:
             close = difflib.get_close_matches(key, KEYS, n=1)
             raise ConfigError(
                 f"a policy has no {key!r}", where=text, hint=f"did you mean {close[0]!r}?" if close else f"it has {', '.join(KEYS)}"
             )
-        if key in given:
+        if key in values:
             raise ConfigError(f"{key!r} twice", where=text)
-        given[key] = value.strip()
+        values[key] = value.strip()
     schedule, every = _schedule(first, text)
-    alone = next((key for key in _ADAPTIVE if key in given), None)
+    alone = next((key for key in _ADAPTIVE if key in values), None)
     if alone is not None and schedule != "adaptive":
-        raise ConfigError(f"{alone} without adaptive", where=text, hint=f"adaptive,{alone}={given[alone]}")
+        raise ConfigError(f"{alone} without adaptive", where=text, hint=f"adaptive,{alone}={values[alone]}")
     try:
-        return Policy(name or text, text, schedule, every, **_parts(given))
+        return Policy(name or text, text, schedule, every, **_parts(values))
     except ConfigError as error:
         raise ConfigError(error.what, where=text, hint=error.hint) from None
 
@@ -117,21 +117,21 @@ def _schedule(first: str, text: str) -> tuple[str, float]:
     except ConfigError:
         close = difflib.get_close_matches(first, SCHEDULES, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"a policy begins with one of {', '.join(SCHEDULES)}, a time (30m), or 500steps"
-        raise ConfigError(f"{first[:40]!r} does not say when to save", where=text, hint=hint) from None
+        raise ConfigError(f"{first[:40]!r} does not state when to save", where=text, hint=hint) from None
 
 
 def _parts(given: dict[str, str]) -> dict[str, Any]:
-    kept: dict[str, Any] = {
+    keep_options: dict[str, Any] = {
         key: given[key] if key in ("within", "budget", "undo_window") else _whole(key, given[key]) for key in _KEEP if key in given
     }
     peers = {key: _whole(key, given[key]) for key in _PEERS if key in given}
     rules = {key: _rule(key, given[key]) for key in _RULES if key in given}
     bounds = {key: _share(key, given[key]) if key == "overhead" else given[key] for key in _ADAPTIVE if key in given}
-    made = adaptive(**bounds)  # type: ignore[arg-type]
-    assert isinstance(made, Adaptive)
+    schedule = adaptive(**bounds)  # type: ignore[arg-type]
+    assert isinstance(schedule, Adaptive)
     return {
-        "adaptive": made,
-        "keep": keep(**kept),
+        "adaptive": schedule,
+        "keep": keep(**keep_options),
         "peers": Peers(**peers) if peers else None,
         "rules": SuperviseRules(**rules),
         "memory": _choice("memory", given.get("memory", "on"), {"on": True, "off": False}),
@@ -149,9 +149,9 @@ def _tiers(given: dict[str, str]) -> tuple[Tier, ...]:
         if "far_last" in given:
             raise ConfigError("far_last without far", hint="set far, such as far=20GB: bytes a second to the further tier")
         return ()
-    kept = keep(last=_whole("far_last", given["far_last"])) if "far_last" in given else None
+    far_rules = keep(last=_whole("far_last", given["far_last"])) if "far_last" in given else None
     rate = bytes_of(given["far"].removesuffix("/s"), "far")
-    return Tiers(near="near", far=tier("far", keep=kept, bytes_per_second=float(rate))).further
+    return Tiers(near="near", far=tier("far", keep=far_rules, bytes_per_second=float(rate))).further
 
 
 def _foreseeing(given: dict[str, str]) -> PredictorModel | None:

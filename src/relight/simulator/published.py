@@ -57,8 +57,8 @@ def bare(mtbf_s: float, *, failures: int, stall_s: float, durable_s: float, rest
 
 def goodput(scenario: Scenario, policy: str, seeds: int = 1) -> float:
     """Return the mean goodput over seeds."""
-    made = policy_of(policy)
-    return float(np.mean([simulate(scenario, made, seed).goodput for seed in range(seeds)]))
+    parsed = policy_of(policy)
+    return float(np.mean([simulate(scenario, parsed, seed).goodput for seed in range(seeds)]))
 
 
 FORMULAS = (
@@ -75,10 +75,10 @@ def closed_forms(failures: int = 8_000) -> Iterator[PublishedResult]:
     for mtbf_s, stall_s, durable_s, restart_s, interval_s in FORMULAS:
         scenario = bare(mtbf_s, failures=failures, stall_s=stall_s, durable_s=durable_s, restart_s=restart_s)
         exact = 1 - waste(interval_s, 1 / mtbf_s, Costs(stall_s, durable_s, restart_s))
-        what = f"MTBF {mtbf_s:g} s, stall {stall_s:g}, durable {durable_s:g}, restart {restart_s:g}: every {interval_s:g} s"
+        label = f"MTBF {mtbf_s:g} s, stall {stall_s:g}, durable {durable_s:g}, restart {restart_s:g}: every {interval_s:g} s"
         measured = goodput(scenario, f"{interval_s - stall_s:.0f}steps,{_BARE}")
         yield PublishedResult(
-            what, "renewal argument; Daly (2006) where durable = stall", f"{exact:.4f}", 0.99 * exact, 1.01 * exact, measured
+            label, "renewal argument; Daly (2006) where durable = stall", f"{exact:.4f}", 0.99 * exact, 1.01 * exact, measured
         )
     for period_s, name in PERIODS.items():
         exact = _aupy(period_s)
@@ -152,9 +152,9 @@ def ettr(per_1000_node_days: float, write_s: float) -> PublishedResult:
     """Return the effective training time ratio of 12,000 GPUs. The paper names two ways to reach 0.9."""
     mtbf_s = DAY_S / (1500 * per_1000_node_days / 1000)
     scenario = bare(mtbf_s, failures=6000, stall_s=write_s, durable_s=write_s, restart_s=300.0)
-    what = f"ETTR of 12,000 GPUs at {per_1000_node_days:g} failures in 1,000 node-days, writes of {write_s:g} s"
+    label = f"ETTR of 12,000 GPUs at {per_1000_node_days:g} failures in 1,000 node-days, writes of {write_s:g} s"
     measured = goodput(scenario, f"young,{_BARE}")
-    return PublishedResult(what, KOKOLIS, "0.9", 0.85, 0.95, measured, "restarts of 5 min (the paper's 5 to 20); its one digit")
+    return PublishedResult(label, KOKOLIS, "0.9", 0.85, 0.95, measured, "restarts of 5 min (the paper's 5 to 20); its one digit")
 
 
 def llama() -> Iterator[PublishedResult]:
@@ -207,19 +207,20 @@ def megascale() -> Iterator[PublishedResult]:
 
 
 def pairs(nodes: int, known: str, least: float, most: float) -> PublishedResult:
-    """Return the share of pairs of machines whose simultaneous loss leaves a copy in peers' memory, by the product's
-    own rings.
+    """Return the share of pairs of machines that can be lost at once while peers' memory keeps a copy.
+
+    The rings are computed by the product's own code.
     """
     scenario, policy = Scenario(gpus=8 * nodes, nodes_per_rack=1), policy_of("10m,copies=1")
     survived = []
     for lost in itertools.combinations(range(nodes), 2):
         shelf = CheckpointInventory(scenario, policy)
-        made = shelf.new(0, 1.0, 0.0, wrong=False)
-        shelf.protect(made)
+        save = shelf.new(0, 1.0, 0.0, wrong=False)
+        shelf.protect(save)
         survived.append(shelf.best(lost, None)[0] == 1.0)
-    what = f"two of {nodes} machines lost at once: come back from peers' memory"
+    label = f"two of {nodes} machines lost at once: come back from peers' memory"
     return PublishedResult(
-        what, "Wang et al., Gemini (SOSP 2023), corollary 1", known, least, most, float(np.mean(survived)), "all pairs, one copy"
+        label, "Wang et al., Gemini (SOSP 2023), corollary 1", known, least, most, float(np.mean(survived)), "all pairs, one copy"
     )
 
 

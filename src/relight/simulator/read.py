@@ -35,15 +35,15 @@ def read_scenario(named: str, settings: dict[str, Any] | None = None) -> Scenari
     """
     text, where = _text(named)
     try:
-        told = tomllib.loads(text)
+        values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"it is no TOML: {error}", where=where) from None
+        raise ConfigError(f"it is not TOML: {error}", where=where) from None
     except RecursionError:
-        raise ConfigError("it is no TOML that can be read: it is nested too deeply", where=where) from None
-    told.setdefault("name", Path(named).stem[:40])
+        raise ConfigError("it is not readable TOML: it is nested too deeply", where=where) from None
+    values.setdefault("name", Path(named).stem[:40])
     for path, value in (settings or {}).items():
-        put(told, path, value)
-    return scenario_of(told, where, text)
+        put(values, path, value)
+    return scenario_of(values, where, text)
 
 
 def scenario_of(told: dict[str, Any], where: str = "", text: str = "") -> Scenario:
@@ -83,11 +83,11 @@ def _text(named: str) -> tuple[str, str]:
                 raise ConfigError(f"a scenario of more than {_BYTES_MAX >> 20} MiB", where=named)
             return path.read_text(encoding="utf-8"), named
         if path.exists():
-            raise ConfigError("it is no file", where=named)
+            raise ConfigError("it is not a file", where=named)
     except OSError as error:
         raise ConfigError(f"it cannot be read: {error.strerror}", where=named[:200]) from None
     except ValueError:
-        raise ConfigError("it is no text", where=named[:200], hint="a scenario is TOML, in UTF-8") from None
+        raise ConfigError("it is not text", where=named[:200], hint="a scenario is TOML, in UTF-8") from None
     names = shipped()
     if named not in names:
         close = difflib.get_close_matches(named, names, n=1)
@@ -122,13 +122,13 @@ def _parse_error(message: str, where: str, text: str) -> ConfigError:
     unknown = _UNKNOWN.match(reason)
     key = f"{path}.{unknown[1]}".lstrip(".") if unknown else path
     line = _line_of(key, text)
-    place = f"{where}, line {line}" if line else where
+    location = f"{where}, line {line}" if line else where
     if unknown:
-        known = _known(path)
-        close = difflib.get_close_matches(unknown[1], known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(known)}"
-        return ConfigError(f"there is no key {key[:80]!r}", where=place, hint=hint)
-    return ConfigError(f"{key or 'the scenario'}: {reason[0].lower()}{reason[1:]}", where=place)
+        keys = _known(path)
+        close = difflib.get_close_matches(unknown[1], keys, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(keys)}"
+        return ConfigError(f"there is no key {key[:80]!r}", where=location, hint=hint)
+    return ConfigError(f"{key or 'the scenario'}: {reason[0].lower()}{reason[1:]}", where=location)
 
 
 def _known(path: str) -> list[str]:
@@ -152,13 +152,13 @@ def _line_of(key: str, text: str) -> int:
     if path is None:
         return 0
     table, index, name = path["table"], path["index"], re.escape(path["name"])
-    here, inside, count = re.compile(rf"\s*{name}\s*="), table is None, -1
+    key_pattern, inside, count = re.compile(rf"\s*{name}\s*="), table is None, -1
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[\[?\s*([\w-]+)\s*\]", line):
             if table is None and re.fullmatch(name, header[1]):
                 return number
             count += header[1] == table
             inside = header[1] == table and (index is None or count == int(index))
-        elif (inside and here.match(line)) or (table and re.match(rf"\s*{re.escape(table)}\s*=.*\b{name}\b", line)):
+        elif (inside and key_pattern.match(line)) or (table and re.match(rf"\s*{re.escape(table)}\s*=.*\b{name}\b", line)):
             return number
     return 0

@@ -111,7 +111,7 @@ def summary_of(outcomes: Sequence[PolicyOutcome], about: str = "", first: Sequen
     walls = sum(outcome.wall_s for outcome in outcomes)
     better = None
     if first is not None and first is not outcomes:
-        better = spread([mine.goodput - other.goodput for mine, other in zip(outcomes, first, strict=True)])
+        better = spread([outcome.goodput - reference.goodput for outcome, reference in zip(outcomes, first, strict=True)])
     parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     causes: dict[str, float] = {}
     for outcome in outcomes:

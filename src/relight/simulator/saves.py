@@ -147,9 +147,9 @@ class CheckpointInventory:
         self._drop(lambda save: save.work > onset)
 
     def _drop(self, goes: Callable[[SimulatedSave], bool]) -> None:
-        for kept in (self._near, *self._far):
-            while kept and goes(kept[-1]):  # oldest first
-                kept.pop().gone = True
+        for saves in (self._near, *self._far):
+            while saves and goes(saves[-1]):  # oldest first
+                saves.pop().gone = True
         if self._snapshot is not None and goes(self._snapshot):
             self._snapshot = None
         if self._protected is not None and goes(self._protected):
@@ -158,8 +158,8 @@ class CheckpointInventory:
     def _survives(self) -> bool:
         """Return whether the peers' memory can still rebuild the protected save after the losses since then."""
         touched = {self._ring_of[slot] for slot in self._unprotected if slot < len(self._ring_of)}
-        gone = {str(slot) for slot in self._unprotected}
-        return all(self._rings[number].survives(lambda peer: peer.id in gone) for number in touched)
+        lost_slots = {str(slot) for slot in self._unprotected}
+        return all(self._rings[number].survives(lambda peer: peer.id in lost_slots) for number in touched)
 
     # -- retention and copies --------------------------------------------------------------------------------------------------------
 
@@ -169,13 +169,13 @@ class CheckpointInventory:
             if self._sending[index] is not None or not self._near:
                 continue
             lacking = [save for save in self._near if save.seq > self._after[index]]
-            wanted = owed(
+            lacking_ids = owed(
                 tier.keep,
                 [self._candidate(save) for save in lacking],
                 self._after[index],
                 TierPace(self._least_s[index], self._last_s[index]),
             )
-            made = next((save for save in lacking if str(save.seq) == wanted[0]), None) if wanted else None
+            made = next((save for save in lacking if str(save.seq) == lacking_ids[0]), None) if lacking_ids else None
             if made is not None:
                 self._sending[index] = made
                 yield index, made, self._takes_s(tier)
@@ -187,10 +187,10 @@ class CheckpointInventory:
             return  # the source of the copy was deleted meanwhile
         made.copied.add(at)
         self._after[at], self._last_s[at] = made.seq, made.begun
-        kept = self._far[at]
-        kept.append(made)
-        stay = safe_on(self._tiers[at], [self._candidate(save) for save in kept], {str(save.seq) for save in kept})
-        self._far[at] = [save for save in kept if str(save.seq) in stay]
+        saves = self._far[at]
+        saves.append(made)
+        stay = safe_on(self._tiers[at], [self._candidate(save) for save in saves], {str(save.seq) for save in saves})
+        self._far[at] = [save for save in saves if str(save.seq) in stay]
         if not self._rules.is_everything:
             self._prune(now)
         self._reckon(now)
@@ -203,12 +203,12 @@ class CheckpointInventory:
             for save in self._near
         ]
         verdicts = decide_keep(self._rules, candidates)
-        gone = sum(not save.keep for save in verdicts)
-        if gone:
+        retired = sum(not save.keep for save in verdicts)
+        if retired:
             self._near = [save for save, verdict in zip(self._near, verdicts, strict=True) if verdict.keep]
             if self._rules.undo_s is not None:
-                self._going.append((now + self._rules.undo_s, gone * self._bytes))
-                self._undo += gone * self._bytes
+                self._going.append((now + self._rules.undo_s, retired * self._bytes))
+                self._undo += retired * self._bytes
 
     def _owes(self, one: SimulatedSave, newest: SimulatedSave | None) -> bool:
         return bool(self._tiers) and one is newest and len(one.copied) < len(self._tiers)
@@ -255,13 +255,13 @@ def _rings_of(scenario: Scenario, policy: Policy) -> tuple[tuple[PeerRing, ...],
     key = (scenario.nodes, scenario.nodes_per_rack, policy.peers.data, policy.peers.parity)
     if key not in _KNOWN:
         peers = [Peer(str(slot), str(slot), str(slot // scenario.nodes_per_rack), "", ()) for slot in range(scenario.nodes)]
-        made = rings(peers, policy.peers.data, policy.peers.parity).rings
+        new_rings = rings(peers, policy.peers.data, policy.peers.parity).rings
         ring_of = [0] * scenario.nodes
-        for number, ring in enumerate(made):
+        for number, ring in enumerate(new_rings):
             for peer in ring.peers:
                 ring_of[int(peer.id)] = number
         _KNOWN.clear()
-        _KNOWN[key] = (made, ring_of if made else [])
+        _KNOWN[key] = (new_rings, ring_of if new_rings else [])
     return _KNOWN[key]
 
 

@@ -227,8 +227,8 @@ def _check_failing(scenario: Scenario, one: Failing, path: str) -> None:
 
 
 def _silent_per_s(scenario: Scenario) -> float:
-    again = scenario.silent.sticky and scenario.silent.again_s < HOUR_S
-    return scenario.silent.per_million_gpu_hours * scenario.gpus / 1e6 / HOUR_S * (100.0 if again else 1.0)
+    repeats = scenario.silent.sticky and scenario.silent.again_s < HOUR_S
+    return scenario.silent.per_million_gpu_hours * scenario.gpus / 1e6 / HOUR_S * (100.0 if repeats else 1.0)
 
 
 def _numbers(value: Any, path: str) -> list[tuple[str, float]]:

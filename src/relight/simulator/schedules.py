@@ -134,12 +134,12 @@ class _Adaptive(_Fixed):
 
     def _decide(self, now: float, ended: int) -> None:
         scenario, before = self._scenario, self.decision
-        seen = ScheduleInput(
+        observed = ScheduleInput(
             now_s=now, step=ended, step_s=scenario.step_s, stalls_s=tuple(self._stalls), durables_s=tuple(self._durables),
             restarts_s=tuple(self._restarts), devices=scenario.gpus, failures=self._failures, watched_s=max(0.0, now - self._down_s),
             pressure=sum(self._late) / len(self._late) if self._late else 0.0, save_bytes=scenario.save.bytes,
         )  # fmt: skip
-        self.decision = decide(seen, before, self._bounds)
+        self.decision = decide(observed, before, self._bounds)
         self.interval_s = self.decision.interval_s
         still = before is not None and before.interval_s == self.interval_s
         self._again_s = now + (_RATHER_S if still else 0.0)

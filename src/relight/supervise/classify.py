@@ -134,8 +134,8 @@ def _clues(facts: FailureEvidence) -> Iterator[Clue]:
             if pattern.search(line):
                 yield Clue(kind, weight, f"kernel: {line.strip()[:200]}")
                 break
-    for place in facts.full:
-        yield Clue("storage", 30, f"{place} is full")
+    for full_path in facts.full:
+        yield Clue("storage", 30, f"{full_path} is full")
     first = _first(facts)
     for worker in facts.workers:
         yield from (_weighed(clue, worker, first) for clue in _of(worker))
@@ -153,8 +153,13 @@ def _of(worker: Worker) -> Iterator[Clue]:
             if kind == "user" and worker.beat is not None and worker.beat.steps:
                 weight -= 15  # the rank ran for some steps, so the error may not repeat
             # the message names the rank that computed wrongly, which is not the rank that reports it
-            odd = _ODD.search(message)
-            yield Clue(kind, weight, f"rank {worker.rank}: {' '.join(message.split())[:300]}", worker.rank if odd is None else int(odd[1]))
+            differing = _ODD.search(message)
+            yield Clue(
+                kind,
+                weight,
+                f"rank {worker.rank}: {' '.join(message.split())[:300]}",
+                worker.rank if differing is None else int(differing[1]),
+            )
         elif worker.exit is not None and worker.exit > 0:
             kind, weight = ("user", 40) if worker.exit == 2 else ("unknown", 10)
             yield Clue(kind, weight, f"rank {worker.rank} ended with exit code {worker.exit}", worker.rank)
@@ -188,9 +193,9 @@ def _first(facts: FailureEvidence) -> int | None:
 
     It ended by itself, or by a signal of another process, or it had recorded its exception.
     """
-    gone = [worker for worker in facts.workers if worker.error or (worker.exit not in (None, 0) and not worker.stopped)]
+    ended = [worker for worker in facts.workers if worker.error or (worker.exit not in (None, 0) and not worker.stopped)]
     # a rank that lost the connection to another rank has not failed first, even if its end was noticed first
-    causes = [worker for worker in gone if not is_a_loss(worker.error or _last_words(worker.tail))] or gone
+    causes = [worker for worker in ended if not is_a_loss(worker.error or _last_words(worker.tail))] or ended
     return min(causes, key=lambda worker: worker.died_at or math.inf).rank if causes else None
 
 

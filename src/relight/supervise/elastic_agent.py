@@ -153,8 +153,8 @@ class SupervisedAgent(LocalElasticAgent):
         since = time.monotonic()
         while alive := [rank for rank, code in _exits(context).items() if code is None and rank not in causes]:
             handover_s = self._supervisor.handing_over_s({by_local[rank].global_rank for rank in alive})
-            known = hung or _is_told(context)
-            if time.monotonic() > since + max(handover_s, 0.0 if known else SETTLE_S):
+            is_known = hung or _is_told(context)
+            if time.monotonic() > since + max(handover_s, 0.0 if is_known else SETTLE_S):
                 break
             time.sleep(0.01)
             for rank, code in _exits(context).items():
@@ -171,8 +171,8 @@ class SupervisedAgent(LocalElasticAgent):
             )
             for rank in sorted(codes)
         ]  # fmt: skip
-        asked = not self._supervisor.announced and any(codes.values())
-        departure = self._departing.others(worker_group.store, worker_group.group_world_size or 1) if asked else None
+        is_requested = not self._supervisor.announced and any(codes.values())
+        departure = self._departing.others(worker_group.store, worker_group.group_world_size or 1) if is_requested else None
         self._decide(self._supervisor.failed(workers, hung=hung, noticed=noticed, departure=departure))
         pids = {rank: handler.proc.pid for rank, handler in context.subprocess_handlers.items()}
         failures = {
@@ -229,8 +229,8 @@ class SupervisedAgent(LocalElasticAgent):
         """
         name = signal.Signals(number).name
         if self._ends_ranks:
-            again = number == signal.SIGINT and self._supervisor.announced == f"{name} came"
-            if again and isinstance(self._pcontext, SubprocessContext):
+            is_repeated = number == signal.SIGINT and self._supervisor.announced == f"{name} came"
+            if is_repeated and isinstance(self._pcontext, SubprocessContext):
                 for handler in self._pcontext.subprocess_handlers.values():
                     handler.proc.send_signal(signal.SIGINT)
             return

@@ -236,8 +236,8 @@ def recent_incidents(store: ByteStore, run: str, since_s: float, at_most: int) -
     least = f"{max(0, int(since_s * 1000)):013d}"
     listed = sorted(entry.name for entry in store.list(f"{run}/{DIRECTORY}") if not entry.is_dir and entry.name.endswith(".json"))
     heads = [name for name in listed if not name.endswith((".after.json", ACCOUNT))][-at_most:]
-    taken = {name for name in heads if name >= least or name == heads[-1]}
-    names = [name for name in listed if name in taken or name.replace(".after.json", ".json") in taken]
+    chosen = {name for name in heads if name >= least or name == heads[-1]}
+    names = [name for name in listed if name in chosen or name.replace(".after.json", ".json") in chosen]
     return list(_joined(names, lambda name: store.get(f"{run}/{DIRECTORY}/{name}", FILE_BYTES_MAX)))
 
 

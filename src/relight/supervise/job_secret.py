@@ -57,11 +57,11 @@ def job_secret(nodes: int, environment: MutableMapping[str, str] = os.environ) -
             "several nodes need a secret of the job: without it any process that reaches the rendezvous can redirect its ranks",
             where=VARIABLE, hint=_HINT,
         )  # fmt: skip
-    kind, _, rest = spec.partition(":")
-    if kind not in _KINDS or not rest:
+    kind, _, location = spec.partition(":")
+    if kind not in _KINDS or not location:
         raise ConfigError("a job's secret is file:PATH, env:NAME, keyring:SERVICE/USER or none", where=VARIABLE, hint=_HINT)
     secret = resolve(spec).resolved()
     if kind == "env":
-        environment.pop(rest, None)
+        environment.pop(location, None)
     assert secret is not None  # of these kinds every key is held here
     return secret

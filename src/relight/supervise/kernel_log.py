@@ -52,16 +52,16 @@ def lines_about(lines: Iterable[str], paths: Iterable[str], pids: Iterable[int])
         disks_here = _disks_under(path)
         disks |= disks_here or set()
         complete = complete and disks_here is not None
-    own = {str(pid) for pid in pids}
-    kept = []
+    own_pids = {str(pid) for pid in pids}
+    messages = []
     for line in lines:
         process = _PROCESS.search(line) if "Killed process" in line else None
         named = _DEVICE.search(line)
         disk = named[1] if named is not None and (_BLOCK / named[1]).exists() else None
         foreign = disk is not None and disk not in disks and (complete or _LOOP.fullmatch(disk) is not None)
-        if not foreign and (process is None or process[1] in own):
-            kept.append(line)
-    return tuple(kept)
+        if not foreign and (process is None or process[1] in own_pids):
+            messages.append(line)
+    return tuple(messages)
 
 
 def _disks_under(path: str) -> set[str] | None:
@@ -74,13 +74,13 @@ def _disks_under(path: str) -> set[str] | None:
         if _in_memory(number):
             return set()
         disks_here: set[str] = set()
-        left = [Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve(strict=True)]
-        while left and len(disks_here) < _DISKS_MAX:
-            device = left.pop()
+        pending = [Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve(strict=True)]
+        while pending and len(disks_here) < _DISKS_MAX:
+            device = pending.pop()
             disks_here.add(device.name)
             if (device / "partition").exists():
                 disks_here.add(device.parent.name)
-            left += [below.resolve() for below in (device / "slaves").glob("*")]
+            pending += [below.resolve() for below in (device / "slaves").glob("*")]
         return disks_here
     return None
 

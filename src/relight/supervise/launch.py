@@ -97,9 +97,9 @@ def _known(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 def _length(known: dict[str, argparse.Action], arguments: list[str]) -> int:
-    name, given, _ = arguments[0].partition("=")
-    meant = [known[name]] if name in known else [action for option, action in known.items() if option.startswith(name)]
-    return 1 if given or not meant or meant[0].nargs == 0 else 2
+    name, value, _ = arguments[0].partition("=")
+    candidates = [known[name]] if name in known else [action for option, action in known.items() if option.startswith(name)]
+    return 1 if value or not candidates or candidates[0].nargs == 0 else 2
 
 
 def _script_at(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
@@ -107,14 +107,14 @@ def _script_at(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
     Only the arguments before it are parsed: argparse would read a script's ``--log`` as ``--log-dir``.
     """
-    known, index = _known(parser), 0
+    flags, index = _known(parser), 0
     while index < len(arguments):
         name = arguments[index].partition("=")[0]
         if name == "--":
             return index + 1
         if not name.startswith("-") or name == "-":
             break
-        index += _length(known, arguments[index:])
+        index += _length(flags, arguments[index:])
     return index
 
 
@@ -258,8 +258,8 @@ def _run(
         supervisor.ended(signalled.sigval.name)
         left_s = max(0.0, grace_s - departing.since_s) if grace_s else SERVE_S
         joining.leave(config.rdzv_endpoint, continues := departing.others_continue(), left_s)
-        others = "; the other nodes continue" if continues else ""
-        return _run_requested(supervisor, supervisor.announced or f"{signalled.sigval.name} came", others)
+        suffix = "; the other nodes continue" if continues else ""
+        return _run_requested(supervisor, supervisor.announced or f"{signalled.sigval.name} came", suffix)
     finally:
         if closes:
             joining.shutdown()

@@ -66,11 +66,11 @@ class LearnedDurations:
             return
         ended = beat.steps - before.steps
         if ended > 0 and before.steps > 0:
-            each = (beat.step_at - before.step_at) / ended
-            self._steps.extend([each] * min(ended, 4))
+            step_s = (beat.step_at - before.step_at) / ended
+            self._steps.extend([step_s] * min(ended, 4))
             usual = self.step_s
-            if usual is not None and each > LATE_AFTER * usual:
-                self._gaps.append(each)
+            if usual is not None and step_s > LATE_AFTER * usual:
+                self._gaps.append(step_s)
         elif ended > 0:
             self._firsts.append(beat.first_at - before.since)
             if ended > 1:
@@ -89,7 +89,7 @@ class LearnedDurations:
                 usual = max(self._firsts, default=None)
             if usual is None:
                 return self._patience.start_s
-            longest = max(self._gaps, default=0.0)  # an earlier gap that was no hang: an evaluation, for example
+            longest = max(self._gaps, default=0.0)  # the longest earlier gap that was not a hang, such as an evaluation
             return max(LATE_AFTER * usual, 1.5 * longest) + SLACK_S - LOOK_S
         expected = max([beat.expected_s, *self._phases.get(beat.phase, ())])
         return LATE_AFTER * expected + SLACK_S - LOOK_S if expected else self._patience.phase_s
@@ -107,7 +107,10 @@ class RankObservation(NamedTuple):
 
 
 class HangVerdict(NamedTuple):
-    """What to do now, and why: ``""``: nothing; ``"look"``: take all ranks' stacks; ``"hang"``: end the incarnation."""
+    """Required action and its reason.
+
+    ``""``: none; ``"look"``: take all ranks' stacks; ``"hang"``: end the incarnation.
+    """
 
     what: str = ""
     why: str = ""

@@ -112,12 +112,13 @@ class Load:
 
     def _restore(self, value: float, why: str) -> None:
         assert self._now is not None
-        was, self._now = self._now, None
+        reduction, self._now = self._now, None
         self._ease(0.0, 0.0)
         if self._power is not None:
             self._power.restore_power()
-        text = f"load restored after {self._clock() - was.at:.0f} s{why}: {_words(was.kind, was.before)}, now {_number(was.kind, value)}"
-        emit("run.load", text, kind=was.kind, action="restored", reading_before=_known(was.before), reading_after=_known(value))
+        readings = f"{_words(reduction.kind, reduction.before)}, now {_number(reduction.kind, value)}"
+        text = f"load restored after {self._clock() - reduction.at:.0f} s{why}: {readings}"
+        emit("run.load", text, kind=reduction.kind, action="restored", reading_before=_known(reduction.before), reading_after=_known(value))
 
 
 def reading_of(kind: str, sample: NodeSample) -> float:

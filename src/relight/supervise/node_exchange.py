@@ -44,8 +44,8 @@ def seat_of(meet: str, node: str) -> NodeAddress:
     host, _, port_text = meet.rpartition(":")
     rank_text, _, count_text = node.partition("/")
     if not host or not all(number.isdecimal() and len(number) < 7 for number in (port_text, rank_text, count_text)):
-        what = f"--meet is HOST:PORT and --node is I/N, not {meet[:80]!r} and {node[:80]!r}"
-        raise ConfigError(what, hint="--meet node-0:29400 --node 0/2")
+        message = f"--meet is HOST:PORT and --node is I/N, not {meet[:80]!r} and {node[:80]!r}"
+        raise ConfigError(message, hint="--meet node-0:29400 --node 0/2")
     return _checked(NodeAddress(host.strip("[]"), int(port_text), int(rank_text), int(count_text), int(rank_text) == 0))
 
 
@@ -71,9 +71,9 @@ class Meeting:
         try:
             store = TCPStore(seat.host, seat.port, None, seat.holds, timeout=timedelta(seconds=within_s), wait_for_workers=False)
         except self._lost as error:
-            what = "the port cannot be bound" if seat.holds else f"the first node does not answer within {within_s:g} s"
+            message = "the port cannot be bound" if seat.holds else f"the first node does not answer within {within_s:g} s"
             why = (str(error).splitlines() or [""])[0][:200]
-            raise StoreUnavailable(f"{what}: {why}", where=where, hint="start it on all nodes at once") from None
+            raise StoreUnavailable(f"{message}: {why}", where=where, hint="start it on all nodes at once") from None
         self._store = PrefixStore("relight-meeting", store)
 
     def send(self, what: str, data: bytes) -> None:

@@ -100,7 +100,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Notices:
-    """Polls the sources in a thread of its own. ``heard`` is the announcement, empty until there is one."""
+    """Polls the sources in its own thread. ``heard`` is the announcement; empty until one is received."""
 
     def __init__(self, told: Sequence[str], every_s: float = EVERY_S) -> None:
         self.heard = ""

@@ -26,12 +26,12 @@ def draw(accounts: list[Account], path: Path) -> None:
     colours |= {f"lost to: {kind}": LOST[index % len(LOST)] for index, kind in enumerate(kinds)}
     drawn: set[str] = set()
     for row, account in enumerate(accounts):
-        left = 0.0
+        offset = 0.0
         spent = {**account.spent, **{f"lost to: {kind}": sum(parts.values()) for kind, parts in account.lost.items()}}
         for name, colour in colours.items():
             share = 100 * spent.get(name, 0.0) / (account.seconds or 1.0)
-            axes.barh(row, share, left=left, color=colour, height=0.6, label=None if name in drawn or not share else name)
-            left += share
+            axes.barh(row, share, left=offset, color=colour, height=0.6, label=None if name in drawn or not share else name)
+            offset += share
             drawn |= {name} if share else set()
         axes.text(100.5, row, f"{100 * account.goodput:.1f} %", va="center", color=INK, fontsize=9)
     axes.set_yticks(range(len(accounts)), [account.began.replace("T", " ")[:16] for account in accounts], fontsize=8.5, color=INK)

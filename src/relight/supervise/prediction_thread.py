@@ -90,13 +90,13 @@ class PredictionThread:
     # -- inside
 
     def _run(self) -> None:
-        while not (seen := self._ready()):
+        while not (beats := self._ready()):
             if self._over.wait(EVERY_S):
                 return
-        beat = next(iter(seen.values()))[1]
+        beat = next(iter(beats.values()))[1]
         accelerators = len(self._gauges.read()) if self._gauges is not None else 0
         model = Path(self._settings.model) if self._settings.model else None
-        foresight = FailurePredictor(model, shape=SampleShape(1, len(seen), accelerators))
+        foresight = FailurePredictor(model, shape=SampleShape(1, len(beats), accelerators))
         host = HostGauges((_place(beat.url),))
         try:
             self._watch(foresight, host)
@@ -124,8 +124,8 @@ class PredictionThread:
             self._load.update(sample)
 
     def _ready(self) -> Seen:
-        seen = self._seen()
-        return seen if seen and all(beat.steps for _, beat in seen.values()) else {}
+        beats = self._seen()
+        return beats if beats and all(beat.steps for _, beat in beats.values()) else {}
 
     def _ranks(self) -> list[Rank]:
         ranks = []

@@ -73,8 +73,8 @@ class Endings:
         if incidents is None:
             return  # the store does not answer: read again the next time
         for life in unsure:
-            own = [incident for incident in incidents if incident.group == self._group and life.has(incident)]
-            if own:
-                goodput.set_kind(life.number, cause_of(own))
-            if life in self._unsure and (any(is_told(incident.kind) for incident in own) or time.time() - life.until > UNSURE_S):
+            own_incidents = [incident for incident in incidents if incident.group == self._group and life.has(incident)]
+            if own_incidents:
+                goodput.set_kind(life.number, cause_of(own_incidents))
+            if life in self._unsure and (any(is_told(incident.kind) for incident in own_incidents) or time.time() - life.until > UNSURE_S):
                 self._unsure.remove(life)

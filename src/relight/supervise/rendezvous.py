@@ -70,17 +70,17 @@ class Meetings:
         if parameters.backend == "static":
             self._static = _static_nodes(parameters)
             return self._static
-        made: list[StateHolder] = []
+        holders: list[StateHolder] = []
 
         def holder(*arguments: Any, **named: Any) -> StateHolder:
-            made.append(StateHolder(self._seal, *arguments, **named))
-            return made[-1]
+            holders.append(StateHolder(self._seal, *arguments, **named))
+            return holders[-1]
 
         with _PATCHING, mock.patch.object(dynamic_rendezvous, "_BackendRendezvousStateHolder", holder):
             handler = torch_registry.get_rendezvous_handler(parameters)
-        if len(made) > 1 or (parameters.backend in _DYNAMIC and not made):
+        if len(holders) > 1 or (parameters.backend in _DYNAMIC and not holders):
             raise InternalError("torch's rendezvous keeps its state in another way than Relight knows, and might load pickles")
-        self._state = made[0] if made else None
+        self._state = holders[0] if holders else None
         if self._state is not None:
             self._state.sync()
         return handler
@@ -109,8 +109,8 @@ def _static_nodes(parameters: RendezvousParameters) -> StaticNodes:
         hint = "--node-rank N --master-addr HOST --master-port PORT"
         raise ConfigError("a static rendezvous needs this node's number and the address of node 0", hint=hint)
     if not 0 <= rank < parameters.max_nodes:
-        what = f"--node-rank is {rank}, and there are {parameters.max_nodes} nodes"
-        raise ConfigError(what, hint="count nodes from 0: the last of N nodes has --node-rank N-1")
+        message = f"--node-rank is {rank}, and there are {parameters.max_nodes} nodes"
+        raise ConfigError(message, hint="count nodes from 0: the last of N nodes has --node-rank N-1")
     timeout_s = parameters.get_as_int("join_timeout") or parameters.get_as_int("timeout") or _STATIC_S
     return StaticNodes(host.strip("[]"), int(port), rank, parameters.max_nodes, parameters.run_id, timeout_s)
 
@@ -221,19 +221,19 @@ class StateHolder(_BackendRendezvousStateHolder):
 
         Differs from torch's method only in the encoding of the state.
         """
-        seen = self._version
+        known_version = self._version
         written: bool | None = None
         if self._dirty:
             written = False
-            answer = self._backend.set_state(self._encoded(seen + 1), self._token)
+            answer = self._backend.set_state(self._encoded(known_version + 1), self._token)
             data, token, written = answer if answer is not None else (None, None, False)
         else:
             if self._cache_duration > 0 and self._last_sync_time >= max(time.monotonic() - self._cache_duration, 0):
                 return None
             data, token = self._backend.get_state() or (None, None)
-        if data is None and seen:
+        if data is None and known_version:
             raise Forged("an empty state")
-        self._state = _RendezvousState() if data is None else self._decoded(data, seen)
+        self._state = _RendezvousState() if data is None else self._decoded(data, known_version)
         self._token, self._dirty, self._last_sync_time = token, False, time.monotonic()
         self._sanitize()
         return written

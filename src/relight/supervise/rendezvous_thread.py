@@ -60,11 +60,11 @@ class Joining(RendezvousHandler):
         nodes will not come. Otherwise a node on the rendezvous' own machine would serve a new rendezvous, and wait
         there.
         """
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            asked.join(_ANSWER_S)
-            if asked.is_alive() or isinstance(asked.error, LOST):
-                self._is_lost(_NOBODY, asked.error)
+        request, self._asked = self._asked, None
+        if request is not None:
+            request.join(_ANSWER_S)
+            if request.is_alive() or isinstance(request.error, LOST):
+                self._is_lost(_NOBODY, request.error)
         if self._lost_at is not None:
             self._inner = self._make()
         meets = _Ask(lambda: self._seen(self._inner.next_rendezvous()))
@@ -107,19 +107,19 @@ class Joining(RendezvousHandler):
         self._asked.join(_ASK_S)
         if self._asked.is_alive():
             return 0
-        asked, self._asked = self._asked, None
-        if isinstance(asked.error, LOST):
-            self._is_lost("training continues, but no node can join it", asked.error)
+        request, self._asked = self._asked, None
+        if isinstance(request.error, LOST):
+            self._is_lost("training continues, but no node can join it", request.error)
             return 0
-        if asked.error is not None:
-            raise asked.error
-        return asked.found
+        if request.error is not None:
+            raise request.error
+        return request.found
 
     def _is_lost(self, so: str, error: Exception | None = None) -> None:
         if self._lost_at is None:
             self._lost_at = time.monotonic()
-            what = str(error) if isinstance(error, RendezvousStateError) else "the rendezvous cannot be reached"
-            emit("rendezvous.lost", f"{what}: {so}")
+            cause = str(error) if isinstance(error, RendezvousStateError) else "the rendezvous cannot be reached"
+            emit("rendezvous.lost", f"{cause}: {so}")
 
     def leave(self, endpoint: str, others_continue: bool, grace_s: float) -> None:
         """Remove this node from the rendezvous, if it can be reached.

@@ -80,10 +80,10 @@ def read_settings(path: Path | None) -> RunSettings:
 
 def settings_of(table: dict[str, Any], where: str) -> RunSettings:
     """Return the table ``[supervise]`` as settings."""
-    known = {field.name for kind in (SuperviseRules, HangTimeouts, Start, Announced, Foreseen) for field in fields(kind)}
-    unknown = sorted(set(table) - known)
+    keys = {field.name for kind in (SuperviseRules, HangTimeouts, Start, Announced, Foreseen) for field in fields(kind)}
+    unknown = sorted(set(table) - keys)
     if unknown:
-        raise ConfigError(f"[supervise] has no {unknown[0]!r}", where=where, hint=f"it has {', '.join(sorted(known))}")
+        raise ConfigError(f"[supervise] has no {unknown[0]!r}", where=where, hint=f"it has {', '.join(sorted(keys))}")
     return RunSettings(_of(SuperviseRules, table), _of(HangTimeouts, table), _of(Start, table), _of(Announced, table), _of(Foreseen, table))
 
 

@@ -110,16 +110,16 @@ class Spares:
 
         If it runs the script ahead, its output goes to memory: it belongs to the rank that the spare may become.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_end, spare_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         output = os.memfd_create("relight-spare") if arguments else -1
-        own_arguments = (str(theirs.fileno()), ",".join(self._modules), self._directory, *arguments)
+        own_arguments = (str(spare_end.fileno()), ",".join(self._modules), self._directory, *arguments)
         command = child_command("relight.supervise.spare", *own_arguments, unbuffered=True)
         out = output if arguments else None
-        with theirs:
+        with spare_end:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, pass_fds=[theirs.fileno()], start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, pass_fds=[spare_end.fileno()], start_new_session=True
             )
-        return _Spare(process, ours, output)
+        return _Spare(process, own_end, output)
 
     def _lost(self, one: _Spare) -> None:
         """Report a spare that ended.
@@ -168,8 +168,8 @@ def main() -> None:
     from relight.supervise import worker
 
     if arguments:
-        was = _be_expendable()
-        wait_with(lambda: _go_on(channel, was))
+        old_score = _be_expendable()
+        wait_with(lambda: _go_on(channel, old_score))
     else:
         arguments = _become(channel)
     sys.argv = [str(Path(worker.__file__)), *arguments]

@@ -38,24 +38,24 @@ def take(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
     For a rank that does not answer, return its process state instead.
     """
     begins = {rank: _size(path) for rank, path in files.items()}
-    asked = []
+    signalled = []
     for rank, pid in pids.items():
         if sample_process(pid).state not in ("", "Z", "T", "t") and catches(pid, SIGNAL):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, SIGNAL)
-                asked.append(rank)
+                signalled.append(rank)
     ends = time.monotonic() + _WAIT_S
     answers: dict[int, str] = {}
-    while time.monotonic() < ends and len(answers) < len(asked):
+    while time.monotonic() < ends and len(answers) < len(signalled):
         time.sleep(0.02)
-        for rank in asked:
+        for rank in signalled:
             text = _from(files[rank], begins[rank])
             if rank not in answers and text.endswith("\n") and _is_whole(files[rank], begins[rank] + len(text.encode())):
                 answers[rank] = text
     for rank, pid in pids.items():
         if rank not in answers:
-            seen = sample_process(pid)
-            answers[rank] = f"no answer: state {seen.state or 'gone'}, waits in {where_in_kernel(pid) or 'user space'}\n"
+            process = sample_process(pid)
+            answers[rank] = f"no answer: state {process.state or 'gone'}, waits in {where_in_kernel(pid) or 'user space'}\n"
     return answers
 
 

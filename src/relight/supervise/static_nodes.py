@@ -119,8 +119,8 @@ class StaticNodes(RendezvousHandler):
         client, self._store = self._connect(self._timeout_s)
         self.life = secrets.token_hex(8)
         self._store.set(_LIFE, self.life)
-        others = [_arrived(rank) for rank in range(1, self._nodes)]
-        while not self._store.check(others):
+        other_nodes = [_arrived(rank) for rank in range(1, self._nodes)]
+        while not self._store.check(other_nodes):
             self._wait(until)
         self._store.set(_BEGUN, "1")
         return client
@@ -167,8 +167,8 @@ class StaticNodes(RendezvousHandler):
                 return served_store("", self._port)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or time.monotonic() > until:
-                    what = f"the nodes cannot meet at port {self._port}: {error.strerror}"
-                    raise ConfigError(what, hint="give all nodes another --master-port") from None
+                    message = f"the nodes cannot meet at port {self._port}: {error.strerror}"
+                    raise ConfigError(message, hint="give all nodes another --master-port") from None
             time.sleep(_POLL_S)
 
 
@@ -181,10 +181,10 @@ def served_store(address: str, port: int) -> TCPStore:
 
     Raise ``OSError`` if the port is taken.
     """
-    both = not address and socket.has_dualstack_ipv6()
-    with socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM) as listener:
+    is_dual_stack = not address and socket.has_dualstack_ipv6()
+    with socket.socket(socket.AF_INET6 if is_dual_stack else socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if both:
+        if is_dual_stack:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind((address, port))
         listener.listen(1024)

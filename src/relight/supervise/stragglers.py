@@ -54,12 +54,12 @@ class Stragglers:
         self._since = (now, dict(busy_s))
         shares = {rank: (busy_s[rank] - before[rank]) / (now - began) for rank in busy_s}
         rank = max(shares, key=lambda other: shares[other])
-        others = median(share for other, share in shares.items() if other != rank)
-        holds_up = shares[rank] >= max(LEAST, TIMES * others)
+        other_share = median(share for other_rank, share in shares.items() if other_rank != rank)
+        holds_up = shares[rank] >= max(LEAST, TIMES * other_share)
         self._found.append(rank if holds_up else None)
         if len(self._found) < IN_A_ROW or set(self._found) != {rank}:
             self.now = self.now if rank in self._found and self.now is not None and self.now.rank == rank else None
             return None
-        known = self.now is not None and self.now.rank == rank
-        self.now = Straggler(rank, shares[rank], others)
-        return None if known else self.now
+        is_present = self.now is not None and self.now.rank == rank
+        self.now = Straggler(rank, shares[rank], other_share)
+        return None if is_present else self.now

@@ -408,12 +408,12 @@ class Supervisor:
     def handing_over_s(self, alive: Collection[int]) -> float:
         """Return the seconds to begin a handover that these ranks have: infinite during a handover, 0 if none can."""
         beats = self.beats()
-        known = [beats[rank] for rank in alive if rank in beats]
-        if any(beat.phase == HANDING_OVER and self._clock() - beat.since < LATE_AFTER * beat.expected_s for beat in known):
+        alive_beats = [beats[rank] for rank in alive if rank in beats]
+        if any(beat.phase == HANDING_OVER and self._clock() - beat.since < LATE_AFTER * beat.expected_s for beat in alive_beats):
             return math.inf
-        updating = [beat for beat in known if beat.heir == UPDATING]
+        updating = [beat for beat in alive_beats if beat.heir == UPDATING]
         steps_s = [(beat.step_at - beat.first_at) / (beat.steps - 1) for beat in updating if beat.steps > 1]
-        return HEIR_S + min(MIDST_S, 2 * max(steps_s, default=0.0)) if any(beat.heir for beat in known) else 0.0
+        return HEIR_S + min(MIDST_S, 2 * max(steps_s, default=0.0)) if any(beat.heir for beat in alive_beats) else 0.0
 
     def saved(self) -> bool:
         """Return whether the last completed step is stored.
@@ -540,22 +540,22 @@ class Supervisor:
             earlier = once_each(recent)
             last = max((index for index, incident in enumerate(earlier) if incident.action == "stop"), default=-1)
             epoch = self._clock() - time.time()
-            here = socket.gethostname()
+            host = socket.gethostname()
             # only incidents after the last stop count: a person has started the job again after it
-            self._past[:0] = [Past(*incident.past(here=here), epoch + incident.time_s) for incident in earlier[last + 1 :][-50:]]
+            self._past[:0] = [Past(*incident.past(here=host), epoch + incident.time_s) for incident in earlier[last + 1 :][-50:]]
 
     def _follow_up(self) -> None:
         """Close the open incident once all ranks have completed a step."""
         if self._open is None:
             return
-        known = list(self.beats().values())
-        if not known or len(known) < len(self._pids) or not all(beat.steps for beat in known):
+        beats = list(self.beats().values())
+        if not beats or len(beats) < len(self._pids) or not all(beat.steps for beat in beats):
             return
         incident, marks = self._open
         self._open = None
-        restored = min(beat.restored for beat in known)
-        stepped = max(beat.first_at for beat in known)
-        last = max(known, key=lambda beat: beat.restored_at)
+        restored = min(beat.restored for beat in beats)
+        stepped = max(beat.first_at for beat in beats)
+        last = max(beats, key=lambda beat: beat.restored_at)
         started = marks.get("started", marks["decided"])
         seconds = {
             "noticed": marks["noticed"] - marks["died"],
@@ -582,7 +582,7 @@ class Supervisor:
         return lines_about(kernel_lines(self._began), places, self._pids.values())
 
     def _full(self) -> tuple[str, ...]:
-        return tuple(place for place in _directories() if _is_full(place))
+        return tuple(directory for directory in _directories() if _is_full(directory))
 
 
 def _is_full(directory: str) -> bool:

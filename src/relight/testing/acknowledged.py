@@ -47,9 +47,9 @@ The larger ones are not multiples of a page.
 def count_acknowledged(told: Iterable[Fact]) -> Counter[str]:
     """Return the number of acknowledgements by kind. A retirement counts once for each of its checkpoints."""
     counts: Counter[str] = Counter()
-    for kind, *rest in told:
+    for kind, *details in told:
         if kind in ACKNOWLEDGEMENTS:
-            counts[kind] += len(rest) if kind == "retired" else 1
+            counts[kind] += len(details) if kind == "retired" else 1
     return +counts
 
 
@@ -96,11 +96,11 @@ def save_as_two(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fac
     done: SimpleQueue[SaveReport | BaseException] = SimpleQueue()
 
     def work(rank: int) -> None:
-        own = attempt.place._replace(log=Log(attempt.store, RUN))
+        own_place = attempt.place._replace(log=Log(attempt.store, RUN))
         items, tree, _ = states[rank]
         seat = Participant(rank, 2, "0" * 16, timeout_s=20.0)
         try:
-            done.put(Attempt(own).save(SaveRequest(SaveInfo(step=step), tree=tree, items=items, id=checkpoint_id, seat=seat)))
+            done.put(Attempt(own_place).save(SaveRequest(SaveInfo(step=step), tree=tree, items=items, id=checkpoint_id, seat=seat)))
         except BaseException as error:
             done.put(error)
 
@@ -199,65 +199,65 @@ def check(store: ByteStore, told: Sequence[Fact], seed: int) -> tuple[list[str],
 
 def _check(store: ByteStore, told: list[Fact], seed: int) -> tuple[list[str], list[Fact]]:
     log = Log(store, RUN)
-    wrong = check_history(log, told)
+    problems = check_history(log, told)
     more = list(told)
     try:
         perform(resume(store, seed), more)
     except RelightError as error:
-        wrong.append(f"I4: the run does not resume: {type(error).__name__}: {error}")
+        problems.append(f"I4: the run does not resume: {type(error).__name__}: {error}")
     try:
         view = log.read()
     except RelightError as error:
-        return list(dict.fromkeys([*wrong, f"I5: the log cannot be read: {error.what}"])), more
-    wrong += check_history(log, more)
+        return list(dict.fromkeys([*problems, f"I5: the log cannot be read: {error.what}"])), more
+    problems += check_history(log, more)
     history = fold(view)
-    wrong += _fences(history, told)
+    problems += _fences(history, told)
     known, digests = KnownFacts.from_facts(more), dict[str, str]()
     recallable = [history.retired[checkpoint] for checkpoint in history.recallable]
     for checkpoint in (*history.live, *recallable):
-        wrong += _restore(store, view, checkpoint, known, digests)
+        problems += _restore(store, view, checkpoint, known, digests)
     with contextlib.suppress(RelightError):
         # Recallable checkpoints still have their bytes. The ranks' ready files may also be left: deleting them is best
         # effort.
         allowed = (*(f": {checkpoint.body.dir}" for checkpoint in recallable), f"/{READY_DIR}")
-        wrong += [left for left in leftovers(store, log) if not left.endswith(allowed)]
-    return list(dict.fromkeys(wrong)), known_facts(history, digests)
+        problems += [leftover for leftover in leftovers(store, log) if not leftover.endswith(allowed)]
+    return list(dict.fromkeys(problems)), known_facts(history, digests)
 
 
 def _without_recalled(told: Sequence[Fact]) -> list[Fact]:
     """Return the facts without recalled retirements. A recall that was not acknowledged may have happened or not."""
-    left: list[Fact] = []
+    remaining: list[Fact] = []
     for fact in told:
         if fact[0] in ("recalling", "recalled"):
             undone = ("retired", "retiring") if fact[0] == "recalled" else ("retired",)
-            left = [
+            remaining = [
                 (earlier[0], *(checkpoint_id for checkpoint_id in earlier[1:] if checkpoint_id not in fact[1:]))
                 if earlier[0] in undone
                 else earlier
-                for earlier in left
+                for earlier in remaining
             ]
-        left.append(fact)
-    return left
+        remaining.append(fact)
+    return remaining
 
 
 def _fences(history: History, told: Sequence[Fact]) -> list[str]:
     """Check that each attempt has its FENCE and its own number. Two attempts with one number could both commit."""
     fenced = [fence.epoch for fence in history.fences]
     begun = [int(fact[1]) for fact in told if fact[0] == "begun"]
-    wrong = [f"I8: attempt {epoch} was begun and its FENCE is gone" for epoch in begun if epoch not in fenced]
+    problems = [f"I8: attempt {epoch} was begun and its FENCE is gone" for epoch in begun if epoch not in fenced]
     if len(set(fenced)) < len(fenced) or len(set(begun)) < len(begun):
-        wrong.append(f"I8: two attempts of one number: FENCEs {fenced}, begun {begun}")
-    return wrong
+        problems.append(f"I8: two attempts of one number: FENCEs {fenced}, begun {begun}")
+    return problems
 
 
 def _restore(store: ByteStore, view: LogView, one: Checkpoint, known: KnownFacts, digests: dict[str, str]) -> list[str]:
-    what = f"I2: checkpoint {one.id} at step {one.step}"
+    label = f"I2: checkpoint {one.id} at step {one.step}"
     try:
         digest = digests[one.id] = read_digest(store, view, one)
     except RelightError as error:
-        return [f"{what} does not restore: {error}"]
+        return [f"{label} does not restore: {error}"]
     if digest not in known.saving or digest != known.saved.get(one.id, digest):
-        return [f"{what} restores as something else"]
+        return [f"{label} restores as something else"]
     return []
 
 

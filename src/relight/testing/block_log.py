@@ -98,7 +98,7 @@ class BlockReport:
         return not self.violations and self.checked > 0
 
     def to_dict(self) -> dict[str, object]:
-        """For ``--json``."""
+        """Return the report for ``--json``."""
         return {
             "ok": self.ok,
             "seed": self.seed,
@@ -276,14 +276,14 @@ def check_disk(session: DiskSession, place: int, path: str, where: str, report: 
     except OSError as error:
         return [f"the file system does not mount: {error}"]
     try:
-        wrong, _ = check(LocalStore(store_in(where)), facts, place)
+        problems, _ = check(LocalStore(store_in(where)), facts, place)
     finally:
         unmount(where)
     damage = find_damage(path, session.kind) if fsck else ""  # after the journal's replay there is nothing to repair
     if damage:
-        wrong.append(f"the file system is damaged: {damage}")
+        problems.append(f"the file system is damaged: {damage}")
     report.fscks += fsck
-    return wrong
+    return problems
 
 
 def run(
@@ -310,7 +310,7 @@ def run(
     gc.freeze()
     report = BlockReport(seed)
     began, began_cpu = time.perf_counter(), sum(os.times()[:4])
-    each = -(-count // (sessions or -(-count // DISKS_PER_SESSION)))
+    disks_each = -(-count // (sessions or -(-count // DISKS_PER_SESSION)))
     with prepared() as names, scratch("relight-blocks-") as directory:
         names.seed(f"checks {seed}")
         counter = f"{directory}/counter"
@@ -323,9 +323,9 @@ def run(
                 _note(session, report)
                 session = without_flushes(session) if lies else session
                 rng = random.Random(f"disks {session.name}")
-                points = choose(find_points(session, rng), min(each, count - report.total), rng)
-                made = disks(session, points, directory)
-                _check_all(session, made, directory, report, count=count, stop=stop, keep=keep, progress=progress)
+                points = choose(find_points(session, rng), min(disks_each, count - report.total), rng)
+                built = disks(session, points, directory)
+                _check_all(session, built, directory, report, count=count, stop=stop, keep=keep, progress=progress)
     report.seconds, report.cpu_seconds = time.perf_counter() - began, sum(os.times()[:4]) - began_cpu
     return report
 
@@ -354,13 +354,13 @@ def _check_all(
         copy = f"{keep}/{name}.img".replace(":", "-").replace(" ", "-")
         if keep:
             copy_image(path, copy)
-        wrong = check_disk(session, point.place, path, f"{directory}/mounted", report)
-        if keep and not wrong:
+        problems = check_disk(session, point.place, path, f"{directory}/mounted", report)
+        if keep and not problems:
             os.unlink(copy)
         report.disks[point.kind] += 1
         report.file_systems[session.kind.name] += 1
-        if wrong:
-            report.violations.append({"point": name, "file_system": session.kind.name, "wrong": wrong[:5]})
+        if problems:
+            report.violations.append({"point": name, "file_system": session.kind.name, "wrong": problems[:5]})
         if progress:
             progress(report, count)
         if len(report.violations) >= stop:

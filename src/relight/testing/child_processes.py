@@ -76,7 +76,7 @@ class Victims:
         if not ready:
             return []
         *lines, self._rest = (self._rest + os.read(self._facts, 1 << 16)).split(b"\n")
-        return [AcknowledgedFact(at, tuple(fact)) for at, *fact in map(json.loads, lines)]
+        return [AcknowledgedFact(moment, tuple(fact)) for moment, *fact in map(json.loads, lines)]
 
     def end(self) -> list[AcknowledgedFact]:
         """Kill the process, wait for its end, and return its last facts."""

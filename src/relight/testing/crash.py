@@ -242,8 +242,8 @@ def _kill_then_cut(disk: SimulatedDisk, told: Sequence[Fact], seed: int, point: 
     perform(resume(LocalStore(ROOT, disk=Observed(disk, see)), seed), facts)
     if not cuts:  # the resume ended earlier: cut the power after it
         cuts.append((disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), facts))
-    ((after, then_told),) = cuts
-    return check(LocalStore(ROOT, disk=after), then_told, seed)
+    ((after, facts_then),) = cuts
+    return check(LocalStore(ROOT, disk=after), facts_then, seed)
 
 
 def _interrupted(seed: int, n: int, watch: CrashSampler, names: Names, prefix: str) -> None:
@@ -266,8 +266,8 @@ def _taken_over(seed: int, n: int, watch: CrashSampler, names: Names, prefix: st
         point = f"{prefix}:{mode}:{n}"
         if _number(point) % TAKEOVERS == 0 and watch.wants(point):
             names.seed(seed)
-            call, wrong = _takeover(seed, n, names, point, cut=mode == "takeover-then-cut")
-            watch.put(point, call, wrong)
+            call, problems = _takeover(seed, n, names, point, cut=mode == "takeover-then-cut")
+            watch.put(point, call, problems)
 
 
 def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tuple[DiskCall, list[str]]:
@@ -290,19 +290,19 @@ def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tupl
         if when == "before" and number == n:
             calls.append(call)
             with names.apart(f"{point} other"), contextlib.suppress(_Dead):
-                other = CrashDisk(dies_at, "before", die, inner=disk)
-                perform(resume(LocalStore(ROOT, disk=other), seed + 1), facts)
+                other_disk = CrashDisk(dies_at, "before", die, inner=disk)
+                perform(resume(LocalStore(ROOT, disk=other_disk), seed + 1), facts)
         elif when == "after" and number == cut_at:
             cuts.append((now.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), list(facts)))
 
     with contextlib.suppress(RelightError):  # the error that stops it depends on the call
         perform(life(LocalStore(ROOT, disk=Observed(disk, see, every=True)), seed), facts)
     if cut:
-        left, then_told = cuts[0] if cuts else (disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), facts)
+        disk_left, facts_then = cuts[0] if cuts else (disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), facts)
     else:
-        left, then_told = disk, facts
+        disk_left, facts_then = disk, facts
     with names.apart(point):
-        return calls[0], check(LocalStore(ROOT, disk=left), then_told, seed)
+        return calls[0], check(LocalStore(ROOT, disk=disk_left), facts_then, seed)
 
 
 class _Dead(BaseException):

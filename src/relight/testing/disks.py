@@ -183,10 +183,10 @@ class FailNth(CountingDisk):
         self.calls.append(call)
         if self.armed and (self.name == call.name or (self.name is None and call.name in CHANGING)):
             self.seen += 1
-            due = self.seen == self.n
+            is_due = self.seen == self.n
         else:
-            due = False
-        if due or (self.armed and self.forever and self.failed and call.name in CHANGING):
+            is_due = False
+        if is_due or (self.armed and self.forever and self.failed and call.name in CHANGING):
             self.failed = self.failed or call
             if call.name == "close" or self.lost_reply:
                 go(*args, **kwargs)
@@ -394,10 +394,10 @@ class SimulatedDisk(Disk):
                 file = copies[id(node)] = _DiskFile(node.inode)
                 file.data, file.synced, file.dirty, file.links = bytearray(node.data), node.synced, node.dirty, node.links
                 return file
-            made = copies[id(node)] = _Dir(node.inode)
-            made.names = {name: copy(child) for name, child in node.names.items()}
-            made.synced = {name: copy(child) for name, child in node.synced.items()}
-            return made
+            copied = copies[id(node)] = _Dir(node.inode)
+            copied.names = {name: copy(child) for name, child in node.names.items()}
+            copied.synced = {name: copy(child) for name, child in node.synced.items()}
+            return copied
 
         return self._like(copy(self._root))
 
@@ -420,15 +420,15 @@ class SimulatedDisk(Disk):
                 file.synced = _after_cut(node, rng, mode)
                 file.data = bytearray(file.synced)
                 return file
-            made = copies[id(node)] = _Dir(node.inode)
+            copied = copies[id(node)] = _Dir(node.inode)
             for name, child in node.synced.items():
                 if node.names.get(name) is child or not keep_name():
-                    made.names[name] = copy(child)
+                    copied.names[name] = copy(child)
             for name, child in node.names.items():
                 if node.synced.get(name) is not child and keep_name():
-                    made.names[name] = copy(child)
-            made.synced = dict(made.names)
-            return made
+                    copied.names[name] = copy(child)
+            copied.synced = dict(copied.names)
+            return copied
 
         return self._like(copy(self._root))
 

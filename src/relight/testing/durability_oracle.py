@@ -90,8 +90,8 @@ class Truth:
 
     def loose(self, found: CountingCommit) -> list[str]:
         """Return the names that a checkpoint needs and that are not durable."""
-        wanted = [*sorted(found.needs), *sorted({key.rpartition("/")[0] for key in found.needs}), RUN]
-        return [key for key in wanted if key in self._shelf.loose]
+        needed = [*sorted(found.needs), *sorted({key.rpartition("/")[0] for key in found.needs}), RUN]
+        return [key for key in needed if key in self._shelf.loose]
 
     def changed(self, found: CountingCommit) -> list[str]:
         """Return its files that have changed since its COMMIT."""
@@ -108,21 +108,21 @@ class Truth:
         """
         before = self.live.keys() | self.retired
         self._reset()
-        look, self._look = self._look, lambda checkpoint_id: []
+        list_directory, self._look = self._look, lambda checkpoint_id: []
         number = 0
         while (file := self._shelf.files.get(f"{LOG}/{number:012d}.json")) is not None:
             self._record(f"{LOG}/{number:012d}.json", bytes(file.data), "the cut")
             number += 1
-        self._look = look
+        self._look = list_directory
         for lost in before - self.live.keys() - self.retired:
             self.counted.pop(lost, None)
 
     def lose_log(self, first: int) -> dict[str, CountingCommit]:
         """Remove the records from number ``first`` on. Return what was live; its files must stay until ``find_log``."""
-        live, needs = self.live, self._needs
+        live, needed_by = self.live, self._needs
         self._shelf.lose(LOG, [f"{number:012d}.json" for number in range(first, len(self.records))])
         self.after_cut()
-        self._needs, self.is_log_lost = needs, True
+        self._needs, self.is_log_lost = needed_by, True
         return live
 
     def find_log(self) -> None:
@@ -152,9 +152,9 @@ class Truth:
                 self.void += 1
                 return
             self.epoch = epoch
-            mine = self.epochs_of.get(who)
-            if mine is not None and mine < self.epoch:
-                self._report(f"(3) {who} of attempt {mine}, which attempt {self.epoch} has superseded, makes a {kind} that counts")
+            own_epoch = self.epochs_of.get(who)
+            if own_epoch is not None and own_epoch < self.epoch:
+                self._report(f"(3) {who} of attempt {own_epoch}, which attempt {self.epoch} has superseded, makes a {kind} that counts")
             if kind == "COMMIT":
                 self._commit(seq, epoch, body)
             elif kind == "RETIRE":

@@ -109,12 +109,12 @@ def trial(cell: Cell, folder: Path, rng: random.Random, warm: Warm | None = None
     arguments = [str(script), str(run), str(cell.workers), str(cell.persistent)]
     with (folder / "errors").open("w+b") as errors:
         if warm is not None and not cell.supervised and cell.way != "timeout":
-            wrong = _forked(cell, rng, warm, arguments, errors.fileno())
+            problems = _forked(cell, rng, warm, arguments, errors.fileno())
         else:
-            wrong = _executed(cell, rng, arguments, errors.fileno())
+            problems = _executed(cell, rng, arguments, errors.fileno())
         errors.seek(0)
         error_text = errors.read().decode(errors="replace")[-3000:]
-    return f"{cell}: {'; '.join(wrong)}\n{error_text}" if wrong else ""
+    return f"{cell}: {'; '.join(problems)}\n{error_text}" if problems else ""
 
 
 def run(
@@ -141,12 +141,12 @@ def run(
                     return
                 folder = Path(tempfile.mkdtemp(prefix="relight-ending-"))
                 try:
-                    wrong = trial(cell, folder, random.Random(f"{seed} {cell} {number}"), warm)
+                    problems = trial(cell, folder, random.Random(f"{seed} {cell} {number}"), warm)
                 finally:
                     shutil.rmtree(folder, ignore_errors=True)
                 with lock:
-                    report.held[str(cell)] = report.held.get(str(cell), 0) + (not wrong)
-                    report.wrong += [wrong] if wrong else []
+                    report.held[str(cell)] = report.held.get(str(cell), 0) + (not problems)
+                    report.wrong += [problems] if problems else []
                     report.seconds = time.monotonic() - began
                     progress(report)
 
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         )
     else:
-        print("\n".join([*(f"{name}: {held} of {options.trials}" for name, held in report.held.items()), *report.wrong]))
+        print("\n".join([*(f"{name}: {count} of {options.trials}" for name, count in report.held.items()), *report.wrong]))
     return 1 if report.wrong else 0
 
 
@@ -223,7 +223,7 @@ def _judged(cell: Cell, rng: random.Random, job: subprocess.Popen[bytes] | Child
 
 def _steps(job: subprocess.Popen[bytes] | Child, output: IO[bytes], cell: Cell, rng: random.Random) -> int:
     """Read the steps that the job reports until its end, and end it at a random one. Return the last."""
-    finished, at, delay_s = -1, rng.randint(3, 20), rng.uniform(0.0, 0.02)
+    finished, last_step, delay_s = -1, rng.randint(3, 20), rng.uniform(0.0, 0.02)
     late = threading.Timer(GRACE_S, job.kill)
     late.start()
     for line in output:
@@ -231,7 +231,7 @@ def _steps(job: subprocess.Popen[bytes] | Child, output: IO[bytes], cell: Cell, 
         if not word.endswith("step"):
             continue
         finished = int(number)
-        if finished == at:
+        if finished == last_step:
             time.sleep(delay_s)
             _end(job.pid, cell.way)
     late.cancel()
@@ -249,7 +249,9 @@ def _end(pid: int, way: str) -> None:
 
 def _unsaved(run: Path, finished: int) -> Iterator[str]:
     try:
-        steps = [(one.step, one.body.reason) for one in Run(open_bytes(Path(run).parent), Path(run).name).history().live]
+        steps = [
+            (checkpoint.step, checkpoint.body.reason) for checkpoint in Run(open_bytes(Path(run).parent), Path(run).name).history().live
+        ]
     except RelightError as error:
         steps = []
         yield f"the run cannot be read: {error}"
@@ -268,15 +270,15 @@ def _untrue(cell: Cell, code: int) -> Iterator[str]:
 
 def _left(run: Path, session: int) -> Iterator[str]:
     ends = time.monotonic() + LEFT_S
-    while (left := _processes_of(run, session)) and time.monotonic() < ends:
+    while (pids := _processes_of(run, session)) and time.monotonic() < ends:
         time.sleep(0.1)
-    for pid in left:
+    for pid in pids:
         yield f"process {pid} was left"
 
 
 def _processes_of(run: Path, session: int) -> list[int]:
     """Return the processes of the job: those of its session, and those that have the run's path as an argument."""
-    found = []
+    pids = []
     for directory in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (directory / "cmdline").read_bytes().split(b"\0")
@@ -284,8 +286,8 @@ def _processes_of(run: Path, session: int) -> list[int]:
         except OSError:
             continue
         if (os.fsencode(run) in arguments or int(fields[3]) == session) and fields[0] != b"Z":
-            found.append(int(directory.name))
-    return found
+            pids.append(int(directory.name))
+    return pids
 
 
 if __name__ == "__main__":

@@ -93,21 +93,21 @@ def fail_at(trial: Trial, names: Names) -> list[str]:
     except BaseException as error:
         failure = error
     disk.armed = False
-    wrong = _judge(trial, disk, simulated, failure, files)
-    wrong += _poisoned(disk.calls, disk.failed)
+    problems = _judge(trial, disk, simulated, failure, files)
+    problems += _poisoned(disk.calls, disk.failed)
     log = Log(LocalStore(ROOT, disk=simulated.clone()), RUN)
     if isinstance(failure, RelightError) and not isinstance(failure, Uncertain) and len(fold(log.read()).live) != 1:
-        wrong.append("a save that failed is visible")
+        problems.append("a save that failed is visible")
     with names.apart(str(trial)):
-        wrong += [f"at once: {text}" for text in check(LocalStore(ROOT, disk=simulated.clone()), facts, 0)]
-        wrong += [f"after a cut: {text}" for text in check(LocalStore(ROOT, disk=simulated.power_cut(1, "lost")), facts, 0)]
+        problems += [f"at once: {text}" for text in check(LocalStore(ROOT, disk=simulated.clone()), facts, 0)]
+        problems += [f"after a cut: {text}" for text in check(LocalStore(ROOT, disk=simulated.power_cut(1, "lost")), facts, 0)]
     try:
         perform(save(attempt, "faults/next", 3), facts)
     except RelightError as error:
-        wrong.append(f"the next save fails: {error}")
+        problems.append(f"the next save fails: {error}")
     store = LocalStore(ROOT, disk=simulated)
-    wrong += [f"after the next save: {text}" for text in examine(store, Log(store, RUN), facts)]
-    return list(dict.fromkeys(wrong))
+    problems += [f"after the next save: {text}" for text in examine(store, Log(store, RUN), facts)]
+    return list(dict.fromkeys(problems))
 
 
 def _judge(trial: Trial, disk: FailNth, simulated: SimulatedDisk, failure: BaseException | None, before: set[str]) -> list[str]:
@@ -119,14 +119,14 @@ def _judge(trial: Trial, disk: FailNth, simulated: SimulatedDisk, failure: BaseE
         return [] if harmless or trial.lost_reply else [f"{disk.failed.name} of {disk.failed.path} failed, and the save did not"]
     if not isinstance(failure, RelightError):
         return [f"an untyped error: {failure!r} from {disk.failed.name} of {disk.failed.path}"]
-    wrong = []
+    problems = []
     full = trial.errno in (codes.ENOSPC, codes.EDQUOT) and not isinstance(failure, Uncertain)
     if full and not isinstance(failure, NoSpace):
-        wrong.append(f"a full disk is reported as {type(failure).__name__}")
-    left = _files(simulated) - before
-    if not trial.forever and not isinstance(failure, Uncertain) and disk.failed.name not in ("unlink", "rmdir") and left:
-        wrong.append(f"left behind: {sorted(left)}")
-    return wrong
+        problems.append(f"a full disk is reported as {type(failure).__name__}")
+    leftover = _files(simulated) - before
+    if not trial.forever and not isinstance(failure, Uncertain) and disk.failed.name not in ("unlink", "rmdir") and leftover:
+        problems.append(f"not removed: {sorted(leftover)}")
+    return problems
 
 
 def _poisoned(calls: list[DiskCall], failed: DiskCall | None) -> list[str]:
@@ -134,8 +134,8 @@ def _poisoned(calls: list[DiskCall], failed: DiskCall | None) -> list[str]:
     if failed is None or failed.name not in ("fsync", "close", "pwrite") or not failed.file:
         return []
     later = calls[calls.index(failed) + 1 :]
-    again = [call.name for call in later if call.file == failed.file and call.name in ("fsync", "pwrite", "truncate")]
-    return [f"{name} again of a file whose {failed.name} failed" for name in again]
+    repeated = [call.name for call in later if call.file == failed.file and call.name in ("fsync", "pwrite", "truncate")]
+    return [f"{name} again of a file after its {failed.name} failed" for name in repeated]
 
 
 def _files(disk: SimulatedDisk) -> set[str]:

@@ -83,7 +83,7 @@ EXT4 = (
 kernel (6.18) refuses the disk. ``e2fsck`` (1.47.0) repairs it by discarding the whole journal, including what had
 been flushed.
 
-``fast_commit`` is left out, as it is off by default: the kernel refused some disks after a cut, and ``e2fsck`` did
+``fast_commit`` is left out. It is off by default. The kernel refused some disks after a cut, and ``e2fsck`` did
 not repair them.
 """
 XFS = FileSystem("xfs", ("mkfs.xfs", "-q", "-f"), "nouuid", 300 << 20, whole=4096)
@@ -199,7 +199,7 @@ def _attach(backing: int) -> tuple[str, int]:
                 return device, loop
     finally:
         os.close(control)
-    raise MountUnavailable("loop devices are taken as fast as they are given")
+    raise MountUnavailable("every free loop device was taken by another process")
 
 
 def mount(image: str, where: str, kind: FileSystem) -> None:

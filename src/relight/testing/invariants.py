@@ -103,8 +103,8 @@ def fenced_attempt_cannot_save() -> list[str]:
         pass
     else:
         return ["a fenced attempt saved"]
-    wrong = [] if names(store) == before else ["a fenced attempt left files"]
-    return wrong + ([] if len(first.view().records) == records else ["a fenced attempt wrote a record"])
+    problems = [] if names(store) == before else ["a fenced attempt left files"]
+    return problems + ([] if len(first.view().records) == records else ["a fenced attempt wrote a record"])
 
 
 def record(seq: int, epoch: int, body: Body) -> Record:
@@ -140,15 +140,15 @@ def late_records_are_void() -> list[str]:
         record(2, 1, commit_body(a, 1, 1)),
         record(3, 2, FenceBody(attempt="y", reason="")),
     ]
-    wrong = []
+    problems = []
     late: list[Body] = [commit_body(b, 2, 1), RetireBody(ids=[a], reason=""), TagBody(name="t", id=a)]
     for body in late:
         history = fold([*start, record(4, 1, body)])
         if [checkpoint.id for checkpoint in history.live] != [a] or history.tags or len(history.void) != 1:
-            wrong.append(f"a late {type(body).__name__} counts")
+            problems.append(f"a late {type(body).__name__} counts")
     if fold([*start, record(4, 2, commit_body(b, 2, 1))]).find(b):
-        wrong.append("a COMMIT of another epoch's directory counts")
-    return wrong
+        problems.append("a COMMIT of another epoch's directory counts")
+    return problems
 
 
 @rule
@@ -179,7 +179,7 @@ def damaged_record_holds_the_sweep() -> list[str]:
     saves(store, 3)
     plan = plan_sweep(store, RUN)
     execute_sweep(plan, store)
-    return [] if directory in names(store) else ["a checkpoint whose COMMIT is damaged was swept"]
+    return [] if directory in names(store) else ["a checkpoint with a damaged COMMIT was swept"]
 
 
 @rule
@@ -200,10 +200,10 @@ def strangers_files_stay() -> list[str]:
     _, ids, _ = saves(store, 1)
     prefix = f"{RUN}/{directory_of(store, ids[0])}"
     put(store, f"{prefix}/notes.txt", b"mine")
-    gone = delete_directory(store, prefix)
+    is_deleted = delete_directory(store, prefix)
     return (
         []
-        if not gone and [entry.name for entry in store.list(prefix)] == ["notes.txt"]
+        if not is_deleted and [entry.name for entry in store.list(prefix)] == ["notes.txt"]
         else ["a file that Relight did not name was deleted"]
     )
 
@@ -215,17 +215,17 @@ def newest_sound_checkpoint_stays() -> list[str]:
     It always keeps the newest one.
     """
     disk, store = simulated()
-    attempt, ids, told = saves(store, 1, 2, 3, 4)
+    attempt, ids, facts = saves(store, 1, 2, 3, 4)
     for checkpoint_id in ids[2:]:
         path = f"{ROOT}/{RUN}/{directory_of(store, checkpoint_id)}/pack-00000-000.safetensors"
         rewrite(disk, path, flip)
     plan = plan_prune(store, RUN, keep(last=1))
     execute(plan, store, epoch=attempt.epoch)
     live = [checkpoint.id for checkpoint in attempt.history().live]
-    wrong = [] if ids[1] in live else ["the newest checkpoint that verifies was retired"]
+    problems = [] if ids[1] in live else ["the newest checkpoint that verifies was retired"]
     if ids[3] not in live or ids[3] in plan.going:
-        wrong.append("the newest checkpoint was retired")
-    return wrong
+        problems.append("the newest checkpoint was retired")
+    return problems
 
 
 @rule
@@ -237,10 +237,10 @@ def quota_is_filled_by_sound_ones() -> list[str]:
     old, good, damaged = (
         Candidate(name * 10, seq, seq, {"loss": float(seq)}, verified=name != "c") for seq, name in enumerate("abc", start=1)
     )
-    kept = {one.id[0] for one in decide_keep(keep(last=2), [old, good, damaged]) if one.keep}
-    wrong = [] if kept == {"a", "b", "c"} else [f"the last two sound ones and the newest are not {sorted(kept)}"]
-    kept = {one.id[0] for one in decide_keep(keep(best=1), [old, good, damaged]) if one.keep}
-    return wrong + ([] if kept == {"a", "b", "c"} else [f"the best, the newest that verifies and the newest are not {sorted(kept)}"])
+    kept = {decision.id[0] for decision in decide_keep(keep(last=2), [old, good, damaged]) if decision.keep}
+    problems = [] if kept == {"a", "b", "c"} else [f"the last two sound ones and the newest are not {sorted(kept)}"]
+    kept = {decision.id[0] for decision in decide_keep(keep(best=1), [old, good, damaged]) if decision.keep}
+    return problems + ([] if kept == {"a", "b", "c"} else [f"the best, the newest that verifies and the newest are not {sorted(kept)}"])
 
 
 @rule
@@ -272,14 +272,14 @@ def plans_do_not_undo_each_other() -> list[str]:
     disk, store = simulated()
     attempt, ids, _ = saves(store, 3, 2, 1)
     rewrite(disk, f"{ROOT}/{RUN}/{directory_of(store, ids[2])}/pack-00000-000.safetensors", flip)
-    mine = plan_prune(store, RUN, keep(last=1, prune_abandoned=True))  # verifies, and relies on the second
-    theirs = plan_prune(
+    own_plan = plan_prune(store, RUN, keep(last=1, prune_abandoned=True))  # verifies, and relies on the second
+    other_plan = plan_prune(
         store, RUN, keep(best=1, prune_abandoned=True), verified={ids[0]: True}
     )  # uses a known result, and relies on the first
-    if ids[0] not in mine.going or ids[1] not in theirs.going:
+    if ids[0] not in own_plan.going or ids[1] not in other_plan.going:
         return ["the plans are not the ones that this rule is about"]
-    execute(mine, store)
-    execute(theirs, store, epoch=attempt.epoch)
+    execute(own_plan, store)
+    execute(other_plan, store, epoch=attempt.epoch)
     live = [checkpoint.id for checkpoint in attempt.history().live]
     return [] if live == ids[1:] else ["only a damaged checkpoint is left"]
 
@@ -341,10 +341,10 @@ def damaged_head_is_chained_as_it_is() -> list[str]:
     _, more, later_facts = saves(store, 3)
     view = Log(store, RUN).read()
     live = [checkpoint.id for checkpoint in fold(view).live]
-    wrong = [] if [fault.seq for fault in view.faults] == [3] else [f"faults at {[fault.seq for fault in view.faults]}, not just at 3"]
+    problems = [] if [fault.seq for fault in view.faults] == [3] else [f"faults at {[fault.seq for fault in view.faults]}, not just at 3"]
     if live != [ids[0], *more]:
-        wrong.append("a damaged record took others with it")
-    return wrong
+        problems.append("a damaged record took others with it")
+    return problems
 
 
 @rule
@@ -369,7 +369,7 @@ def records_of_others_do_not_count() -> list[str]:
     """A record of another store or run is a fault, although it is sealed. So is a record under another number."""
     from relight.format import decode_record, encode_record
 
-    wrong = []
+    problems = []
     for field, value in (("store", "5" * 32), ("run", "6" * 32)):
         disk, store = simulated()
         saves(store, 1)
@@ -380,20 +380,20 @@ def records_of_others_do_not_count() -> list[str]:
 
         rewrite(disk, f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(2)}", forge)
         if fold(Log(store, RUN).read()).live:
-            wrong.append(f"a record of another {field} counts")
+            problems.append(f"a record of another {field} counts")
     disk, store = simulated()
     saves(store, 1)
     disk.link(f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(2)}", f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(3)}")
     view = Log(store, RUN).read()
     if [fault.seq for fault in view.faults] != [3]:
-        wrong.append("a record counts under another's number")
-    return wrong
+        problems.append("a record counts under another's number")
+    return problems
 
 
 @rule
 def disk_that_lies_gets_no_commit() -> list[str]:
     """If a part, a root or a pack's length reads back differently than it was written, the save fails before its COMMIT."""
-    wrong = []
+    problems = []
     for suffix, cut in ((".msgpack", False), ("root.json", False), (".safetensors", True)):
         disk, store = simulated()
         attempt, ids, facts = saves(store, 1)
@@ -415,17 +415,17 @@ def disk_that_lies_gets_no_commit() -> list[str]:
         liar = Attempt.begin(LocalStore(ROOT, disk=Lying(disk)), RUN)
         try:
             list(save(liar, "rules/lie", 2))
-            wrong.append(f"committed although {suffix} reads back differently")
+            problems.append(f"committed although {suffix} reads back differently")
         except RelightError:
             pass
-        wrong += examine(store, Log(store, RUN), facts)
-    return wrong
+        problems += examine(store, Log(store, RUN), facts)
+    return problems
 
 
 @rule
 def damage_is_found_by_verify() -> list[str]:
     """``verify`` names every damaged file of a checkpoint and of the log, and reports no sound one."""
-    wrong = []
+    problems = []
     disk, store = simulated()
     _, ids, _ = saves(store, 1)
     directory = f"{RUN}/{directory_of(store, ids[0])}"
@@ -441,8 +441,8 @@ def damage_is_found_by_verify() -> list[str]:
             findings += [finding.file for finding in verify_checkpoint(sick, view, checkpoint)]
         named = any(finding.endswith(key) for finding in findings) if key else not findings
         if not named:
-            wrong.append(f"damage to {key or 'nothing'} gives findings about {findings}")
-    return wrong
+            problems.append(f"damage to {key or 'nothing'} gives findings about {findings}")
+    return problems
 
 
 @rule
@@ -473,8 +473,8 @@ def files_of_others_are_not_restored() -> list[str]:
     wrong = []
     for name in ("root.json", "part-00000.msgpack", "pack-00000-000.safetensors"):
         damaged = disk.clone()
-        theirs = store.get(f"{RUN}/{directory_of(store, ids[0])}/{name}", 1 << 30)
-        rewrite(damaged, f"{ROOT}/{RUN}/{directory_of(store, ids[1])}/{name}", lambda _, theirs=theirs: theirs)
+        other_bytes = store.get(f"{RUN}/{directory_of(store, ids[0])}/{name}", 1 << 30)
+        rewrite(damaged, f"{ROOT}/{RUN}/{directory_of(store, ids[1])}/{name}", lambda _, content=other_bytes: content)
         sick = LocalStore(ROOT, disk=damaged)
         problems = examine(sick, Log(sick, RUN), facts)
         if not any("does not restore" in problem for problem in problems):
@@ -485,7 +485,7 @@ def files_of_others_are_not_restored() -> list[str]:
 @rule
 def links_are_not_followed() -> list[str]:
     """A symbolic link is never followed, neither as the last part of a path nor within it. A pipe is not waited for."""
-    wrong = []
+    problems = []
     with tempfile.TemporaryDirectory() as directory:
         outside, root = Path(directory, "outside"), Path(directory, "store")
         outside.mkdir()
@@ -498,36 +498,36 @@ def links_are_not_followed() -> list[str]:
         for key in ("link", "dirlink/file", "pipe", "dir"):
             try:
                 store.get(key, 99)
-                wrong.append(f"{key} was read")
+                problems.append(f"{key} was read")
             except UnsafeContent:
                 pass
         try:
             store.put_once("dirlink/new", b"x")
-            wrong.append("something was written through a link")
+            problems.append("something was written through a link")
         except UnsafeContent:
             pass
         try:
             list(store.list("dirlink"))
-            wrong.append("a link was listed as a directory")
+            problems.append("a link was listed as a directory")
         except UnsafeContent:
             pass
-    return wrong
+    return problems
 
 
 @rule
 def lost_reply_is_told_by_the_link_count() -> list[str]:
     """A ``link`` that worked, but reported an error, as on NFS, is a success. One that did not work is a failure."""
-    wrong = []
+    problems = []
     for error in (codes.EIO, codes.EEXIST, codes.ENOENT):
         disk = fresh_disk()
         if create_once(FailNth(1, error, "link", inner=disk, lost_reply=True), "/disk/name", b"x") is not True:
-            wrong.append(f"a creation answered by {codes.errorcode[error]} was taken for a failure")
+            problems.append(f"a creation answered by {codes.errorcode[error]} was taken for a failure")
     try:
         create_once(FailNth(1, codes.EIO, "link", inner=disk), "/disk/other", b"x")
-        wrong.append("a failed creation was taken for a success")
+        problems.append("a failed creation was taken for a success")
     except StoreUnavailable:
         pass
-    return wrong
+    return problems
 
 
 @rule
@@ -553,7 +553,7 @@ def record_of_the_dead_is_durable_before_the_next() -> list[str]:
 
     Its process may have died before the fsync of the directory.
     """
-    wrong = set()
+    problems = set()
     disk, store = simulated()
     saves(store, 1)
     dying = AfterLinks(disk)
@@ -563,14 +563,14 @@ def record_of_the_dead_is_durable_before_the_next() -> list[str]:
         Attempt.begin(LocalStore(ROOT, disk=next_one), RUN)
         for after in next_one.cut:
             view = Log(LocalStore(ROOT, disk=after), RUN).read()
-            wrong |= {f"record {fault.seq} of {view.head}: {fault.reason}" for fault in view.faults}
-    return sorted(wrong)
+            problems |= {f"record {fault.seq} of {view.head}: {fault.reason}" for fault in view.faults}
+    return sorted(problems)
 
 
 @rule
 def directories_of_the_dead_are_made_durable() -> list[str]:
     """A directory is durable before anything in it is acknowledged, even if its maker died before its fsync."""
-    wrong = []
+    problems = []
     run, log = f"{ROOT}/{RUN}", f"{ROOT}/{RUN}/{LOG_DIR}"
     lstats = [("lstat", path, n) for path in (run, log) for n in range(1, 12)]
     for call, path, nth in (("mkdir", run, 1), ("mkdir", log, 1), ("mkdir", ROOT, 1), *lstats):
@@ -579,10 +579,10 @@ def directories_of_the_dead_are_made_durable() -> list[str]:
         raced = MadeByTheDead(disk, call, path, nth)
         _, _, facts = saves(LocalStore(ROOT, disk=raced), 1)
         after = LocalStore(ROOT, disk=disk.power_cut(0, "lost"))
-        wrong += [f"{call} {nth} of {path}: {text}" for text in examine(after, Log(after, RUN), facts)]
+        problems += [f"{call} {nth} of {path}: {text}" for text in examine(after, Log(after, RUN), facts)]
         if not raced.seen:
-            wrong.append(f"there is no {call} of {path}")
-    return wrong
+            problems.append(f"there is no {call} of {path}")
+    return problems
 
 
 @rule
@@ -591,7 +591,7 @@ def what_put_once_created_is_durable() -> list[str]:
 
     This holds even if another process made the directories.
     """
-    wrong = []
+    problems = []
     for nth in range(3):
         disk = fresh_disk()
         raced = MadeByTheDead(disk, "mkdir", f"{ROOT}/a/b", nth)
@@ -600,14 +600,14 @@ def what_put_once_created_is_durable() -> list[str]:
             try:
                 LocalStore(ROOT, disk=disk.power_cut(0, mode)).get("a/b/c", 9)
             except CheckpointNotFound:
-                wrong.append(f"lost in a power cut ({mode}, {nth})")
-    return wrong
+                problems.append(f"lost in a power cut ({mode}, {nth})")
+    return problems
 
 
 @rule
 def packs_are_the_sources_back_to_back() -> list[str]:
     """For any slab size, a pack is its sources back to back, and each hash is the hash of its chunk's written bytes."""
-    wrong = []
+    problems = []
     big = random.Random("packs").randbytes(20_011)
     items = [*state_of("rules/packs").items, Item("big", "uint8", (len(big),), "buffer", Bytes(big))]
     for pack in plan_save(items, id="p" * 10).packs:
@@ -619,11 +619,11 @@ def packs_are_the_sources_back_to_back() -> list[str]:
             data, offset = store.get("pack", 1 << 30), 0
             for length, value in zip(pack.chunks, hashes, strict=True):
                 if digest(data[offset : offset + length]) != value:
-                    wrong.append(f"slabs of {slab_bytes}: a chunk does not have its hash")
+                    problems.append(f"slabs of {slab_bytes}: a chunk does not have its hash")
                 offset += length
             if data != expected:
-                wrong.append(f"slabs of {slab_bytes}: the pack is not its sources back to back")
-    return wrong
+                problems.append(f"slabs of {slab_bytes}: the pack is not its sources back to back")
+    return problems
 
 
 @rule
@@ -632,7 +632,7 @@ def packs_in_memory_are_written_as_they_are() -> list[str]:
 
     Each hash is its chunk's.
     """
-    wrong = []
+    problems = []
     big = random.Random("images").randbytes(LARGE_BYTES)
     items = [*state_of("rules/images").items, Item("big", "uint8", (len(big),), "buffer", Bytes(big))]
     for pack in plan_save(items, id="p" * 10).packs:
@@ -647,11 +647,11 @@ def packs_in_memory_are_written_as_they_are() -> list[str]:
                 data, offset = store.get(f"{slab_bytes}/pack", 1 << 30), 0
                 for length, value in zip(pack.chunks, hashes, strict=True):
                     if digest(data[offset : offset + length]) != value:
-                        wrong.append(f"{slab_bytes} at a time: a chunk does not have its hash")
+                        problems.append(f"{slab_bytes} at a time: a chunk does not have its hash")
                     offset += length
                 if data != expected:
-                    wrong.append(f"{slab_bytes} at a time: the file differs from the memory")
-    return wrong
+                    problems.append(f"{slab_bytes} at a time: the file differs from the memory")
+    return problems
 
 
 @rule
@@ -660,9 +660,9 @@ def lost_store_record_hides_nothing() -> list[str]:
     disk, store = simulated()
     _, _, facts = saves(store, 1)
     disk.unlink(f"{ROOT}/relight.json")
-    wrong = examine(store, Log(store, RUN), facts)
+    problems = examine(store, Log(store, RUN), facts)
     _, _, later_facts = saves(store, 2)
-    return wrong + examine(store, Log(store, RUN), [*facts, *later_facts])
+    return problems + examine(store, Log(store, RUN), [*facts, *later_facts])
 
 
 @rule
@@ -697,8 +697,8 @@ def broken() -> Iterator[str]:
     for check in RULES:
         try:
             with no_second_looks():
-                wrong = check()
+                problems = check()
         except Exception as error:
-            wrong = [repr(error)]
-        for text in wrong:
+            problems = [repr(error)]
+        for text in problems:
             yield f"{check.__name__}: {text}"

@@ -125,9 +125,9 @@ def _kill_at_each(
             if code == -signal.SIGKILL:
                 report.kills[syscall.split(",")[0]] += 1
                 names.seed(f"after {seed}")
-                wrong = check(LocalStore(f"{directory}/above/store"), facts, seed)
-                if wrong:
-                    report.violations.append({"syscall": syscall, "n": n, "seed": seed, "wrong": wrong[:5]})
+                problems = check(LocalStore(f"{directory}/above/store"), facts, seed)
+                if problems:
+                    report.violations.append({"syscall": syscall, "n": n, "seed": seed, "wrong": problems[:5]})
             elif code == 0:
                 report.survived += 1
                 alive.remove(seed)
@@ -258,8 +258,10 @@ def _facts(store: LocalStore, seed: int) -> Iterator[Fact]:
 
 def show(report: KillReport) -> str:
     """Return the report as text."""
-    each = report.seconds / max(report.total, 1) * 1000
-    lines = [f"{report.total:,} processes killed, {len(report.violations)} violations, {report.seconds:.0f} s, {each:.0f} ms a kill"]
+    seconds_each = report.seconds / max(report.total, 1) * 1000
+    lines = [
+        f"{report.total:,} processes killed, {len(report.violations)} violations, {report.seconds:.0f} s, {seconds_each:.0f} ms a kill"
+    ]
     lines += [f"  {name:12} {count:>7,}" for name, count in report.kills.items()]
     lines += [
         f"  {violation['syscall']} {violation['n']} of seed {violation['seed']}: {violation['wrong']}"

@@ -2,7 +2,7 @@
 
 ``python -m relight.testing.mutation_check`` prints the table. A mutation is an edit of the source, applied at its
 import in a process of its own. Then the proofs run, the likeliest first, until one fails. If none fails, the mutation
-survives: a check is missing, or the line was superfluous. A line that is no longer in the source is a failure, too:
+survives: a check is missing, or the line was superfluous. If a line has left the source, that is a failure, too:
 keep the table up to date.
 """
 
@@ -63,7 +63,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     # durability
     Mutation("fsync of a new file", DURABLE, "            self._disk.fsync(self._fd)\n", ""),
     Mutation("fsync of a directory, everywhere", DURABLE, "            disk.fsync(fd)\n", "            pass\n"),
-    Mutation("fsync of the log's directory behind the link", DURABLE, "            sync_dir(disk, directory)\n", "            pass\n"),
+    Mutation("fsync of the log's directory after the link", DURABLE, "            sync_dir(disk, directory)\n", "            pass\n"),
     Mutation("fsync of a new directory's parent", DURABLE, "        sync_dir(disk, os.path.dirname(new))\n", ""),
     Mutation(
         "fsync of the parent of a directory that another made meanwhile",
@@ -74,7 +74,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation("fsync of the checkpoint's directory", SAVE, "    place.store.sync(prefix)\n", ""),
     Mutation(
-        "making the log durable before standing on it",
+        "making the log durable before relying on it",
         CHAIN,
         "            self._folders.sync(view.head)\n\n",
         "            pass\n\n",
@@ -109,7 +109,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rules",
     ),
     Mutation(
-        "a stray is no head",
+        "a stray record is not the head",
         LISTING,
         "return (order[: begins[0]], order[begins[0] :]) if begins else (order, [])",
         "return order, []",
@@ -145,7 +145,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation("reserving room", DURABLE, "                    disk.fallocate(self._fd, size)\n", "                    pass\n", "suite"),
     Mutation(
-        "writing on after a short write",
+        "continuing after a short write",
         DURABLE,
         "                data, offset = data[written:], offset + written\n",
         "                break\n",
@@ -166,14 +166,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "suite",
     ),
     Mutation(
-        "a failed fsync poisons: trying it again",
+        "a failed fsync is final: trying it again",
         DURABLE,
         "            self._disk.fsync(self._fd)\n",
         "            try:\n                self._disk.fsync(self._fd)\n            except OSError:\n                self._disk.fsync(self._fd)\n",
         "faults",
     ),
     Mutation(
-        "telling errors of the disk as ours",
+        "translating errors of the disk",
         DURABLE,
         '        except OSError as error:\n            raise translate(error, "checking", path) from error\n',
         "",
@@ -182,13 +182,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     # exclusive creation
     Mutation("link: rename replaces instead", DISK, "        os.link(source, target)\n", "        os.rename(source, target)\n", "suite"),
     Mutation("O_EXCL", DISK, "os.O_CREAT | os.O_EXCL |", "os.O_CREAT |", "suite"),
-    Mutation("the link count that tells a lost reply", DURABLE, "        if links == 2:\n            return True\n", "", "rules"),
+    Mutation("the link count that shows a lost reply", DURABLE, "        if links == 2:\n            return True\n", "", "rules"),
     Mutation(
-        "the loser of a race whose temporary was swept", DURABLE, "            if holder is not None:", "            if False:", "rules"
+        "losing a race after the temporary was swept", DURABLE, "            if holder is not None:", "            if False:", "rules"
     ),
     Mutation("O_NOFOLLOW when reading", DISK, "os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK", "os.O_CLOEXEC | os.O_NONBLOCK", "rules"),
     Mutation(
-        "looking for links in the middle of a path", LOCAL, "            if not stat.S_ISDIR(mode):\n", "            if False:\n", "rules"
+        "refusing links in the middle of a path", LOCAL, "            if not stat.S_ISDIR(mode):\n", "            if False:\n", "rules"
     ),
     Mutation("only regular files are read", DURABLE, "        if not stat.S_ISREG(status.st_mode):\n", "        if False:\n", "rules"),
     Mutation(
@@ -198,18 +198,18 @@ MUTATIONS: tuple[Mutation, ...] = (
     # the log
     Mutation("the seal", STRICT, "    if data[len(_HEAD) : len(_HEAD) + 64] != hexdigest(payload).encode():\n", "    if False:\n", "rules"),
     Mutation("the chain", SLOTS, "    if following is not None and following.prev != slot.file_hash:\n", "    if False:\n", "rules"),
-    Mutation("whose store a record is of", SLOTS, "    if slot.record.store != store_id:\n", "    if False:\n", "rules"),
-    Mutation("whose run a record is of", SLOTS, "    if slot.record.run != run_id:\n", "    if False:\n", "rules"),
-    Mutation("which number a record has", RECORDS, "    if frame.seq != seq:\n", "    if False:\n", "rules"),
+    Mutation("the store that a record names", SLOTS, "    if slot.record.store != store_id:\n", "    if False:\n", "rules"),
+    Mutation("the run that a record names", SLOTS, "    if slot.record.run != run_id:\n", "    if False:\n", "rules"),
+    Mutation("the number that a record names", RECORDS, "    if frame.seq != seq:\n", "    if False:\n", "rules"),
     Mutation(
-        "nothing is chained behind what cannot be read",
+        "no record is chained after an unreadable one",
         CHAIN,
         "        if unread is not None:  # it may be a FENCE, or the same COMMIT that is being appended\n",
         "        if False:\n",
         "rules",
     ),
     Mutation(
-        "asking again when the number is taken",
+        "reading the log again when the number is taken",
         CHAIN,
         "        if not created and not self._is_ours(key, data):\n            return None\n",
         "",
@@ -224,7 +224,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rules",
     ),
     Mutation(
-        "retired is for good", HISTORY, "        elif _is_repeated(history, body.id, record.seq):\n", "        elif False:\n", "rules"
+        "a retirement is final", HISTORY, "        elif _is_repeated(history, body.id, record.seq):\n", "        elif False:\n", "rules"
     ),
     # commit
     Mutation("the fence, before a commit", SAVE, "        refuse_if_fenced(view, place.epoch)\n", "", "rules"),
@@ -241,16 +241,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "the size of packs before the commit", SAVE, "            if reader.size != pack.new_bytes:\n", "            if False:\n", "rules"
     ),
-    Mutation("what is uncertain is not deleted", SAVE, " and not isinstance(error, Uncertain)):\n", "):\n", "faults"),
+    Mutation("files of an uncertain save are not deleted", SAVE, " and not isinstance(error, Uncertain)):\n", "):\n", "faults"),
     Mutation(
-        "what was interrupted while committing is not deleted",
+        "files of a save interrupted while committing are not deleted",
         SAVE,
         "        if not committing or (isinstance",
         "        if True or (isinstance",
         "deaths",
     ),
     Mutation(
-        "what failed is deleted",
+        "files of a failed save are deleted",
         SAVE,
         "                delete_directory(place.store, prefix)\n        raise\n",
         "                pass\n        raise\n",
@@ -264,7 +264,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "faults",
     ),
     Mutation(
-        "strangers' files stay",
+        "files that Relight did not write stay",
         SAVE,
         "        if not entry.is_dir and (is_written_file(rewritten_of(entry.name) or entry.name) or temporary_of(entry.name) == ROOT_FILE):\n",
         "        if not entry.is_dir:\n",
@@ -304,16 +304,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        if False:\n",
         "rules",
     ),
-    Mutation("what was tagged meanwhile stays", PRUNE, " and not history.tags_of(checkpoint.id)", "", "rules"),
+    Mutation("a checkpoint tagged meanwhile stays", PRUNE, " and not history.tags_of(checkpoint.id)", "", "rules"),
     Mutation(
-        "the newest stays, when the plan is carried out",
+        "the newest stays, when the plan is executed",
         PRUNE,
         "for checkpoint in history.live[:-1]",
         "for checkpoint in history.live",
         "rules",
     ),
     Mutation(
-        "a plan is void when what it relies on is gone",
+        "a plan is void when the checkpoint that it relies on is gone",
         PRUNE,
         "        if plan.relies_on and not any(",
         "        if False and not any(",
@@ -329,21 +329,21 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rules",
     ),
     Mutation(
-        "nothing goes if nothing verifies",
+        "nothing is retired if nothing verifies",
         KEEP,
         "    if not any(checkpoint.verified and reasons[checkpoint.id] for checkpoint in checkpoints):\n",
         "    if False:\n",
         "rules",
     ),
-    Mutation("a damaged record holds the sweep", SWEEP, "        elif view.damaged:\n", "        elif False:\n", "rules"),
+    Mutation("a damaged record stops the sweep", SWEEP, "        elif view.damaged:\n", "        elif False:\n", "rules"),
     Mutation(
-        "only what is superseded is swept",
+        "only superseded attempts are swept",
         SWEEP,
         "        elif parsed.epoch < history.epoch:\n",
         "        elif parsed.epoch <= history.epoch:\n",
         "rules",
     ),
-    Mutation("what is live is not swept", SWEEP, "        if parsed is None or name in live:\n", "        if parsed is None:\n", "deaths"),
+    Mutation("live ones are not swept", SWEEP, "        if parsed is None or name in live:\n", "        if parsed is None:\n", "deaths"),
     Mutation(
         "leftovers are swept", SWEEP, '            going.append((name, f"left by', '            kept.append((name, f"left by', "deaths"
     ),
@@ -369,14 +369,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rules",
     ),
     Mutation(
-        "what is no ancestor stays, in the plan",
+        "checkpoints that are not ancestors stay, in the plan",
         KEEP,
         "if checkpoint.abandoned and not checkpoint.aside and not rules.prune_abandoned}",
         "if False}",
         "rules",
     ),
     Mutation(
-        "what is no ancestor stays, when the plan is carried out",
+        "checkpoints that are not ancestors stay, when the plan is executed",
         PRUNE,
         "set(free) - unsure(view, history) - abandoned)",
         "set(free) - unsure(view, history))",
@@ -391,9 +391,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rules",
     ),
     Mutation(
-        "a pack in memory is written from where it has come to", PACKS, "image[offset : offset + padded])\n", "image[:padded])\n", "rules"
+        "a pack in memory is written from its current offset", PACKS, "image[offset : offset + padded])\n", "image[:padded])\n", "rules"
     ),
-    Mutation("a chunk of a pack in memory is hashed where it lies", PACKS, "image[begin:end]", "image[: end - begin]", "rules"),
+    Mutation("a chunk of a pack in memory is hashed in place", PACKS, "image[begin:end]", "image[: end - begin]", "rules"),
     Mutation("the hash of each chunk is its own", PACKS, "jobs.popleft().result()", "jobs.pop().result()", "rules"),
 )
 
@@ -451,11 +451,11 @@ def _points(pattern: str, share: float, lives: int) -> Iterator[str]:
     from relight.testing.crash import CrashReport, CrashSampler, simulate
     from relight.testing.scenario import prepared
 
-    wanted = re.compile(pattern)
+    compiled = re.compile(pattern)
     for seed in range(lives):
         report = CrashReport(seed)
         with prepared() as names:
-            simulate(seed, CrashSampler(report, share=share, choose=lambda point: wanted.search(point) is not None, stop=1), names)
+            simulate(seed, CrashSampler(report, share=share, choose=lambda point: compiled.search(point) is not None, stop=1), names)
         for violation in report.violations:
             yield f"{violation.wrong[0]} ({violation.point})"
 
@@ -577,23 +577,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(name.startswith("relight.store") for name in sys.modules):
         print("the product is imported already: run this as a command", file=sys.stderr)
         return 2
-    chosen = [one for one in MUTATIONS if options.only in f"{one.what} {one.module} {one.proof}"][:: options.every]
-    wrong = unmutated()
+    chosen = [mutation for mutation in MUTATIONS if options.only in f"{mutation.what} {mutation.module} {mutation.proof}"][:: options.every]
+    problems = unmutated()
     verdicts: list[MutationVerdict] = []
     if not options.json:
-        print(f"{'unmutated':64} {wrong or 'no proof fails'}")
-    for mutation in chosen if not wrong else []:
+        print(f"{'unmutated':64} {problems or 'no proof fails'}")
+    for mutation in chosen if not problems else []:
         verdict = bite(mutation)
         verdicts.append(verdict)
         if not options.json:
             print(f"{mutation.what:64} {verdict.caught_by or 'SURVIVED':10} {verdict.seconds:5.1f} s  {verdict.said[:110]}", flush=True)
-    survivors = [one.mutation.what for one in verdicts if one.caught_by is None]
+    survivors = [verdict.mutation.what for verdict in verdicts if verdict.caught_by is None]
     if options.json:
         table = [{"what": v.mutation.what, "caught_by": v.caught_by, "said": v.said, "seconds": round(v.seconds, 2)} for v in verdicts]
-        print(json.dumps({"ok": not survivors and not wrong, "unmutated": wrong, "mutations": table}, indent=1))
+        print(json.dumps({"ok": not survivors and not problems, "unmutated": problems, "mutations": table}, indent=1))
     else:
         print(f"{len(verdicts)} mutations, {len(survivors)} survived")
-    return 1 if survivors or wrong else 0
+    return 1 if survivors or problems else 0
 
 
 if __name__ == "__main__":

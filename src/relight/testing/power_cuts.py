@@ -118,12 +118,12 @@ class Image:
         Return what is wrong. ``kept``: path for a copy of the image after the cut.
         """
         fresh: list[Fact] = []
-        wrong: list[str] = []
+        problems: list[str] = []
         while self.rng.random() < 0.15:
-            wrong += self._live(victim, fresh, lambda: None)
+            problems += self._live(victim, fresh, lambda: None)
             report.kills += 1
         how = self.rng.choices(("log not flushed", "log flushed", "default"), (8, 1, 1))[0]
-        wrong += self._live(victim, fresh, lambda: cut_power(self.where, how))
+        problems += self._live(victim, fresh, lambda: cut_power(self.where, how))
         self.cuts += 1
         report.cuts[how] += 1
         report.file_systems[self.kind.name] += 1
@@ -136,14 +136,14 @@ class Image:
         try:
             mount(self.path, self.where, self.kind)
         except OSError as error:
-            return [*wrong, f"the file system does not mount: {error}"]
+            return [*problems, f"the file system does not mount: {error}"]
         violations, self.told = check(LocalStore(store_in(self.where)), self.told, self.rng.randrange(1 << 32))
-        return wrong + violations
+        return problems + violations
 
     def _live(self, victim: Victims, told: list[Fact], cut: Callable[[], None]) -> list[str]:
         """Run a victim until a random time or acknowledgement, call ``cut``, and kill the victim."""
         at_once = self.rng.random() < 0.4
-        wanted = self.rng.randrange(1, 12)
+        acknowledgements = self.rng.randrange(1, 12)
         begun = time.monotonic()
         until = begun + (WAIT_S if at_once else self.rng.uniform(0, LIFE_S))
         received: list[AcknowledgedFact] = []
@@ -151,7 +151,7 @@ class Image:
         while time.monotonic() < until:
             received += victim.receive(until)
             if any(message.fact[0] == "died" for message in received) or (
-                at_once and sum(message.fact[0] in ACKNOWLEDGEMENTS for message in received) >= wanted
+                at_once and sum(message.fact[0] in ACKNOWLEDGEMENTS for message in received) >= acknowledgements
             ):
                 break
         before = len(received)
@@ -190,14 +190,16 @@ def run(
             report.images += 1
             lasts = image.rng.choice(CUTS_PER_IMAGE)
             while image.cuts < lasts and report.total < count:
-                kept = f"{keep}/{seed}-{report.images - 1}-{image.cuts}.img" if keep else None
-                wrong = image.cut(victim, report, kept)
-                if kept and not wrong:
-                    os.unlink(kept)
+                copy_path = f"{keep}/{seed}-{report.images - 1}-{image.cuts}.img" if keep else None
+                problems = image.cut(victim, report, copy_path)
+                if copy_path and not problems:
+                    os.unlink(copy_path)
                 if progress:
                     progress(report, count)
-                if wrong:
-                    report.violations.append({"image": image.name, "cut": image.cuts, "file_system": image.kind.name, "wrong": wrong[:5]})
+                if problems:
+                    report.violations.append(
+                        {"image": image.name, "cut": image.cuts, "file_system": image.kind.name, "wrong": problems[:5]}
+                    )
                     break  # later cuts of this image would fail for the same reason
             try:
                 unmount(image.where)

@@ -82,25 +82,25 @@ class Promises:
         checkpoint = fold(view).find(checkpoint_id)
         if checkpoint is None:
             return [f"{checkpoint_id} counts, and the history does not show it"]
-        wrong = [f"{checkpoint_id}: {finding}" for finding in verify_checkpoint(self.outside, view, checkpoint)]
-        return wrong or self.content(self.outside, view, checkpoint)
+        problems = [f"{checkpoint_id}: {finding}" for finding in verify_checkpoint(self.outside, view, checkpoint)]
+        return problems or self.content(self.outside, view, checkpoint)
 
     def content(self, store: SimulatedStore, view: LogView, one: Checkpoint) -> list[str]:
-        """Whether its bytes are one save's."""
+        """Return what is wrong with the bytes of a checkpoint; they must all be of one save."""
         saved = self.saves[one.id]
         opened = open_checkpoint(store, RUN, one, store_id=view.store_id, run_id=view.run_id)
-        wrong = []
+        problems = []
         if (len(opened.parts), one.step, one.epoch) != (saved.world, saved.step, saved.epoch):
-            wrong.append(f"(5) {one.id} is of {len(opened.parts)} ranks, step {one.step}, attempt {one.epoch}")
+            problems.append(f"(5) {one.id} is of {len(opened.parts)} ranks, step {one.step}, attempt {one.epoch}")
         for rank, part in enumerate(opened.parts):
-            room = bytearray(ROW)
+            buffer = bytearray(ROW)
             still = bytearray(FROZEN)
-            read_tensors(opened, part, {0: Bytes(room)} | ({1: Bytes(still)} if len(part.tensors) > 1 else {}))
+            read_tensors(opened, part, {0: Bytes(buffer)} | ({1: Bytes(still)} if len(part.tensors) > 1 else {}))
             if bytes(still) != FROZEN:
-                wrong.append(f"(5) {one.id} holds {still.hex()} where nothing ever changed")
-            if bytes(room) != saved.row(rank):
-                wrong.append(f"(5) {one.id} holds bytes of another save: rank {rank} has {room.hex()}")
-        return wrong
+                problems.append(f"(5) {one.id} holds {still.hex()} where nothing ever changed")
+            if bytes(buffer) != saved.row(rank):
+                problems.append(f"(5) {one.id} holds bytes of another save: rank {rank} has {buffer.hex()}")
+        return problems
 
     def acknowledged(self, who: str, saved: AcknowledgedSave, seq: int) -> None:
         """Check that process ``who`` may receive the acknowledgement of a save with record ``seq``."""
@@ -161,7 +161,7 @@ class Promises:
             attempt = Attempt.begin(self.outside, RUN)
             execute_sweep(plan_sweep(self.outside, RUN), self.outside)
             for key in self._left():
-                self.truth.wrong.append(f"(7) left behind: {key}")
+                self.truth.wrong.append(f"(7) not removed: {key}")
             saved = self.saved(attempt.epoch, 99, 0, 1, True)
             item = Item("t", "uint8", (1, ROW), "param", Bytes(saved.row(0)), None, True)
             tree = encode_tree({"t": Leaf("tensor", (0,))})

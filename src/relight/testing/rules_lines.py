@@ -51,29 +51,29 @@ def a_missing_log_stops_a_start() -> list[str]:
     _, store = simulated()
     _, ids, _ = saves(store, 1, 2, 3)
     lose_records(store)
-    wrong = [] if _refuses(store) else ["an attempt has begun without the log"]
+    problems = [] if _refuses(store) else ["an attempt has begun without the log"]
     try:
         execute_sweep(plan_sweep(store, RUN), store)
-        wrong.append("a sweep was planned without the log")
+        problems.append("a sweep was planned without the log")
     except RelightError:
         pass
-    if not wrong:
+    if not problems:
         execute_rebuild(plan_rebuild(store, RUN), store)
-        wrong += [] if live(store) == ids else ["the rebuilt log lists other checkpoints"]
-    return wrong
+        problems += [] if live(store) == ids else ["the rebuilt log lists other checkpoints"]
+    return problems
 
 
 @rule
 def a_log_without_its_newest_records_stops_a_start() -> list[str]:
     """A log that is older than the checkpoint directories stops a start: a directory has an unknown attempt or an unknown parent."""
-    wrong = []
+    problems = []
     for kept, steps, what in ((4, (3,), "without its last FENCE"), (6, (3, 4, 5), "without its last COMMITs")):
         _, store = simulated()
         _, first = line(store, "fresh", None, 1, 2)  # records: RUN, FENCE, two COMMITs
         line(store, "restored", first[-1], *steps)  # step 3 names a known parent: only the FENCE shows that its attempt is lost
         lose_records(store, keep_first=kept)
-        wrong += [] if _refuses(store) else [f"an attempt has begun in a log {what}"]
-    return wrong
+        problems += [] if _refuses(store) else [f"an attempt has begun in a log {what}"]
+    return problems
 
 
 @rule
@@ -84,14 +84,14 @@ def an_interrupted_rebuild_stops_a_start() -> list[str]:
     lose_records(store)
     execute_rebuild(plan_rebuild(store, RUN), store)
     lose_records(store, keep_first=5)  # RUN, NOTE, FENCE, two COMMITs; the last NOTE is gone
-    wrong = [] if _refuses(store) else ["an attempt has begun in a log that is being rebuilt"]
-    return wrong + ([] if live(store) == ids else ["a COMMIT is gone"])
+    problems = [] if _refuses(store) else ["an attempt has begun in a log that is being rebuilt"]
+    return problems + ([] if live(store) == ids else ["a COMMIT is gone"])
 
 
 @rule
 def what_is_no_ancestor_stays() -> list[str]:
     """Retention retires only ancestors of the newest good checkpoint: in a run that restarted from scratch, and in one that was rolled back."""
-    wrong = []
+    problems = []
     for reason, back in (("fresh", False), ("restored", True)):
         _, store = simulated()
         _, old = line(store, "fresh", None, 1, 2, 8, 9)
@@ -100,9 +100,9 @@ def what_is_no_ancestor_stays() -> list[str]:
         execute(plan, store, epoch=attempt.epoch)
         kept = {*old[2:], *new[2:], *(() if back else old)}
         planned = {verdict.id for verdict in plan.verdicts if verdict.keep}
-        wrong += [] if planned == kept else [f"{reason}: the plan keeps {len(planned)}, not {len(kept)}"]
-        wrong += [] if set(live(store)) == kept else [f"{reason}: {len(live(store))} stay of {len(kept)}"]
-    return wrong
+        problems += [] if planned == kept else [f"{reason}: the plan keeps {len(planned)}, not {len(kept)}"]
+        problems += [] if set(live(store)) == kept else [f"{reason}: {len(live(store))} stay of {len(kept)}"]
+    return problems
 
 
 @rule

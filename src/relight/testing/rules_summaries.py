@@ -32,19 +32,19 @@ def _differs(store: ByteStore, what: str) -> list[str]:
     """Return where a reader that starts at a summary sees another history than a reader of all records."""
     brief, whole = Log(store, RUN).read(), Log(store, RUN, whole=True).read()
     short, full = fold(brief), fold(whole)
-    wrong = []
+    problems = []
     if [checkpoint.id for checkpoint in short.live] != [checkpoint.id for checkpoint in full.live] or (short.tags, short.epoch) != (
         full.tags,
         full.epoch,
     ):
-        wrong.append(f"{what}: a reader that starts at a summary sees another history")
+        problems.append(f"{what}: a reader that starts at a summary sees another history")
     if brief.head != whole.head or [fault.seq for fault in brief.faults] != [fault.seq for fault in whole.faults]:
-        wrong.append(f"{what}: it sees another head, or other faults")
+        problems.append(f"{what}: it sees another head, or other faults")
     if any(
         line_of(short, checkpoint) != line_of(full, full.by_id[checkpoint.id]) for checkpoint in short.live if checkpoint.id in full.by_id
     ):
-        wrong.append(f"{what}: it sees other lines of descent")
-    return wrong
+        problems.append(f"{what}: it sees other lines of descent")
+    return problems
 
 
 def _run() -> ByteStore:
@@ -99,9 +99,9 @@ def a_void_note_vouches_for_nothing() -> list[str]:
             Log(store, RUN).append(lambda view: (NoteBody(topic="later", data={}), fold(view).epoch))
         whole = decode(store.get(_key(upto, hash), 1 << 20), "")
         data = encode(replace(whole, live=whole.live[:1], tags={}, retired=(), alone=(), lines={}))
-        own = hexdigest(data)
-        store.put_once(_key(upto, own), data)
-        body = NoteBody(topic=TOPIC, data={"upto": upto, "hash": own, "bytes": len(data)})
+        digest = hexdigest(data)
+        store.put_once(_key(upto, digest), data)
+        body = NoteBody(topic=TOPIC, data={"upto": upto, "hash": digest, "bytes": len(data)})
         _replace(store, f"{RUN}/{LOG_DIR}/{record_file(note.seq)}", encode_record(structs.replace(note, body=body)))
         return _differs(store, "a void NOTE")
 
@@ -119,31 +119,31 @@ def a_stray_record_is_no_head() -> list[str]:
     view = Log(store, RUN).read()
     line(store, "start", None, 3)
     after = Log(store, RUN).read()
-    wrong = [] if view.head == before and [fault.seq for fault in view.faults] == [999_999] else ["a stray record is the head"]
-    return wrong + ([] if after.head == before + 2 and len(fold(after).live) == 3 else ["records are appended after a stray one"])
+    problems = [] if view.head == before and [fault.seq for fault in view.faults] == [999_999] else ["a stray record is the head"]
+    return problems + ([] if after.head == before + 2 and len(fold(after).live) == 3 else ["records are appended after a stray one"])
 
 
 @rule
 def a_folder_is_durable_with_its_records() -> list[str]:
     """A record is durable before the next one is chained to it, even if its process was killed before the fsync of its folder."""
-    wrong: set[str] = set()
+    problems: set[str] = set()
     with short_folders(1):
         disk = fresh_disk()
-        seen: list[SimulatedDisk] = []
+        disks: list[SimulatedDisk] = []
 
         def see(number: int, when: str, call: DiskCall, inner: SimulatedDisk) -> None:
             if when == "after" and call.name == "mkdir" and f"/{LOG_DIR}/" in call.path:
-                seen.append(inner.clone())
+                disks.append(inner.clone())
 
         line(LocalStore(ROOT, disk=Observed(disk, see)), "fresh", None, 1, 2, 3, 4, 5)
-        for clone in seen:
+        for clone in disks:
             store = LocalStore(ROOT, disk=clone)
             _, ids = line(store, "start", None, 9)
             for kind in CUTS:
                 after = LocalStore(ROOT, disk=clone.power_cut(1, kind))
                 if ids[-1] not in [checkpoint.id for checkpoint in fold(Log(after, RUN).read()).live]:
-                    wrong.add("a checkpoint that was acknowledged is lost with the folder of its record")
-    return sorted(wrong) if seen else ["no folder was made"]
+                    problems.add("a checkpoint that was acknowledged is lost with the folder of its record")
+    return sorted(problems) if disks else ["no folder was made"]
 
 
 @rule
@@ -152,7 +152,7 @@ def a_synced_record_survives_with_its_folder() -> list[str]:
 
     Both were killed before the fsync of the folder's name.
     """
-    wrong: set[str] = set()
+    problems: set[str] = set()
     linked: list[SimulatedDisk] = []
     with short_folders(1):
         for nth in range(1, 4):
@@ -168,8 +168,8 @@ def a_synced_record_survives_with_its_folder() -> list[str]:
             log.sync(head)
             for kind in CUTS:
                 if Log(LocalStore(ROOT, disk=clone.power_cut(1, kind)), RUN).read().head < head:
-                    wrong.add("a record that was synced is lost with its folder")
-    return sorted(wrong) if linked else ["no record was written in a folder"]
+                    problems.add("a record that was synced is lost with its folder")
+    return sorted(problems) if linked else ["no record was written in a folder"]
 
 
 @rule

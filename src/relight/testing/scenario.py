@@ -100,22 +100,22 @@ class KnownFacts:
     @classmethod
     def from_facts(cls, told: Iterable[Fact]) -> KnownFacts:
         """Gather it from facts."""
-        known = cls()
+        known_facts = cls()
         for kind, *rest in told:
             if kind == "saving":
-                known.saving.add(rest[0])
+                known_facts.saving.add(rest[0])
             elif kind == "saved":
-                known.saved[rest[0]] = rest[1]
+                known_facts.saved[rest[0]] = rest[1]
             elif kind == "retiring":
-                known.retiring.update(rest)
+                known_facts.retiring.update(rest)
             elif kind == "retired":
-                known.retired.update(rest)
+                known_facts.retired.update(rest)
             elif kind == "tagging":
-                known.tagging.setdefault(rest[0], set()).add(rest[1])
+                known_facts.tagging.setdefault(rest[0], set()).add(rest[1])
             elif kind == "tagged":
-                known.tags[rest[0]] = rest[1]
-                known.tagging[rest[0]] = {rest[1]}
-        return known
+                known_facts.tags[rest[0]] = rest[1]
+                known_facts.tagging[rest[0]] = {rest[1]}
+        return known_facts
 
 
 def save(attempt: Attempt, key: str, step: int) -> Iterator[Fact]:
@@ -224,28 +224,28 @@ def check_history(log: Log, told: Sequence[Fact]) -> list[str]:
         return ["I1: the run is gone"] if any(kind == "begun" for kind, *_ in told) else []
     except RelightError as error:
         return [f"I5: the log cannot be read: {error.what}"]
-    wrong = [f"I12: record {fault.seq} counts for nothing: {fault.reason}" for fault in view.faults]
+    problems = [f"I12: record {fault.seq} counts for nothing: {fault.reason}" for fault in view.faults]
     history = fold(view)
-    return wrong + _compare(history, facts)
+    return problems + _compare(history, facts)
 
 
 def _compare(history: History, facts: KnownFacts) -> list[str]:
-    wrong = []
+    problems = []
     live = {checkpoint.id for checkpoint in history.live}
     for checkpoint_id, key in facts.saved.items():
         if checkpoint_id not in live and checkpoint_id not in facts.retiring:
-            wrong.append(f"I1: checkpoint {checkpoint_id} ({key}) was acknowledged and is gone")
+            problems.append(f"I1: checkpoint {checkpoint_id} ({key}) was acknowledged and is gone")
     for checkpoint_id in sorted(facts.retired & live):
-        wrong.append(f"I12: checkpoint {checkpoint_id} was retired and is back")
+        problems.append(f"I12: checkpoint {checkpoint_id} was retired and is back")
     newest = max(
         (checkpoint for checkpoint in (*history.live, *history.retired.values())), key=lambda checkpoint: checkpoint.seq, default=None
     )
     if newest and newest.id in history.retired:
-        wrong.append(f"I7: the newest checkpoint {newest.id} was retired")
+        problems.append(f"I7: the newest checkpoint {newest.id} was retired")
     for name, checkpoint_id in facts.tags.items():
         if history.tags.get(name) not in facts.tagging[name] | {checkpoint_id}:
-            wrong.append(f"I1: tag {name} was acknowledged and is gone")
-    return wrong
+            problems.append(f"I1: tag {name} was acknowledged and is gone")
+    return problems
 
 
 def examine(store: ByteStore, log: Log, told: Sequence[Fact]) -> list[str]:
@@ -255,12 +255,12 @@ def examine(store: ByteStore, log: Log, told: Sequence[Fact]) -> list[str]:
         view = log.read()
     except RelightError as error:
         return [f"I5: the log cannot be read: {error.what}"]
-    wrong = [f"I12: record {fault.seq} counts for nothing: {fault.reason}" for fault in view.faults]
+    problems = [f"I12: record {fault.seq} counts for nothing: {fault.reason}" for fault in view.faults]
     history = fold(view)
-    wrong += _compare(history, facts)
+    problems += _compare(history, facts)
     for checkpoint in history.live:
-        wrong += _restore(store, view, checkpoint, facts, "I2: a live")
-    return wrong
+        problems += _restore(store, view, checkpoint, facts, "I2: a live")
+    return problems
 
 
 def _restore(store: ByteStore, view: LogView, one: Checkpoint, facts: KnownFacts, which: str) -> list[str]:
@@ -301,7 +301,7 @@ def leftovers(store: ByteStore, log: Log) -> list[str]:
             names += [f"{entry.name}/{file.name}" for file in files if file.is_dir or not is_written_file(file.name)]
         else:
             names.append(entry.name)
-    return [f"I10: left behind: {name}" for name in names]
+    return [f"I10: not removed: {name}" for name in names]
 
 
 def check(store: ByteStore, told: Sequence[Fact], seed: int) -> list[str]:
@@ -310,17 +310,17 @@ def check(store: ByteStore, told: Sequence[Fact], seed: int) -> list[str]:
     Return what is wrong; empty if nothing is.
     """
     log = Log(store, RUN)
-    wrong = check_history(log, told)
+    problems = check_history(log, told)
     more = list(told)
     try:
         for fact in resume(store, seed):
             more.append(fact)
     except RelightError as error:
-        wrong.append(f"I4: the run does not resume: {type(error).__name__}: {error}")
-    wrong += examine(store, log, more)
+        problems.append(f"I4: the run does not resume: {type(error).__name__}: {error}")
+    problems += examine(store, log, more)
     with contextlib.suppress(RelightError):
-        wrong += leftovers(store, log)
-    return list(dict.fromkeys(wrong))
+        problems += leftovers(store, log)
+    return list(dict.fromkeys(problems))
 
 
 def check_lost_log(store: ByteStore, told: Sequence[Fact]) -> list[str]:
@@ -352,11 +352,11 @@ def check_lost_log(store: ByteStore, told: Sequence[Fact]) -> list[str]:
         return ["I1: the log could not be rebuilt"] if before else []  # no directory has a root
     view = Log(store, RUN).read()
     history = fold(view)
-    wrong = [f"I1: checkpoint {lost} is not listed by the rebuilt log" for lost in sorted(before - history.by_id.keys())]
+    problems = [f"I1: checkpoint {lost} is not listed by the rebuilt log" for lost in sorted(before - history.by_id.keys())]
     for checkpoint in history.live:
-        wrong += _restore(store, view, checkpoint, facts, "I2: a rebuilt")
+        problems += _restore(store, view, checkpoint, facts, "I2: a rebuilt")
     now = sorted(f"{name}/{entry.name}" for name in checkpoint_dirs(store, RUN) for entry in store.list(f"{RUN}/{name}"))
-    return wrong + ([] if now == files else ["I1: rebuilding the log has removed or added files"])
+    return problems + ([] if now == files else ["I1: rebuilding the log has removed or added files"])
 
 
 def fresh_disk() -> SimulatedDisk:
@@ -404,13 +404,13 @@ class Names:
 @contextlib.contextmanager
 def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
     """Set attributes, each ``(owner, name, value)``, for the duration of the block."""
-    kept = [(where, name, getattr(where, name)) for where, name, _ in changes]
+    old_values = [(where, name, getattr(where, name)) for where, name, _ in changes]
     for where, name, value in changes:
         setattr(where, name, value)
     try:
         yield
     finally:
-        for where, name, value in kept:
+        for where, name, value in old_values:
             setattr(where, name, value)
 
 

@@ -81,7 +81,7 @@ class ScheduleReport:
             **dict(sorted(self.counts.items())),
             "faults": dict(sorted(self.faults.items())),
             "violated": self.violated,
-            "first": [{"seed": seed, "wrong": wrong} for seed, wrong in self.violations],
+            "first": [{"seed": seed, "wrong": problems} for seed, problems in self.violations],
         }
 
 
@@ -155,14 +155,14 @@ def many(first: int, count: int, *, jobs: int, kinds: frozenset[str], mutation: 
         for block in pool.imap_unordered(_block, _blocks(first, count, kinds, mutation)):
             report.join(block)
             report.seconds = time.perf_counter() - started
-            for seed, wrong in block.violations if not quiet else ():
-                print(f"seed {seed}: {wrong}", file=sys.stderr, flush=True)
+            for seed, problems in block.violations if not quiet else ():
+                print(f"seed {seed}: {problems}", file=sys.stderr, flush=True)
             if not quiet and time.perf_counter() - reported > 10:
                 reported = time.perf_counter()
                 rate = report.schedules / report.seconds
-                left = (count - report.schedules) / rate / 60
+                minutes_left = (count - report.schedules) / rate / 60
                 print(
-                    f"{report.schedules:>9,} schedules, {rate:.0f}/s, {report.violated} violations, {left:.0f} min left",
+                    f"{report.schedules:>9,} schedules, {rate:.0f}/s, {report.violated} violations, {minutes_left:.0f} min left",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -174,12 +174,12 @@ def _every_mutation(first: int, count: int, kinds: frozenset[str], as_json: bool
     table = []
     for name in PLANTED:
         report = find(name, first, count, kinds=kinds)
-        seed, wrong = report.violations[0] if report.violations else (-1, ["SURVIVED"])
-        table.append({"mutation": name, "seeds": report.schedules, "seed": seed, "said": wrong[0]})
+        seed, problems = report.violations[0] if report.violations else (-1, ["SURVIVED"])
+        table.append({"mutation": name, "seeds": report.schedules, "seed": seed, "said": problems[0]})
         if not report.violated:
             survivors.append(name)
         if not as_json:
-            print(f"{name:60} {report.schedules:6} schedules  {wrong[0][:120]}", flush=True)
+            print(f"{name:60} {report.schedules:6} schedules  {problems[0][:120]}", flush=True)
     if as_json:
         print(json.dumps({"ok": not survivors, "mutations": table}, indent=1))
     else:
@@ -220,8 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, value in report.to_dict().items():
         if name != "first":
             print(f"{name:14} {value}")
-    for seed, wrong in report.violations:
-        print(f"seed {seed}: {wrong[0]}")
+    for seed, problems in report.violations:
+        print(f"seed {seed}: {problems[0]}")
     return 1 if report.violated else 0
 
 

@@ -1,7 +1,7 @@
 """Bugs of the protocol, planted one at a time. The schedules must find each. A bug is an edit of a function's source
 at run time.
 
-A line that is no longer in the source is a failure, too: keep the table up to date.
+If a line has left the source, that is a failure, too: keep the table up to date.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _VOIDED = '        if not _void(store, prefix, f"rank {seat.rank} could not save
 PLANTED: dict[str, Bug] = {
     # fencing
     "a save does not ask whether it is fenced": Bug(Edit(f"{SAVE}:refuse_if_fenced", _FENCED, "    if False:\n")),
-    "a new attempt takes the epoch of the one before": Bug(
+    "a new attempt takes the epoch of the previous attempt": Bug(
         Edit(f"{ATTEMPT}:_next_epoch", "return history.epoch + 1 + later", "return max(history.epoch, 1)"),
     ),
     "neither the save nor readers ask whether a COMMIT is fenced": Bug(
@@ -53,13 +53,13 @@ PLANTED: dict[str, Bug] = {
         Edit(f"{PRUNE}:execute", "if epoch is not None and history.epoch > epoch:", "if False:"),
     ),
     # the commit of several ranks
-    "files are taken back before the checkpoint is void": Bug(
+    "files are deleted before the checkpoint is void": Bug(
         Edit(f"{TOGETHER}:_give_up", _VOIDED, "        if False:\n            return\n"),
     ),
-    "files are taken back though it is complete": Bug(
+    "files are deleted though the checkpoint is complete": Bug(
         Edit(f"{TOGETHER}:_give_up", _VOIDED, _VOIDED.replace("            return", "            pass")),
     ),
-    "void overwrites a root that is there": Bug(
+    "void overwrites an existing root": Bug(
         Edit(f"{TOGETHER}:_void", "    store.put_once(", '    store.delete(f"{prefix}/{ROOT_FILE}")\n    store.put_once('),
     ),
     "a root overwrites the void one": Bug(
@@ -69,7 +69,7 @@ PLANTED: dict[str, Bug] = {
             '    store.delete(f"{prefix}/{ROOT_FILE}")\n    return [], root if store.put_once(',
         ),
     ),
-    "a rank says that it is ready before its part is there": Bug(
+    "a rank reports that it is ready before its part exists": Bug(
         Edit(
             f"{SAVE}:write_part",
             '    put(place.store, f"{prefix}/{part_file(rank)}", data)\n',
@@ -86,7 +86,7 @@ PLANTED: dict[str, Bug] = {
             '        mark = ready\n        put(place.store, f"{prefix}/{part_file(seat.rank)}", data)\n',
         ),
     ),
-    "COMMIT is written without looking whether it is there": Bug(Edit(f"{TOGETHER}:_append", "if checkpoint is not None:", "if False:")),
+    "COMMIT is written without checking whether it exists": Bug(Edit(f"{TOGETHER}:_append", "if checkpoint is not None:", "if False:")),
     "COMMIT is written though a rank is missing": Bug(
         Edit(f"{TOGETHER}:_complete", "    if missing:\n", "    if len(missing) == seat.world:\n"),
         Edit(
@@ -95,66 +95,68 @@ PLANTED: dict[str, Bug] = {
             "[ready_by_rank[rank] for rank in sorted(ready_by_rank)]",
         ),
     ),
-    "what ranks agreed on is not compared": Bug(Edit(f"{TOGETHER}:_complete", "if ready.plan != seat.plan[:PLAN_DIGITS]]", "if False]")),
+    "the plans of ranks are not compared": Bug(Edit(f"{TOGETHER}:_complete", "if ready.plan != seat.plan[:PLAN_DIGITS]]", "if False]")),
     "a save that may have been committed is removed": Bug(
         Edit(f"{SAVE}:save", "(isinstance(error, RelightError) and not isinstance(error, Uncertain))", "isinstance(error, RelightError)"),
     ),
-    "a rank that waited too long does not call it off": Bug(
+    "a rank that waited too long does not abort the save": Bug(
         Edit(f"{TOGETHER}:_await", "                if _void(place.store, prefix, error.what):\n", "                if True:\n"),
         Edit(f"{TOGETHER}:_give_up", _VOIDED, "        if isinstance(error, RankTimeout):\n            return\n" + _VOIDED),
     ),
-    "a rank that may be ready takes its files back before it calls it off": Bug(
+    "a rank that may be ready deletes its files before it aborts the save": Bug(
         Edit(f"{TOGETHER}:_give_up", "    if not said:\n", "    if True:\n")
     ),
-    "a COMMIT is believed before it is durable": Bug(
+    "a COMMIT is reported before it is durable": Bug(
         Edit(f"{TOGETHER}:_committed", "    place.log.sync(checkpoint.seq)\n", ""),
     ),
-    "a root is believed to be a COMMIT": Bug(
+    "a root is taken for a COMMIT": Bug(
         Edit(
             f"{TOGETHER}:_await",
             "                committed = _committed(place, directory)\n",
             "                committed = _root(place, directory, prefix), 0\n",
         ),
     ),
-    "who appends for another does not make the root durable": Bug(
+    "a rank that commits for another does not make the root durable": Bug(
         Edit(f"{TOGETHER}:_await", "                    place.store.sync(prefix)\n", ""),
     ),
-    "nobody else commits": Bug(
+    "no other rank commits": Bug(
         Edit(f"{TOGETHER}:_await", "                if now >= min(grace, ends):", "                if False:"),
     ),
     "a rank waits without end": Bug(Edit(f"{TOGETHER}:_await", "            elif now >= ends:\n", "            elif False:\n")),
     # the log
-    "a missing log is begun again": Bug(
+    "a missing log is started from scratch": Bug(
         Edit(f"{CHAIN}:Log._view_or_refuse", "            if view.head >= 0 or not names:\n", "            if True:\n")
     ),
-    "lost records are not missed": Bug(Edit(f"{TRUNCATED}:refuse_truncated", "        if not lost and", "        if True or not lost and")),
-    "a log that could not be read for a moment is judged": Bug(
+    "lost records are not noticed": Bug(
+        Edit(f"{TRUNCATED}:refuse_truncated", "        if not lost and", "        if True or not lost and")
+    ),
+    "a log that was unreadable for a moment counts as damaged": Bug(
         Edit(f"{TRUNCATED}:refuse_truncated", "    for pause_s in (*PAUSES_S, None):\n", "    for pause_s in (None,):\n"),
     ),
-    "a tool asks nothing of a log that lacks records": Bug(
+    "a tool does not refuse a log that lacks records": Bug(
         Edit(f"{RECALL}:sweep_recallable", "        refuse_truncated(store, log)\n", "        log.read()\n"),
         Edit(f"{PRUNE}:execute", "        refuse_truncated(store, log)\n", "        log.read()\n"),
     ),
-    "creating a name that is there overwrites it": Bug(Edit(f"{SHELF}:create", "    if over:\n        return False\n", "")),
-    "whose record it is is not asked": Bug(
+    "creating an existing name overwrites it": Bug(Edit(f"{SHELF}:create", "    if over:\n        return False\n", "")),
+    "the writer of a record is not checked": Bug(
         Edit(f"{CHAIN}:Log._append", "        if not created and not self._is_ours(key, data):\n            return None\n", ""),
     ),
-    "one's own record is taken for another's": Bug(
+    "a process takes its own record for another's": Bug(
         Edit(f"{CHAIN}:Log._append", "if not created and not self._is_ours(key, data):", "if not created:"),
         besides=frozenset({"answered_twice"}),
         without=frozenset({"refused", "done"}),
     ),
     # durability
-    "the names of packs and parts are not settled": Bug(
+    "the names of packs and parts are not made durable": Bug(
         Edit(f"{SAVE}:_write", "    place.store.sync(prefix)\n", ""),
         Edit(f"{TOGETHER}:_proven", "    place.store.sync(prefix)\n", ""),
     ),
     # deletion
-    "sweep takes what its attempt may still be writing": Bug(
+    "sweep deletes files that their attempt may still be writing": Bug(
         Edit(f"{SWEEP}:plan_sweep", "elif parsed.epoch < history.epoch:", "elif True:"),
     ),
-    "sweep takes what is live": Bug(Edit(f"{SWEEP}:plan_sweep", "if parsed is None or name in live:", "if parsed is None:")),
-    "sweep leaves what dead attempts left": Bug(
+    "sweep deletes live checkpoints": Bug(Edit(f"{SWEEP}:plan_sweep", "if parsed is None or name in live:", "if parsed is None:")),
+    "sweep leaves the files of dead attempts": Bug(
         Edit(f"{SWEEP}:plan_sweep", "elif parsed.epoch < history.epoch:", "elif False:"),
     ),
     "retention deletes before it retires": Bug(
@@ -165,10 +167,10 @@ PLANTED: dict[str, Bug] = {
             "    delete_checkpoints(store, plan.run, early, plan.going)\n    if going and log.append(decide) is not None",
         ),
     ),
-    "sweep takes what may be recalled": Bug(
+    "sweep deletes recallable checkpoints": Bug(
         Edit(f"{SWEEP}:plan_sweep", "if name in retired and retired[name] in history.recallable:", "if False:"),
     ),
-    "what may be recalled is deleted before its SWEEP": Bug(
+    "a recallable checkpoint is deleted before its SWEEP": Bug(
         Edit(
             f"{RECALL}:sweep_recallable",
             "    if log.append(decide) is None:\n",
@@ -176,7 +178,7 @@ PLANTED: dict[str, Bug] = {
             "    delete_checkpoints(store, run, early, list(ids))\n    if log.append(decide) is None:\n",
         ),
     ),
-    "what was given up is recalled": Bug(
+    "a swept checkpoint is recalled": Bug(
         Edit(
             f"{HISTORY}:_apply",
             "if history.recallable.pop(recalled, None)}",
@@ -184,7 +186,7 @@ PLANTED: dict[str, Bug] = {
         ),
         Edit(f"{RECALL}:recall", "if checkpoint_id in history.recallable:", "if True:"),
     ),
-    "retention retires what another needs": Bug(
+    "retention retires a checkpoint that another needs": Bug(
         Edit(
             f"{PRUNE}:execute",
             "        together = not_needed(history, set(free) - unsure(view, history) - abandoned)\n",
@@ -196,15 +198,15 @@ PLANTED: dict[str, Bug] = {
             "        users = []\n",
         ),
     ),
-    "what another needs is given up": Bug(
+    "a checkpoint that another needs is swept": Bug(
         Edit(
             f"{RECALL}:sweep_recallable",
             "not_needed(history, chosen - unsure(view, history))",
             "set(ids)",
         ),
     ),
-    "a checkpoint does not say whose chunks it needs": Bug(Edit(f"{SAVE}:commit_body", "requires=root.requires", "requires=[]")),
-    "retention retires what a tag holds": Bug(Edit(f"{PRUNE}:execute", " and not history.tags_of(checkpoint.id)", "")),
+    "a checkpoint does not record which chunks it needs": Bug(Edit(f"{SAVE}:commit_body", "requires=root.requires", "requires=[]")),
+    "retention retires a tagged checkpoint": Bug(Edit(f"{PRUNE}:execute", " and not history.tags_of(checkpoint.id)", "")),
 }
 """Bugs by description."""
 
@@ -212,18 +214,18 @@ PLANTED: dict[str, Bug] = {
 @contextlib.contextmanager
 def planted(name: str | None) -> Iterator[None]:
     """Plant the bug within the block."""
-    kept: list[tuple[FunctionType, CodeType]] = []
+    originals: list[tuple[FunctionType, CodeType]] = []
     try:
         edits: dict[str, list[Edit]] = {}
         for edit in PLANTED[name].edits if name else ():
             edits.setdefault(edit.function, []).append(edit)
         for where, function_edits in edits.items():
             function = _function(where)
-            kept.append((function, function.__code__))
+            originals.append((function, function.__code__))
             function.__code__ = _edited(function, function_edits)
         yield
     finally:
-        for function, code in kept:
+        for function, code in originals:
             function.__code__ = code
 
 

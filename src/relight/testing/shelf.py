@@ -108,8 +108,8 @@ class DurableNames:
         Return the dropped names.
         """
         share = rng.choice((0.3, 0.7, 1.0))
-        gone = [key for key in sorted(self.loose) if rng.random() < share]
-        for key in gone:
+        dropped = [key for key in sorted(self.loose) if rng.random() < share]
+        for key in dropped:
             for file in [path for path in self.files if path == key or path.startswith(f"{key}/")]:
                 del self.files[file]
                 self._forget(file)
@@ -121,7 +121,7 @@ class DurableNames:
                 del file.data[len(file.data) // 2 :]
         self.loose.clear()
         self.under_way.clear()
-        return gone
+        return dropped
 
     def _enter(self, key: str, is_dir: bool, who: str) -> None:
         parent, _, name = key.rpartition("/")

@@ -195,8 +195,8 @@ class _Play:
         def work(actor: Actor, rank: int, place: CommitTarget) -> None:
             self.truth.epochs_of[actor.name] = place.epoch
             store = self._store(actor)
-            own = place if rank == 0 else CommitTarget(store, Log(store, RUN), place.store_id, place.run_id, place.epoch)
-            attempt = Attempt(own)
+            own_place = place if rank == 0 else CommitTarget(store, Log(store, RUN), place.store_id, place.run_id, place.epoch)
+            attempt = Attempt(own_place)
             if smaller:  # as if two saves with equal chunks had been seen already
                 attempt.make_smaller(Compact(codecs="never"), Experience(equal=1.0))
             for turn in range(count):
@@ -206,7 +206,7 @@ class _Play:
                 if error is not None and error.kind == "fenced":
                     return
                 if rank == 0 and rules is not None:
-                    self._prune(store, rules, own.log, place.epoch)
+                    self._prune(store, rules, own_place.log, place.epoch)
 
         self.stage.add(f"job{number}.0", first, at)
 
@@ -214,8 +214,8 @@ class _Play:
         self, actor: Actor, attempt: Attempt, saved: AcknowledgedSave, rank: int, alone: bool, timeout_s: float, again: bool
     ) -> RelightError | None:
         seen = Box((rank, 0), (1, ROW))
-        other = not saved.agreed and rank == saved.world - 1
-        box = None if alone else Box((0, 0), (1, ROW)) if other else seen
+        is_odd_rank = not saved.agreed and rank == saved.world - 1
+        box = None if alone else Box((0, 0), (1, ROW)) if is_odd_rank else seen
         shape = (1 if alone else saved.world, ROW)
         item = Item("t", "uint8", shape, "param", Bytes(saved.row(rank)), box, True)
         tree = encode_tree({"t": Leaf("tensor", (0,)), "u": Leaf("tensor", (1,))} if rank == 0 else {"rank": {}})
@@ -223,7 +223,7 @@ class _Play:
         plan = plan_save(items, id=saved.id, rank=rank)
         if again:  # as for a layout that was saved before
             plan.proven.add("read")
-        seat = None if alone else Participant(rank, saved.world, ("1" if other else "0") * 16, timeout_s)
+        seat = None if alone else Participant(rank, saved.world, ("1" if is_odd_rank else "0") * 16, timeout_s)
         leaves = self.stage.now + self.rng.uniform(0, 3) if self.rng.random() < 0.06 else None
 
         def packs_written() -> None:
@@ -345,7 +345,7 @@ class _Play:
         self.promises.finale()
 
     def _cut(self) -> None:
-        gone = self.shelf.cut(self.rng)
+        dropped = self.shelf.cut(self.rng)
         self.stage.faults["cut"] += 1
-        self.stage.note(None, "power cut", "", ", ".join(gone))
+        self.stage.note(None, "power cut", "", ", ".join(dropped))
         self.promises.after_cut()

@@ -176,10 +176,10 @@ class SimulatedStore:
     def delete_dir(self, prefix: str) -> bool:
         """See ``ByteStore``."""
         fault = self._enter("delete_dir", prefix)
-        gone = self.shelf.remove_dir(prefix, self._who.name)
+        is_removed = self.shelf.remove_dir(prefix, self._who.name)
         if fault:
             raise StoreUnavailable("no answer (and it was tried)", where=prefix)
-        return gone
+        return is_removed
 
     def uploads(self, prefix: str) -> Sequence[Upload]:
         """Return an empty list: this store has no uploads."""

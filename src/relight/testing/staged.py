@@ -145,14 +145,14 @@ def _same(record: Any) -> Any:
 
 def _remembered(decode: Any) -> Any:
     """Return ``decode_record`` with a cache: equal bytes give the same record, whatever their path."""
-    known: dict[tuple[bytes, int], Any] = {}
+    cache: dict[tuple[bytes, int], Any] = {}
 
     def decoded(data: bytes, seq: int, where: str) -> Any:
-        record = known.get((data, seq))
+        record = cache.get((data, seq))
         if record is None:
-            if len(known) > 4096:
-                known.clear()
-            record = known[data, seq] = decode(data, seq, where)
+            if len(cache) > 4096:
+                cache.clear()
+            record = cache[data, seq] = decode(data, seq, where)
         return record
 
     return decoded
@@ -160,15 +160,15 @@ def _remembered(decode: Any) -> Any:
 
 def _remembered_part(decode: Any) -> Any:
     """Return ``decode_part`` with a cache for equal bytes and an equal reference in the root."""
-    known: dict[tuple[object, ...], Any] = {}
+    cache: dict[tuple[object, ...], Any] = {}
 
     def decoded(data: bytes, root: Root, ref: PartRef, where: str) -> Any:
         key = (data, root.store, root.run, root.id, root.step, root.epoch, root.world, ref.rank, ref.hash, ref.size)
-        part = known.get(key)
+        part = cache.get(key)
         if part is None:
-            if len(known) > 1024:
-                known.clear()
-            part = known[key] = decode(data, root, ref, where)
+            if len(cache) > 1024:
+                cache.clear()
+            part = cache[key] = decode(data, root, ref, where)
         return part
 
     return decoded

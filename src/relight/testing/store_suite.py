@@ -66,7 +66,10 @@ def write_all(store: ByteStore, key: str, data: bytes, step: int = 1 << 19) -> N
 
 
 def _create_all(store: ByteStore, rounds: int, me: int, gate: Any, told: Any) -> None:
-    """Create the same names as the other processes, all at the same moment. Put into ``told`` which ones it won."""
+    """Create the same names as the other processes, at the same moment.
+
+    Put the result of each creation into the queue ``told``.
+    """
     won = []
     try:
         for round_ in range(rounds):
@@ -137,7 +140,7 @@ class StoreSuite:
             return
         store = self.make(tmp_path)
         rounds, processes = 25, 4
-        fresh = multiprocessing.get_context("spawn")  # the libraries behind some stores do not survive a fork
+        fresh = multiprocessing.get_context("spawn")  # the libraries of some stores do not survive a fork
         with safe_spawn():
             gate, results = fresh.Barrier(processes), fresh.SimpleQueue()
             children = [fresh.Process(target=_create_all, args=(store, rounds, me, gate, results), daemon=True) for me in range(processes)]
@@ -233,18 +236,18 @@ class StoreSuite:
         write_all(store, "file", data)
         reader: Reader = store.open("file")
         try:
-            room = page_buffer(len(data) + 2 * PAGE)
+            buffer = page_buffer(len(data) + 2 * PAGE)
             for offset, length in ((0, len(data)), (0, 1), (1, 4095), (4095, 2), (4096, 8192), (100_001, 1 << 20), (len(data) - 1, 1)):
-                got = reader.fetch(offset, length, room[: length + 2 * PAGE])
-                if got is not None and bytes(got) != data[offset : offset + length]:
+                fetched = reader.fetch(offset, length, buffer[: length + 2 * PAGE])
+                if fetched is not None and bytes(fetched) != data[offset : offset + length]:
                     raise AssertionError(f"{length} bytes from {offset} are not the written ones")
             for offset, length in ((len(data) - 1, 2), (1 << 40, 1)):
                 try:
-                    got = reader.fetch(offset, length, room[: length + 2 * PAGE])
+                    fetched = reader.fetch(offset, length, buffer[: length + 2 * PAGE])
                 except CorruptCheckpoint:
                     continue
-                if got is not None:
-                    raise AssertionError(f"gave {len(got)} bytes from {offset}, past the end")
+                if fetched is not None:
+                    raise AssertionError(f"gave {len(fetched)} bytes from {offset}, past the end")
         finally:
             reader.close()
 
@@ -335,8 +338,8 @@ class StoreSuite:
         assert isinstance(store.properties().exclusive_create, bool)
         assert isinstance(store.properties().durable, bool)
         for _ in range(2):
-            room = store.free_bytes()
-            assert room is None or room > 0
+            free_bytes = store.free_bytes()
+            assert free_bytes is None or free_bytes > 0
             put(store, f"file{_}", b"x")
         assert store.url
 

@@ -1,6 +1,6 @@
-"""Scripts that start without importing torch again: each is forked from one process that has imported it.
+"""Start scripts without importing torch again: each is forked from one process that has imported it.
 
-A fork is a process like any other, with descriptors, environment and signals of its own. It saves two seconds of a processor a start.
+A fork is a process like any other, with descriptors, environment and signals of its own. Each start takes two seconds of CPU time less.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Child:
         self._changed = threading.Condition()
 
     def ended(self, code: int) -> None:
-        """Note the exit code, negative for a signal."""
+        """Record the exit code; negative for a signal."""
         with self._changed:
             self.returncode = code
             self._changed.notify_all()
@@ -67,7 +67,7 @@ class Child:
 
 
 class Warm:
-    """The process that has imported ``imported``, and forks scripts. Any thread may use it. Its scripts are killed when it is closed.
+    """A process that has imported ``imported`` and forks scripts. Any thread may use it. Closing it kills its scripts.
 
     ``environment``: of that process, as here if None; its ``PYTHONPATH`` may lead to another Relight.
     """
@@ -75,12 +75,12 @@ class Warm:
     def __init__(self, imported: Sequence[str] = IMPORTED, environment: Mapping[str, str] | None = None) -> None:
         from relight.comm.children import script_command  # not in the process that is started: it may have another Relight
 
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock, self._begun = threading.Lock(), queue.Queue[int]()
         self._children: dict[int, Child] = {}
-        with theirs:
+        with child_end:
             self._process = subprocess.Popen(
-                script_command(__file__, str(theirs.fileno()), *imported, safe=True), pass_fds=[theirs.fileno()],
+                script_command(__file__, str(child_end.fileno()), *imported, safe=True), pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment,
             )  # fmt: skip
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -144,8 +144,8 @@ def _serve(asked: socket.socket) -> None:
             pid = os.fork()
             if not pid:
                 asked.close()
-                for other in children:
-                    os.close(other)
+                for child in children:
+                    os.close(child)
                 _become(json.loads(message), descriptors)
                 return
             for descriptor in descriptors:
@@ -198,14 +198,14 @@ def _run_quickly() -> NoReturn:
 
 
 def main() -> None:
-    """Import, then fork what is asked for."""
-    asked = socket.socket(fileno=int(sys.argv[1]))
+    """Import the modules, then fork the requested scripts."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
     for name in sys.argv[2:]:
         importlib.import_module(name)
     assert threading.active_count() == 1, "a thread does not survive a fork"
     gc.collect()
     gc.freeze()  # a collection in a fork would copy all pages of the modules
-    _serve(asked)
+    _serve(requests)
 
 
 if __name__ == "__main__":

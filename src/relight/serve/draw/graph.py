@@ -33,8 +33,8 @@ class Fork:
 def graph(forks: Sequence[Fork], says: str) -> Markup:
     """Return the graph: steps from left to right, one row for each run, in the given order."""
     shown = forks[:_ROWS_MAX]
-    known = [step for fork in shown for step in (*fork.steps, *([fork.at] if fork.at is not None else []))]
-    low, high = min(known, default=0), max(known, default=1)
+    steps = [step for fork in shown for step in (*fork.steps, *([fork.at] if fork.at is not None else []))]
+    low, high = min(steps, default=0), max(steps, default=1)
     row_of = {fork.name: index for index, fork in enumerate(shown)}
 
     def across(step: float) -> float:
@@ -56,8 +56,8 @@ def graph(forks: Sequence[Fork], says: str) -> Markup:
                 )
             )
         parts.append(element("line", x1=across(begin), x2=across(end), y1=y, y2=y, klass=f"branch of-{index % 8}"))
-        apart = max(1, -(-len(fork.steps) // dots_max))
-        dots = list(fork.steps)[::-1][::apart]  # the newest among them
+        interval = max(1, -(-len(fork.steps) // dots_max))
+        dots = list(fork.steps)[::-1][::interval]  # the newest among them
         parts += [
             element("circle", element("title", f"{fork.name}, step {step}"), cx=across(step), cy=y, r=3.2, klass=f"dot of-{index % 8}")
             for step in dots

@@ -113,8 +113,8 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
     if not high - low > 1e-12 * max(abs(low), abs(high), 1e-300):
         half = abs(low) / 2 or 0.5
         return low - half, high + half
-    room = (high - low) * 0.04
-    return low - room, high + room
+    margin = (high - low) * 0.04
+    return low - margin, high + margin
 
 
 def thinned(curve: Curve, points: int = _POINTS_MAX) -> Curve:
@@ -125,8 +125,8 @@ def thinned(curve: Curve, points: int = _POINTS_MAX) -> Curve:
     x, y = [], []
     for piece in range(points // 2):
         indices = range(piece * count * 2 // points, (piece + 1) * count * 2 // points)
-        known = [index for index in indices if math.isfinite(curve.y[index])] or list(indices)[:1]
-        for index in sorted({min(known, key=lambda i: curve.y[i]), max(known, key=lambda i: curve.y[i])}):
+        finite = [index for index in indices if math.isfinite(curve.y[index])] or list(indices)[:1]
+        for index in sorted({min(finite, key=lambda i: curve.y[i]), max(finite, key=lambda i: curve.y[i])}):
             x.append(curve.x[index])
             y.append(curve.y[index])
     return Curve(curve.name, x, y)

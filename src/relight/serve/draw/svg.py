@@ -49,15 +49,15 @@ def text(x: float, y: float, says: str, *, klass: str | None = None, anchor: str
 
 
 def fitting(says: str, width: float, letter: float = 6.2) -> str:
-    """Return ``says``, shortened to ``width``. The middle is cut: the ends of a tensor's path are more informative."""
-    room = int(width / letter)
+    """Return the text shortened to ``width``. The middle is cut: the ends of a tensor's path are more informative."""
+    letters = int(width / letter)
     says = printable(says)
-    if len(says) <= room:
+    if len(says) <= letters:
         return says
-    if room < 4:
+    if letters < 4:
         return ""
-    left = (room - 1) // 3
-    return f"{says[:left]}…{says[len(says) - (room - 1 - left) :]}"
+    head_length = (letters - 1) // 3
+    return f"{says[:head_length]}…{says[len(says) - (letters - 1 - head_length) :]}"
 
 
 def printable(says: str) -> str:

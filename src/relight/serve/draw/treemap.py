@@ -43,8 +43,11 @@ def treemap(tiles: Sequence[Tile], says: str) -> Markup:
     """Return the treemap, largest tiles first. Tiles beyond ``_TILES_MAX`` are merged into one."""
     shown = sorted((tile for tile in tiles if tile.size > 0), key=lambda tile: (-tile.size, tile.name))
     if len(shown) > _TILES_MAX:
-        rest = shown[_TILES_MAX - 1 :]
-        shown = [*shown[: _TILES_MAX - 1], Tile(f"{len(rest)} more", sum(tile.size for tile in rest), "the smallest", group=7)]
+        merged_tiles = shown[_TILES_MAX - 1 :]
+        shown = [
+            *shown[: _TILES_MAX - 1],
+            Tile(f"{len(merged_tiles)} more", sum(tile.size for tile in merged_tiles), "the smallest", group=7),
+        ]
         shown.sort(key=lambda tile: -tile.size)
     boxes = squarify([tile.size for tile in shown], TileBox(0, 0, WIDTH, HEIGHT))
     return picture(WIDTH, HEIGHT, says, [_tile(tile, box) for tile, box in zip(shown, boxes)], "treemap")

@@ -1,16 +1,16 @@
-// What a page can do with scripts: refresh itself when something has changed, and charts to zoom into. Without them nothing is missing but that.
+// Optional script of the pages: live refresh and charts that zoom. Everything else works without scripts.
 "use strict";
 
 function listen() {
   const live = document.getElementById("live");
-  const told = document.getElementById("told");
+  const state = document.getElementById("live-state");
   if (!live || !live.dataset.events || !window.EventSource) return;
   const source = new EventSource(live.dataset.events);
   let waiting = null;
-  source.addEventListener("open", () => { if (told) { told.className = "live on"; told.textContent = "live"; } });
-  source.addEventListener("error", () => { if (told) { told.className = "live"; told.textContent = "not live: reload to see what is new"; } });
+  source.addEventListener("open", () => { if (state) { state.className = "live on"; state.textContent = "live"; } });
+  source.addEventListener("error", () => { if (state) { state.className = "live"; state.textContent = "not live: reload to see new data"; } });
   source.addEventListener("changed", () => {
-    if (waiting || document.querySelector("#live form :focus")) return; // nobody's typing is thrown away
+    if (waiting || document.querySelector("#live form :focus")) return; // a refresh would discard what the user is typing
     waiting = setTimeout(() => { waiting = null; htmx.trigger(document.getElementById("live"), "relight:changed"); }, 300);
   });
   window.addEventListener("pagehide", () => source.close());
@@ -58,7 +58,7 @@ function chart(figure) {
     }
     ctx.restore();
   };
-  const wide = (from, to) => { // so that the first and the last mark are whole
+  const wide = (from, to) => { // a margin, or the first and last marks would be cut off
     const room = given.marks.length && to > from ? (to - from) / 100 : 0;
     return room ? [from - room, to + room] : [from, to];
   };
