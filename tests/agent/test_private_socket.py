@@ -148,20 +148,20 @@ def test_what_is_kept_can_only_be_read(agent: server.AgentServer) -> None:
     slot.seal(1, PAGE, 10)
     agent._kept.append(server.CommittedSlot("a", 1, slot, 0, (PAGE,), server.TrainerSession(wire=None, open=False)))  # type: ignore[arg-type]
     result = launch.connect("store", "run")
-    (held,) = result.held(10.0)
-    assert os.pread(held.memory.fd, 8, 0) == b"relight1" and held.memory.view.readonly
+    (memory_slot,) = result.held(10.0)
+    assert os.pread(memory_slot.memory.fd, 8, 0) == b"relight1" and memory_slot.memory.view.readonly
     with pytest.raises(OSError):
-        os.pwrite(held.memory.fd, b"x", 0)
+        os.pwrite(memory_slot.memory.fd, b"x", 0)
     with pytest.raises(PermissionError):
-        mmap.mmap(held.memory.fd, PAGE)
-    again = os.open(f"/proc/self/fd/{held.memory.fd}", os.O_RDWR)
+        mmap.mmap(memory_slot.memory.fd, PAGE)
+    again = os.open(f"/proc/self/fd/{memory_slot.memory.fd}", os.O_RDWR)
     with pytest.raises(PermissionError):
         os.pwrite(again, b"x", 0)
     with pytest.raises(PermissionError):
         mmap.mmap(again, PAGE)
     os.close(again)
     assert slot.state() == (2, 1)
-    held.memory.close()
+    memory_slot.memory.close()
     result.close()
     agent._kept.clear()
 
@@ -254,10 +254,10 @@ def test_a_dead_listener_is_replaced_and_a_live_one_is_not(name: str, tmp_path: 
         second.close()
         assert sorted(os.listdir(directory.fd)) == ["lock", "secret"]
         dead = [directory.listen(name_of(str(number)), 1) for number in range(3)]
-        for one in dead[:2]:
-            one.socket.close()
-        for one in dead[1:]:
-            os.utime(f"{directory.path}/{one.name}.sock", (1, 1))
+        for listener in dead[:2]:
+            listener.socket.close()
+        for listener in dead[1:]:
+            os.utime(f"{directory.path}/{listener.name}.sock", (1, 1))
         os.mkdir(f"{directory.path}/{name_of('9')}.sock")
         (Path(directory.path) / "mine.sock").write_text("not a socket of ours")
         directory.listen(name, 1).close()
@@ -396,13 +396,13 @@ def test_a_malformed_secret_is_replaced(agent: server.AgentServer, malformed: by
     with LocalDirectory() as directory:
         path = Path(directory.path) / "secret"
         path.write_bytes(malformed)
-        found: list[bytes] = []
-        threads = [threading.Thread(target=lambda: found.append(directory.secret())) for _ in range(8)]
+        secrets: list[bytes] = []
+        threads = [threading.Thread(target=lambda: secrets.append(directory.secret())) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(found) == 8 and set(found) == {path.read_bytes()} and len(found[0]) == 32
+        assert len(secrets) == 8 and set(secrets) == {path.read_bytes()} and len(secrets[0]) == 32
         assert path.stat().st_mode & 0o777 == 0o600
         path.write_bytes(malformed)
         launch.connect("store", "run").close()
@@ -446,7 +446,7 @@ def test_candidates_do_not_depend_on_the_working_directory(tmp_path: Path, monke
 
 
 def test_the_agent_gets_the_directory_and_checks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A started agent listens where its trainer looks, whatever its own candidates are; a path of another form or a link is refused."""
+    """An agent listens in the directory that its trainer passed. It refuses another form of path, and a link."""
     commands: list[list[str]] = []
 
     def popen(command: list[str], **_: object) -> None:
@@ -461,8 +461,8 @@ def test_the_agent_gets_the_directory_and_checks_it(tmp_path: Path, monkeypatch:
     own = f"relight-{os.geteuid()}/sockets"
     command = commands[0]
     assert command[-1] == f"{tmp_path}/{own}"
-    for one in ("signal.signal", "faulthandler.enable", "lower_priority"):
-        monkeypatch.setattr(f"relight.agent.server.{one}", lambda *_: None)
+    for function in ("signal.signal", "faulthandler.enable", "lower_priority"):
+        monkeypatch.setattr(f"relight.agent.server.{function}", lambda *_: None)
     monkeypatch.setattr(sys, "argv", command[command.index("relight.agent.server") :])
     listening: list[bool] = []
     monkeypatch.setattr(server.AgentServer, "run", lambda _: listening.append(Path(f"{tmp_path}/{own}/{command[-5]}.sock").is_socket()))

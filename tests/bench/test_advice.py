@@ -1,4 +1,4 @@
-"""Advice: each setting follows from the numbers, says them, and can be pasted."""
+"""Advice: each setting follows from the measurements, quotes them, and can be pasted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ GB = 10**9
 
 
 def facts(**changed: Any) -> BenchFacts:
-    """A state of 1 GB on four cores with plenty of memory and a good disk; training is done by the cores."""
-    found: dict[str, Any] = {
+    """Facts for a state of 1 GB on four cores with enough memory and a fast disk, trained on the cores."""
+    values: dict[str, Any] = {
         "store": "runs",
         "state_bytes": GB,
         "asked": True,
@@ -29,16 +29,16 @@ def facts(**changed: Any) -> BenchFacts:
         "durable_s": 0.6,
         "lost_s": 0.3,
     }
-    return BenchFacts(**(found | changed))
+    return BenchFacts(**(values | changed))
 
 
 def setting(advice: Advice, name: str) -> tuple[str, str]:
-    """Value and reason."""
-    return next((one.value, one.reason) for one in advice.settings if one.name == name)
+    """Return a setting's value and reason."""
+    return next((item.value, item.reason) for item in advice.settings if item.name == name)
 
 
 def pasted(advice: Advice) -> dict[str, Any]:
-    """The keywords of the line, worked out."""
+    """Evaluate the advised line and return its keywords."""
     call = ast.parse(advice.line, mode="eval").body
     assert isinstance(call, ast.Call)
     assert ast.unparse(call.func) == "relight.Checkpointer"
@@ -96,8 +96,8 @@ def test_a_size_that_was_asked_for_bounds_the_memory_at_two_slots() -> None:
     assert memory % (1 << 20) == 0
 
 
-def test_a_size_that_nobody_asked_for_bounds_nothing() -> None:
-    """A limit for a state that isn't the user's would only take snapshots from him; how large his may be is told."""
+def test_an_assumed_state_size_sets_no_memory_limit() -> None:
+    """An assumed state size limits no memory. The advice states the largest state that fits."""
     advice = advise(facts(asked=False))
     assert pasted(advice)["limits"].memory is None
     assert "up to 21.2 GB" in setting(advice, "memory")[1]
@@ -120,8 +120,8 @@ def test_no_memory_for_a_snapshot_means_waiting() -> None:
     assert "0.90 s" in setting(advice, "save")[1]
 
 
-def test_memory_that_cannot_be_told_is_no_reason_against_it() -> None:
-    """What is not known is said."""
+def test_unknown_memory_is_no_reason_against_background_saves() -> None:
+    """If the free memory is unknown, the advice states it."""
     advice = advise(facts(available_bytes=None))
     assert setting(advice, "background")[0] == "True"
     assert "is unknown" in setting(advice, "memory")[1]
@@ -142,8 +142,8 @@ def test_saves_are_not_closer_than_one_takes_to_be_durable() -> None:
     assert "durable only after 400 s" in setting(advice, "save")[1]
 
 
-def test_without_direct_io_it_is_said() -> None:
-    """There is nothing to set either way."""
+def test_missing_direct_io_is_reported() -> None:
+    """Without direct I/O there is no setting for it, and the reason states its absence."""
     value, reason = setting(advise(facts(direct=False, write_direct_s=None)), "direct I/O")
     assert value == ""
     assert "does not work" in reason and "1.00 GB/s" in reason
@@ -151,9 +151,9 @@ def test_without_direct_io_it_is_said() -> None:
 
 
 def test_without_measured_saves_no_interval_is_made_up() -> None:
-    """No torch: threads, memory and direct I/O are told, the rest stays as it is."""
+    """Without torch, only threads, memory and direct I/O are advised. The settings of saves keep their defaults."""
     advice = advise(facts(waiting_s=None, blocked_s=None, durable_s=None, lost_s=None))
-    assert [one.name for one in advice.settings] == ["background", "threads", "direct I/O", "memory"]
+    assert [item.name for item in advice.settings] == ["background", "threads", "direct I/O", "memory"]
     assert "save" not in pasted(advice)
 
 
