@@ -45,7 +45,7 @@ def test_all_of_it_is_allocated_and_shared(size: int) -> None:
 
 
 def test_its_pages_are_huge_where_the_kernel_makes_them() -> None:
-    """Whole huge pages are used where they fit. Otherwise, a write past the page cache has thousands of small pieces."""
+    """Whole huge pages are used where they fit. Otherwise a write past the page cache has thousands of small pieces."""
     size = 4 * HUGE + PAGE
     memory = SharedMapping(allocate(size), size, writable=True)
     memory.populate()

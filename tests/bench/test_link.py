@@ -27,7 +27,7 @@ def test_shares_are_those_of_the_time_in_which_bytes_were_sent() -> None:
 
 @pytest.mark.slow
 def test_a_bounded_copy_leaves_most_of_a_link_to_others() -> None:
-    """On a link of 24 Mbit/s, a copy bounded to 40 % takes less than 60 %, and sends at most 15 % more than the state's bytes."""
+    """On a link of 24 Mbit/s, a copy bounded to 40 % takes under 60 % and sends at most 15 % more than the state."""
     if why := missing():
         pytest.skip(why)
     from benchmarks.link import measure

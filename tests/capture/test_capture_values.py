@@ -94,7 +94,7 @@ Point = collections.namedtuple("Point", "x y")
 
 
 @pytest.mark.parametrize("value", [Tagged("x"), range(3), slice(1), {Colour.RED}, {Colour.RED: 1}, {(1, Colour.RED): 1}], ids=repr)
-def test_a_value_whose_type_would_change_is_refused(value: object) -> None:
+def test_a_value_that_would_change_its_type_is_refused(value: object) -> None:
     """Refuse subclasses of plain types, and enums as keys, by path at any depth. They are never converted."""
     with pytest.raises(IncompatibleState) as caught:
         capture({"x": {"y": value}}, rng=False)
@@ -266,7 +266,7 @@ def test_the_names_capture_uses_itself_are_refused() -> None:
     ],
     ids=["torch", "pcg64", "mt19937", "philox", "sfc64", "legacy", "python"],
 )
-def test_generators_handed_over_go_on_where_they_were(make) -> None:
+def test_generators_given_as_values_continue_their_sequences(make) -> None:
     """Draw the uninterrupted run's numbers after a resume, also in the middle of a pair of normals."""
 
     def draw(generator) -> list:

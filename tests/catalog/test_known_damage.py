@@ -81,13 +81,13 @@ def test_what_is_whole_again_is_no_longer_shown(relight, runs: Path) -> None:
 
 
 def test_a_restore_has_its_next_attempt_record_what_it_skipped(tmp_path: Path) -> None:
-    """What a restore could not read is in the log once the run saves again; the restore itself writes nothing."""
+    """The next attempt records what a restore could not read. The restore itself writes nothing."""
     script = f"""
 import sys, torch, relight
 model = torch.nn.Linear(2, 2)
 with relight.Checkpointer({str(tmp_path / "runs/demo")!r}, model=model, save=relight.every(steps=1), background=False) as ckpt:
     first = ckpt.restore()
-    if sys.argv[1] == "look":
+    if sys.argv[1] == "restore":
         sys.exit(0)
     for step in range(first, first + 2):
         ckpt.step(step)
@@ -97,7 +97,7 @@ with relight.Checkpointer({str(tmp_path / "runs/demo")!r}, model=model, save=rel
     newest = ids(tmp_path / "runs")[-1]
     flip(directory(tmp_path / "runs", -1) / PACK)
     head = Run(open_bytes(tmp_path / "runs"), "demo").view().head
-    run("look")
+    run("restore")
     assert Run(open_bytes(tmp_path / "runs"), "demo").view().head == head
     run("train")
     assert damage(history(tmp_path / "runs"))[newest].by.startswith("a restore on ")

@@ -232,7 +232,7 @@ def test_what_was_killed_counts_as_a_failure_and_what_ended_does_not(tmp_path: P
     assert seconds >= lives[0] >= 0
 
 
-def test_restarts_are_read_from_incidents_and_nonsense_is_passed_over(tmp_path: Path) -> None:
+def test_restarts_are_read_from_incidents_and_invalid_files_are_skipped(tmp_path: Path) -> None:
     """Read the seconds from failure to step that ``relight run`` recorded. Skip damaged files and files of another
     kind."""
     store = open_bytes(str(tmp_path / "runs"))

@@ -92,8 +92,8 @@ def test_a_stream_without_a_length(tmp_path: Path) -> None:
     assert [step for step, _ in train(tmp_path, relight.every(epochs=1), 3, data=Endless())] == [5, 10]
 
 
-def test_a_batch_that_is_looked_at_before_training_is_no_epoch(tmp_path: Path) -> None:
-    """Scripts take one to find the model's shapes."""
+def test_a_batch_drawn_before_training_is_no_epoch(tmp_path: Path) -> None:
+    """A script that draws one batch to find the model's shapes starts no epoch."""
     model, loader = nn.Linear(1, 1), DataLoader(samples(10), batch_size=2)
     with relight.Checkpointer(
         tmp_path / "run", model=model, data=loader, save=relight.every(epochs=1), signals=False, background=False

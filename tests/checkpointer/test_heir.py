@@ -158,7 +158,7 @@ def test_what_is_each_ranks_own_and_has_become_large_is_not_left_out(ranks: Call
 
 
 @pytest.mark.parametrize(("alike", "drawn", "taken"), [(3, "", True), (2, "", False), (9, "by it", False), (9, "by both", False)])
-def test_what_was_left_in_front_of_an_update_counts_if_it_has_always_been_what_it_was_at_the_end(
+def test_the_rank_state_before_an_update_counts_if_it_always_equalled_the_one_at_the_end(
     ranks: Callable[..., list[Rank]], tmp_path: Path, alike: int, drawn: str, taken: bool
 ) -> None:
     """A rank dies in its update, and the other one ends the step. The state published before the update counts only if
@@ -189,7 +189,7 @@ def test_what_was_left_in_front_of_an_update_counts_if_it_has_always_been_what_i
     assert [checkpoint.step for checkpoint in attempt.history().live] == [alike + 1] * taken
 
 
-def test_who_is_told_that_another_has_failed_ends_its_step_and_hands_it_over(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
+def test_a_rank_that_learns_of_a_failure_ends_its_step_and_hands_it_over(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
     """End the step and hand it over if another rank has failed. The rank learns of it at the step's end, because its
     next exchange may be far."""
     living, dead = ranks(2)

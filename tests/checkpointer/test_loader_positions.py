@@ -395,7 +395,7 @@ def test_used_states_what_was_used(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 99, True, "3"])
-def test_used_refuses_what_is_no_count_of_delivered_batches(wrong, tmp_path) -> None:
+def test_used_refuses_an_invalid_count_of_batches(wrong, tmp_path) -> None:
     """Refuse more batches than were delivered, and a value that is not a count."""
     loader = build()
     with checkpointer(tmp_path, loader):

@@ -195,8 +195,8 @@ def test_a_pool_without_threads(threads: Refusals) -> None:
     """Run a pool's calls in its caller if there is no thread. Results, errors and order are equal, and each call is
     made once."""
     threads.on = True
-    for at, always in ((1, True), (1, False), (2, True)):
-        threads.calls, threads.at, threads.always = 0, at, always
+    for refused_call, always in ((1, True), (1, False), (2, True)):
+        threads.calls, threads.at, threads.always = 0, refused_call, always
         made: list[int] = []
         with ThreadPool(3, "relight-try") as pool:
             # the pool's own module counts as ours

@@ -54,7 +54,7 @@ def test_each_trigger_names_its_kind() -> None:
 
 
 def test_properties_of_each_kind() -> None:
-    """Urgent: somebody waits for it. Final: the process ends after it. Routine: tiers may hold it back."""
+    """Urgent: a caller waits for it. Final: the process ends after it. Routine: tiers may postpone it."""
     expected = {
         ASKED: (False, False, False), END: (False, True, False), of_signal("SIGTERM"): (True, True, False),
         of_signal("SIGUSR1"): (True, False, False), of_exception(ValueError()): (True, True, False), requested_by("anna"): (True, False, False),

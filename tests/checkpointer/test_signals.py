@@ -220,7 +220,7 @@ def test_a_signal_during_a_save_is_for_the_next_step() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "with", "error", "signal"])
-def test_a_closed_checkpointer_says_why_it_is_closed(run: str, how: str) -> None:
+def test_the_error_of_a_closed_checkpointer_states_why_it_is_closed(run: str, how: str) -> None:
     """Report what closed it, after which step, when, and what to do."""
     ckpt = relight.Checkpointer(run, state={"x": 1}, save=None, background=False)
     if how == "close":

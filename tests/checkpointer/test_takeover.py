@@ -282,7 +282,7 @@ def test_a_process_of_another_host_that_saves_is_refused(run: str) -> None:
         first.kill()
 
 
-def test_an_evaluation_beside_training_takes_nothing_over(run: str, events: list[str]) -> None:
+def test_an_evaluation_during_training_takes_nothing_over(run: str, events: list[str]) -> None:
     """restore() alone fences no process, whatever ``takeover=`` is: the warning states that, and the trainer continues."""
     first = Trainer(run, steps=60, pause=0.1)
     try:

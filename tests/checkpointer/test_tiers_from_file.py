@@ -41,7 +41,7 @@ def steps_in(url: Path) -> list[int]:
     return [checkpoint.step for checkpoint in relight.open(url).checkpoints("demo")]
 
 
-def test_a_run_is_copied_where_the_file_says(here: Path, tmp_path: Path) -> None:
+def test_a_run_is_copied_to_the_tiers_of_the_file(here: Path, tmp_path: Path) -> None:
     """The newest save reaches the further store, under the run's own name, with its own retention; a restore reads from there."""
     here.write_text(f'[checkpoint.keep]\nlast = 1\n[checkpoint.tiers.cold]\nurl = "{tmp_path}/cold"\nlag = 0\nkeep = {{last = 2}}\n')
     train(tmp_path / "runs", 6)
@@ -72,7 +72,7 @@ def test_a_script_that_names_tiers_has_these(here: Path, tmp_path: Path) -> None
     assert own and steps_in(tmp_path / "two") == [1] and not (tmp_path / "cold").exists()
 
 
-def test_a_file_that_nobody_named_sends_no_run_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_not_named_adds_no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relight.toml in the working directory alone cannot have a run copied to a place, as it cannot name keys."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RELIGHT_SETTINGS", raising=False)

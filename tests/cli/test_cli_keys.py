@@ -18,7 +18,7 @@ from relight.transfer import keys as key_rooms
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An encrypted store with a run of two checkpoints; its key is at hand, two others lie beside it."""
+    """An encrypted store with a run of two checkpoints. Its key is configured, two other keys are next to it."""
     monkeypatch.chdir(tmp_path)
     for name in ("old", "new", "third"):
         write_key_file(f"{name}.key")
@@ -43,14 +43,14 @@ def slots(relight, *keys: str) -> list[dict[str, object]]:
 
 
 def days_later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
-    """As if so much time had passed since each key came."""
+    """Simulate that ``days`` have passed since each key was added."""
     usual = key_rooms.age_days
     for module in (key_rooms, __import__("relight.cli.keys", fromlist=["age_days"])):
         monkeypatch.setattr(module, "age_days", lambda created: usual(created) + days)
 
 
 def test_a_key_that_is_too_old_is_an_exit_code(store: Path, relight, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``status --max-age`` is for a schedule that asks, and for whoever is to be told."""
+    """``status --max-age`` exits with 1 for an old key, so that a scheduled job can raise an alert."""
     young = relight("keys", "status", "runs", "--max-age", "30")
     assert young.code == 0
     days_later(monkeypatch, 31)
@@ -91,8 +91,8 @@ def test_a_key_is_taken_away_unless_it_is_the_last(store: Path, relight) -> None
     assert relight("ls", "runs/demo").code != 0
 
 
-def test_everything_is_encrypted_anew_or_only_counted(store: Path, relight) -> None:
-    """``rekey --all --dry-run`` changes no byte and says how much it would be; ``--keep`` names who opens it from then on."""
+def test_rekey_all_encrypts_everything_again_or_only_counts(store: Path, relight) -> None:
+    """``rekey --all --dry-run`` changes no byte and prints the size. ``--keep`` names the key that opens the store."""
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     planned = json.loads(relight("rekey", "runs", "--all", "--dry-run", "--json").out)
     assert planned["dry_run"]

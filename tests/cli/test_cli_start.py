@@ -67,8 +67,8 @@ def test_help_of_a_launch_does_not_depend_on_the_first_context(relight, name: st
     assert relight(name, "-h").out == relight(name, "--help").out
 
 
-def test_help_lists_every_command_and_says_how_to_complete(relight) -> None:
-    """The first page is enough to go on."""
+def test_help_lists_every_command_and_explains_completion(relight) -> None:
+    """The first page has every command and the setup of completion."""
     answer = relight("--help")
     assert answer.code == 0
     assert all(f"  {name} " in answer.out for name in COMMANDS)
@@ -76,7 +76,7 @@ def test_help_lists_every_command_and_says_how_to_complete(relight) -> None:
 
 
 def test_shell_completion_knows_the_commands() -> None:
-    """What the shell asks for behind ``relight ve`` is answered."""
+    """The shell's request for completions of ``relight ve`` is answered."""
     answer = in_child(_RELIGHT_COMPLETE="bash_complete", COMP_WORDS="relight ve", COMP_CWORD="1")
     assert answer.out.split() == ["plain,verify", "plain,version"]
 
@@ -109,7 +109,7 @@ def test_bad_usage_is_2_and_stdout_stays_empty(relight, arguments: list[str]) ->
 
 
 def test_a_misspelt_command_is_answered_with_the_nearest(relight) -> None:
-    """``relight verfy`` says ``verify``."""
+    """The error of ``relight verfy`` suggests ``verify``."""
     answer = relight("verfy")
     assert answer.code == 2
     assert "did you mean 'verify'?" in answer.err
@@ -159,7 +159,7 @@ def test_whatever_goes_wrong_has_its_code(relight, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_reader_that_goes_away_is_no_error_and_no_answer(runs: Path) -> None:
-    """``relight verify … | head -1`` says nothing on stderr and claims nothing by its code."""
+    """``relight verify … | head -1`` prints nothing on stderr. Its exit code claims no result."""
     for arguments in (["verify", "runs"], ["ls", "runs", "--json"]):
         read, write = os.pipe()
         os.close(read)
@@ -170,8 +170,8 @@ def test_a_reader_that_goes_away_is_no_error_and_no_answer(runs: Path) -> None:
         assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_full_disk_behind_stdout_is_2(runs: Path) -> None:
-    """An answer that could not be written is none."""
+def test_a_full_disk_under_stdout_is_exit_code_2(runs: Path) -> None:
+    """If the output cannot be written, the exit code is 2."""
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [sys.executable, "-m", "relight", "ls", "runs"], stdout=full, stderr=subprocess.PIPE, env=environment(), check=False

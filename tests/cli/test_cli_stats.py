@@ -75,7 +75,7 @@ def test_every_kind_of_element_is_taken(dtype: str) -> None:
 @pytest.mark.parametrize(
     "dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "bfloat16", "float16"]
 )
-def test_small_floats_are_what_torch_says(dtype: str) -> None:
+def test_small_floats_equal_those_of_torch(dtype: str) -> None:
     """All values of one byte, and of two."""
     torch = pytest.importorskip("torch")
     data = bytes(range(256)) if dtype.startswith("float8") else b"".join(struct.pack("<H", code) for code in range(1 << 16))
