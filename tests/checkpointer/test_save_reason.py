@@ -40,7 +40,7 @@ def test_each_trigger_names_its_kind() -> None:
 
     class Own(relight.Trigger):
         def due(self, facts: TriggerInput) -> str | None:
-            return "adaptive, or so it says"
+            return "adaptive, by its own text"
 
     facts = TriggerInput(step=3, now_s=100.0, last_save_step=None, last_save_s=0.0, metrics={"loss": 1.0}, interval_s=10.0)
     every, best, adaptive = relight.every(steps=2), relight.best("loss"), relight.adaptive()

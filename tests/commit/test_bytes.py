@@ -19,7 +19,7 @@ from relight.testing.counting import CountingStore
 
 ID = "0" * 10
 WORLDS = (2, 16, 64, 256)
-BESIDES = 2000
+FIXED_BYTES = 2000
 """Bytes that do not depend on the number of ranks: draft, the root's head, the record, the log's names."""
 
 
@@ -65,12 +65,12 @@ class Ranks:
         last = self.world - 1
         rest = [lambda: save_multi_rank(self.places[last], self.request(last))]
 
-        def others_go_on(seconds: float) -> None:
+        def run_last_rank(seconds: float) -> None:
             for rank in rest:
                 rank()
             rest.clear()
 
-        save_multi_rank(self.places[last - 1], self.request(last - 1), time.monotonic, others_go_on)
+        save_multi_rank(self.places[last - 1], self.request(last - 1), time.monotonic, run_last_rank)
         assert not rest
         return self.stores[last], self.stores[last - 1]
 
@@ -79,8 +79,8 @@ class Ranks:
 def test_who_commits_moves_few_bytes_for_each_rank(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 128 bytes a rank go through the one that commits, and through one that waits; the calls do not depend on the ranks' number."""
     commits, waits = Ranks(world, monkeypatch).save()
-    assert commits.through <= 128 * world + BESIDES, commits.bytes
-    assert waits.through <= 128 * world + BESIDES, waits.bytes
+    assert commits.through <= 128 * world + FIXED_BYTES, commits.bytes
+    assert waits.through <= 128 * world + FIXED_BYTES, waits.bytes
     assert (commits.asked["list"], commits.asked["put_once"]) == (4, 2) and commits.asked["get"] <= 2
     assert waits.asked["get"] <= 2 and waits.asked["put_once"] == 0
 

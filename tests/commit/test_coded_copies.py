@@ -158,8 +158,8 @@ def test_a_damaged_chunk_is_not_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["root.json", "part-00000.msgpack", "pack-00000-000.chunks"])
-def test_scrubbing_mends_a_further_tier(tmp_path: Path, file: str) -> None:
-    """Each file of a coded copy, gone or with a bit turned over, from the nearest tier, where the same is stored in another way."""
+def test_scrubbing_repairs_a_further_tier(tmp_path: Path, file: str) -> None:
+    """A missing or damaged file of a coded copy is repaired from the nearest tier, which stores it in another way."""
     attempt, smaller = Attempt.begin(LocalStore(tmp_path / "near"), "r"), eager()
     announce(attempt.place.log, Tiers(near=str(tmp_path / "near" / "r"), far=str(tmp_path / "far" / "r")).tiers, attempt.epoch)
     attempt.save(request(0, state(), smaller))
@@ -178,7 +178,7 @@ def test_scrubbing_mends_a_further_tier(tmp_path: Path, file: str) -> None:
         assert scrub(attempt.store, "r").damage == []
         if not file.endswith(".chunks"):
             assert path.read_bytes() == whole
-        else:  # a repaired pack is a file beside them
+        else:  # a repaired pack is a file next to them
             path.with_name("pack-00000-000.safetensors").unlink()
             path.write_bytes(whole)
 
@@ -255,7 +255,7 @@ def test_a_donor_that_goes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("codecs", ["always", "never"])
 @pytest.mark.parametrize("file", ["root.json", "part-00000.msgpack"])
-def test_scrubbing_mends_what_needs_others_there(tmp_path: Path, file: str, codecs: str) -> None:
+def test_scrubbing_repairs_a_copy_that_shares_chunks(tmp_path: Path, file: str, codecs: str) -> None:
     """Root and part of a copy that shares chunks in its tier are repaired from the nearest tier, to the byte."""
     attempt, wanted = shared(tmp_path, 3, codecs=codecs)
     far = LocalStore(tmp_path / "far")

@@ -123,7 +123,7 @@ def test_frames_that_are_wrong() -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_run_says_who_coded(there: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_run_records_which_device_coded(there: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """The save uses nvCOMP, or reports why not. Every reader gets the same checkpoint."""
     request.getfixturevalue("nvcomp" if there else "without")
     model = nn.Linear(1024, 1024)

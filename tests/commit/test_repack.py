@@ -75,7 +75,7 @@ def test_what_was_needed_may_go(run: str) -> None:
     assert sound(repacked) == list(range(6))
     execute(plan_prune(repacked.store, "run", Keep(last=1)), repacked.store)
     assert sound(repacked) == [5]
-    assert all(torch.equal(one, other) for one, other in zip(before[5], state(run, 5), strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(before[5], state(run, 5), strict=True))
 
 
 def test_killed_anywhere(run: str, tmp_path: Path) -> None:

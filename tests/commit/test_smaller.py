@@ -127,7 +127,7 @@ def test_only_what_is_new_is_written(number: int, tmp_path: Path) -> None:
     for commit in later:
         assert commit.new_bytes < 0.03 * commit.logical_bytes and commit.requires[0] and first.id in commit.requires
         assert first.new_bytes * 0.95 < commit.stored_bytes < first.logical_bytes
-    # never a reference to a reference: of each checkpoint between, only what lies with it is asked for
+    # references are resolved: a checkpoint requires only those that store the chunks themselves
     assert [checkpoint.requires for checkpoint in later][-1] == [first.id]
 
 
@@ -197,8 +197,8 @@ def test_a_donor_that_was_retired_meanwhile() -> None:
     check(store, "r", after.id, contents)
 
 
-def test_damage_is_named_and_passed_over(tmp_path: Path) -> None:
-    """A flipped bit in a donor's chunk or in a coded one; another checkpoint that does not need it restores."""
+def test_damage_is_reported_and_skipped(tmp_path: Path) -> None:
+    """A restore skips a checkpoint with a flipped bit in a donor's or coded chunk. A checkpoint without it restores."""
     store, smaller = LocalStore(tmp_path / "s", direct=False), eager()
     attempt = Attempt.begin(store, "r")
     contents = state()
@@ -291,9 +291,9 @@ def in_memory(pack: PackPlan) -> memoryview:
     return image
 
 
-@pytest.mark.parametrize("mode", ["as it is", "reuse", "image"])
-def test_hashing_tells_how_long_it_waited(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    """Threads that have a processor for a third of the time: hashing takes three times as long, and samples code as fast as ever."""
+@pytest.mark.parametrize("mode", ["plain", "reuse", "image"])
+def test_hashing_measures_its_waiting_time(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """If hashing threads run for a third of the time, hashing is measured as three times as long."""
     stretched = SimpleNamespace(thread_time=time.thread_time, perf_counter=lambda: 3 * time.thread_time(), monotonic=time.monotonic)
     monkeypatch.setattr("relight.commit.pack_writer.time", stretched)
     attempt = Attempt.begin(MemoryStore(), "run")
@@ -342,7 +342,7 @@ def test_any_range_of_what_is_not_in_one_piece(cuts: list[int]) -> None:
             assert bytes(_range(plan, begin, min(length, 100 - begin))) == data[begin : begin + min(length, 100 - begin)]
 
 
-def test_no_room_in_an_encrypted_store_is_told_as_such() -> None:
+def test_no_room_in_an_encrypted_store_is_reported_as_such() -> None:
     """What encrypts writes no more than was announced: asking for less than may come would cut the pack off."""
 
     class Encrypts(Tight):

@@ -56,8 +56,8 @@ def test_all_of_them_make_one_checkpoint(ranks: Ranks) -> None:
     assert not list(ranks.folder.glob(f"run/0*-e*/{READY_DIR}"))
 
 
-def test_a_part_without_trained_tensors_tells_nothing_of_them(ranks: Ranks) -> None:
-    """A rank's share may hold moments alone: that is not a model that does not change."""
+def test_a_part_without_trained_tensors_reports_no_unchanged_model(ranks: Ranks) -> None:
+    """If a rank's share has only moments, the model is not reported as unchanged."""
     assert {result.trainable_digest for result in ranks.save()} == {b""}
     components = {"model": torch.nn.Linear(2, 2)}
     stale = StaleModelCheck(components, ComponentWatch(components, reports=False))
@@ -115,7 +115,7 @@ def test_a_rank_without_room_stops_the_others_at_once(ranks: Ranks, monkeypatch:
     assert ranks.committed() == [] and not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
 
 
-def test_a_full_disk_is_made_room_on_to_say_so(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_space_is_freed_on_a_full_disk_to_publish_the_failure(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk not even an empty file can be made.
 
     The rank deletes its packs first and then reports the failure.
@@ -123,10 +123,10 @@ def test_a_full_disk_is_made_room_on_to_say_so(ranks: Ranks, monkeypatch: pytest
 
     class Full(LocalStore):
         def put_once(self, key: str, data: bytes) -> bool:
-            self.look()
+            self.fail_if_full()
             return super().put_once(key, data)
 
-        def look(self) -> None:
+        def fail_if_full(self) -> None:
             if full and "pack-00001-000.safetensors" in ranks.files():
                 raise NoSpace("the disk is full")
 
@@ -150,7 +150,7 @@ def test_a_full_disk_is_made_room_on_to_say_so(ranks: Ranks, monkeypatch: pytest
     assert not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
 
 
-@pytest.mark.parametrize("death", ["before the root", "behind the root"])
+@pytest.mark.parametrize("death", ["before the root", "after the root"])
 def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, death: str) -> None:
     """Another rank commits."""
     dead: list[int] = []
