@@ -45,7 +45,7 @@ def report(difference: FirstDifference | None) -> ProveReport:
 
 
 def test_prove_passes_the_scripts_own_arguments_on(relight, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All arguments after the script are the script's, even if they look like options. A separating ``--`` is dropped."""
+    """All arguments after the script are the script's, even if they look like options. A first ``--`` is dropped."""
     asked: list[Any] = []
     monkeypatch.setattr("relight.cli.prove.run", lambda options: asked.append(options) or report(None))
     answer = relight("prove", "-n", 4, "-k", 2, "--keep", "here", "--json", "train.py", "--json", "-n", 9, "x")

@@ -114,8 +114,8 @@ def test_a_branch_in_which_everything_changes_has_plain_files(tmp_path: Path) ->
 
 
 def test_chunks_that_the_branch_needs_are_kept(branched: Path) -> None:
-    """Chunks of the parent stay as long as the branch needs them, and go afterwards. This holds for the parent's retention,
-    the branch's own retention, and the deletion of the branch."""
+    """Chunks of the parent stay while the branch needs them, and go afterwards, whatever deletes checkpoints: the
+    parent's retention, the branch's own retention, or the deletion of the branch."""
     *_, first = live(branched / "parent")
     train(branched / "branch", 6, parts(seed=1), keep=relight.keep(last=1))
     train(branched / "parent", 6, parts(), keep=relight.keep(last=1))

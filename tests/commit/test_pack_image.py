@@ -71,7 +71,7 @@ def test_each_byte_is_written_once_and_each_chunk_hashed(threads: int) -> None:
 
 
 def test_nothing_is_written_ahead_of_what_is_filled() -> None:
-    """A piece is written only after all of it was filled. Written bytes are reported while the writer waits for more."""
+    """A piece is written only after all of it was filled. Written bytes are reported while the writer waits."""
     filled, progress = [0], list[int]()
 
     def until(end: int) -> int:

@@ -134,7 +134,7 @@ def test_packs_match_their_plan(items: list[Item], slab_bytes: int) -> None:
     group=st.sampled_from([16, 100, 1000]),
 )
 def test_chunks_are_cut_as_the_format_specifies(extents: list[Extent], chunk: int, group: int) -> None:
-    """A chunk is a range of one tensor, or several whole tensors of one group. It ends a tensor or at a multiple of 16 bytes."""
+    """A chunk is a range of one tensor, or whole tensors of one group. It ends a tensor or at a multiple of 16."""
     lengths = cut_chunks(extents, chunk_bytes=chunk, group_bytes=group)
     assert sum(lengths) == sum(extent.length for extent in extents)
     assert all(length > 0 for length in lengths)
@@ -184,7 +184,7 @@ def test_a_large_pack_streams_through_two_slabs_and_threads() -> None:
 
 
 def test_a_source_that_fails_fails_the_pack_and_leaves_no_thread() -> None:
-    """An error in a source reaches the caller at any size of the pack. No thread reads the caller's memory afterwards."""
+    """An error in a source reaches the caller. No thread reads the caller's memory afterwards."""
     import threading
 
     class Bad:

@@ -221,7 +221,7 @@ def test_a_budget_counts_donors() -> None:
 
 
 def test_tiers_repair_each_other(tmp_path: Path) -> None:
-    """A further tier's files are repaired from a near tier that shares chunks, and the near tier's chunks from its pack."""
+    """A further tier's files are repaired from a near tier that shares chunks. The opposite works, too."""
     near, far = tmp_path / "near" / "run", tmp_path / "far" / "run"
     model = nn.Linear(600, 600)
     optimizer = torch.optim.AdamW([model.bias])

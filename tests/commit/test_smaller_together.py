@@ -85,8 +85,8 @@ class Trained(Sharing):
 
 
 def test_ranks_that_branch_off(tmp_path: Path) -> None:
-    """Each rank reuses chunks of its own part in the parent run, some of them from an earlier checkpoint there. The record
-    requires all these checkpoints, the root has the feature of foreign chunks, and the parent's retention keeps them."""
+    """Each rank reuses chunks of its part in the parent run, some of them of an earlier checkpoint there. The record
+    requires all these checkpoints, the root has the feature, and the parent's retention keeps the checkpoints."""
     ranks = Trained(tmp_path, 3, "run")
     for step in range(4):
         assert all(isinstance(result, SaveReport) for result in ranks.save(step))

@@ -52,8 +52,8 @@ class Stopping(LocalStore):
 
 
 def refused(folder: Path, seed: int) -> bool:
-    """Block all ranks of an attempt in their save, save a checkpoint in a new attempt, then release the ranks. Return False
-    if their checkpoint already existed when the new attempt began.
+    """Block all ranks of an attempt in their save, save in a new attempt, then release the ranks. Return False if
+    their checkpoint already existed when the new attempt began.
     """
     rng = random.Random(seed)
     folder.mkdir()

@@ -36,7 +36,7 @@ DEAR = ScheduleInput(
 
 
 def cluster(stall_s: float = BLOCKED_S) -> Scenario:
-    """4,096 GPUs that fail twice a day, whose saves stop training for half an hour, and that need two hours to come back."""
+    """Return 4,096 GPUs with two failures a day, saves that stop training for half an hour, and restarts of two hours."""
     return Scenario(
         name="dear", gpus=4096, days=60.0, step_s=10.0, save=SavingCosts(stall_s=stall_s, durable_s=stall_s),
         restart=Restarting(base_s=2 * HOUR, per_gpu_s=0.0),
@@ -113,9 +113,9 @@ class Clock:
 
 
 def test_a_running_job_reports_a_costly_bound_once() -> None:
-    """One warning in a process, whatever is decided again."""
-    heard: list[Event] = []
-    undo = subscribe(heard.append)
+    """A process logs the warning once, however often it decides again."""
+    events: list[Event] = []
+    undo = subscribe(events.append)
     clock = Clock()
     try:
         schedule = AdaptiveSchedule(adaptive(at_most="10m", mtbf="12h"), 0, 4096, clock)
@@ -126,9 +126,9 @@ def test_a_running_job_reports_a_costly_bound_once() -> None:
                 schedule.learn({"blocked": BLOCKED_S if step < 20 else 2 * BLOCKED_S, "total": 1.0}, 10**12, False)
     finally:
         undo()
-    told = [one for one in heard if one.name == "schedule.bound"]
-    assert len(told) == 1 and told[0].fields["bound"] == "at_most=10 min" and told[0].fields["share"] > 0.1
-    assert told[0].fields["free_s"] > HOUR
+    warnings = [event for event in events if event.name == "schedule.bound"]
+    assert len(warnings) == 1 and warnings[0].fields["bound"] == "at_most=10 min" and warnings[0].fields["share"] > 0.1
+    assert warnings[0].fields["free_s"] > HOUR
 
 
 def test_a_new_process_knows_what_saves_cost(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_plan_and_simulate_state_what_a_bound_costs() -> None:
     assert "costs" not in CliRunner().invoke(cli, asked).output
     wrong = CliRunner().invoke(cli, [*asked, "--at-least", "2h", "--at-most", "1h"])
     assert wrong.exit_code != 0
-    told = [
+    command = [
         "simulate",
         "--gpus",
         "4096",
@@ -173,5 +173,5 @@ def test_plan_and_simulate_state_what_a_bound_costs() -> None:
         "--set",
         "save.durable_s=1800",
     ]
-    shown = CliRunner().invoke(cli, [*told, "--policy", "adaptive,at_most=1h", "--policy", "adaptive"]).output
+    shown = CliRunner().invoke(cli, [*command, "--policy", "adaptive,at_most=1h", "--policy", "adaptive"]).output
     assert shown.count("costs") == 1 and "at_most=60 min costs" in shown

@@ -65,7 +65,7 @@ def test_what_is_not_sharded_is_read_by_every_replica() -> None:
     assert plan(ask(layout=ParallelLayout(512, tensor=8, zero=0))).load_bytes == pytest.approx(64 * size.bytes)
 
 
-def test_measured_times_stand_as_they_were_measured() -> None:
+def test_measured_times_are_used_unchanged() -> None:
     """Measured costs are used, also if they are not proportional to bytes. The plan names their source."""
     measured = {"stall": MeasuredTime(0.1, 0.0, "bench"), "durable": MeasuredTime(1, 1e-9, "bench"), "load": MeasuredTime(0, 2e-9, "bench")}
     result = plan(ask("1B", layout=ParallelLayout(1, 1), measured=measured, levels=("memory", "store")))

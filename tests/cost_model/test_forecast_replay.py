@@ -20,8 +20,8 @@ def lives(shape: float, count: int, seed: int) -> tuple[float, ...]:
     return tuple(pick.weibullvariate(3000 / math.gamma(1 + 1 / shape), shape) for _ in range(count))
 
 
-def test_a_replay_loses_what_the_formula_says() -> None:
-    """Of many lives without a pattern, at a constant interval."""
+def test_a_replay_loses_what_the_formula_predicts() -> None:
+    """A replay of many lives without a pattern, at a constant interval, loses what the formula predicts."""
     many = lives(1.0, 20_000, 1)
     result = replay(many, COSTS, lambda age: 400.0)
     restarts = Costs(COSTS.stall_s, COSTS.durable_s, 0.0)
@@ -53,8 +53,8 @@ def test_where_there_is_no_pattern_it_is_not() -> None:
     assert learn_aging(lives(0.4, LIVES_LEAST - 1, 5), COSTS, 40.0).aging is None
 
 
-def test_a_decision_says_that_it_was_learned_and_by_what() -> None:
-    """Young lives save sooner than old ones, and the reason has the replay's two numbers; without a pattern nothing is said."""
+def test_a_decision_states_that_its_pattern_was_learned() -> None:
+    """Young lives save more often than old ones. The reason has the replay's two numbers, or nothing without a pattern."""
     seen = ScheduleInput(
         step_s=1.0,
         stalls_s=(20.0,),

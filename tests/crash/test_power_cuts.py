@@ -104,7 +104,7 @@ try:
         mount(f"{directory}/image", where, kind)
         LocalStore(f"{where}/store").put_once("log/first", b"data")
         try:
-            print("told", LocalStore(f"{where}/store", disk=Cut()).put_once("log/second", b"data"))
+            print("acknowledged", LocalStore(f"{where}/store", disk=Cut()).put_once("log/second", b"data"))
         except RelightError as error:
             print(type(error).__name__)
         unmount(where)
@@ -128,7 +128,7 @@ def test_a_name_that_a_shutdown_lost_is_not_acknowledged(file_system: str) -> No
     assert done.stdout.splitlines() == ["Uncertain", "['first']"], done.stderr
 
 
-def test_a_directory_is_looked_at_behind_its_fsync(tmp_path: Path) -> None:
+def test_a_directory_is_checked_after_its_fsync(tmp_path: Path) -> None:
     """Names are durable if the fsync succeeds and the file system still answers afterwards."""
 
     class ShutDown(Disk):
@@ -140,7 +140,7 @@ def test_a_directory_is_looked_at_behind_its_fsync(tmp_path: Path) -> None:
         sync_dir(ShutDown(), str(tmp_path))
 
 
-def test_a_disk_that_lies_about_flushes_is_found_out() -> None:
+def test_a_disk_that_ignores_flushes_is_detected() -> None:
     """If the disk ignores flushes, reordering loses what was acknowledged, and the engine reports it."""
     code, report = _run("block_log", "--count", "400", "--sessions", "1", "--entries", "80", "--stop", "3", "--lies")
     assert code == 1
@@ -153,9 +153,9 @@ def test_a_log_without_its_flushes_has_the_same_writes() -> None:
     session = _session(
         _write(0), FLUSH, _write(1), FLUSH, FLUSH, told=(AcknowledgedFact(2, ("begun", "1")), AcknowledgedFact(5, ("swept",)))
     )
-    lying = block_log.without_flushes(session)
-    assert lying.log == [_write(0), _write(1)]
-    assert [acknowledged.at for acknowledged in lying.told] == [1, 2]
+    unflushed = block_log.without_flushes(session)
+    assert unflushed.log == [_write(0), _write(1)]
+    assert [acknowledged.at for acknowledged in unflushed.told] == [1, 2]
 
 
 def _session(*log: DiskEntry, told: tuple[AcknowledgedFact, ...] = ()) -> DiskSession:
@@ -166,7 +166,7 @@ def _write(at: int, sectors: int = 8) -> DiskEntry:
     return DiskEntry(at * 4096, bytes([at]) * (SECTOR * sectors))
 
 
-def test_every_prefix_is_looked_at() -> None:
+def test_every_prefix_is_checked() -> None:
     """Each write adds a disk with all writes up to it. A flush adds a disk only if more was acknowledged after it."""
     log = [_write(0), _write(1), FLUSH, _write(2), FLUSH, FLUSH]
     points = find_points(_session(*log), random.Random(0))
@@ -176,7 +176,7 @@ def test_every_prefix_is_looked_at() -> None:
     assert [point.place for point in points if point.kind == "all"] == [0, 1, 2, 4, 5, 6]
 
 
-def test_no_disk_is_looked_at_twice() -> None:
+def test_no_disk_is_checked_twice() -> None:
     """Two kinds that keep the same writes are one disk, as long as nothing more was acknowledged."""
     points = find_points(_session(_write(0), FLUSH, _write(1), _write(2), _write(3)), random.Random(1))
     seen = [(point.place > 1, tuple((entry.offset, len(entry.data)) for entry in point.left)) for point in points]
@@ -234,7 +234,7 @@ def test_a_disk_has_what_was_flushed_and_what_is_left(tmp_path: Path) -> None:
         assert Path(path).read_bytes() == expected
 
 
-def test_the_log_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_the_log_is_read_unchanged(tmp_path: Path) -> None:
     """The log has writes with offset and bytes, and flushes between them."""
     path = tmp_path / "log"
     path.write_bytes(
@@ -280,7 +280,7 @@ def test_a_run_that_was_not_cut_keeps_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fact", "says"),
+    ("fact", "problem_text"),
     [
         (("saved", "aaaaaaaaaa", "digest"), "was acknowledged and is gone"),
         (("tagged", "lead", "aaaaaaaaaa"), "tag lead was acknowledged and is gone"),
@@ -288,21 +288,21 @@ def test_a_run_that_was_not_cut_keeps_everything(tmp_path: Path) -> None:
         (("begun", "1"), "two attempts of one number"),
     ],
 )
-def test_what_was_acknowledged_and_is_not_there_is_missed(tmp_path: Path, fact: Fact, says: str) -> None:
+def test_what_was_acknowledged_and_is_not_there_is_missed(tmp_path: Path, fact: Fact, problem_text: str) -> None:
     """Each kind of acknowledgement that the store does not fulfil is reported."""
     store, facts = _lived(tmp_path / "store", 12)
     wrong, _ = acknowledged.check(store, [*facts, fact], 0)
-    assert any(says in problem for problem in wrong), wrong
+    assert any(problem_text in problem for problem in wrong), wrong
 
 
-@pytest.mark.parametrize(("last", "says"), [("recalling", ""), ("recalled", "aaaaaaaaaa (digest) was acknowledged and is gone")])
-def test_a_retirement_that_was_taken_back_does_not_count(tmp_path: Path, last: str, says: str) -> None:
+@pytest.mark.parametrize(("last", "problem_text"), [("recalling", ""), ("recalled", "aaaaaaaaaa (digest) was acknowledged and is gone")])
+def test_a_retirement_that_was_taken_back_does_not_count(tmp_path: Path, last: str, problem_text: str) -> None:
     """A recalled checkpoint must be live. If the recall was not acknowledged, it may be live or not."""
     store, facts = _lived(tmp_path / "store", 12)
     saved, gone = [fact[1] for fact in facts if fact[0] == "saved"], "aaaaaaaaaa"
     more = [("saved", gone, "digest"), ("retiring", gone, saved[-1]), ("retired", gone, saved[-1]), (last, gone, saved[-1])]
     wrong, _ = acknowledged.check(store, [*facts, *more], 0)
-    assert says in wrong[0] if says else wrong == []
+    assert problem_text in wrong[0] if problem_text else wrong == []
 
 
 def test_what_two_ranks_saved_is_one_state(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_other_bytes_than_those_acknowledged_are_noticed(tmp_path: Path) -> None
     assert any("restores as something else" in problem for problem in wrong), wrong
 
 
-def test_a_checkpoint_that_nobody_was_saving_is_noticed(tmp_path: Path) -> None:
+def test_a_checkpoint_that_no_attempt_saved_is_reported(tmp_path: Path) -> None:
     """A live checkpoint that no attempt intended to save is reported."""
     store, facts = _lived(tmp_path / "store", 12)
     wrong, _ = acknowledged.check(store, [fact for fact in facts if fact[0] not in ("saving", "saved")], 0)

@@ -21,15 +21,15 @@ def test_about_ten_million_parameters() -> None:
     assert 9e6 < count < 12e6
 
 
-def test_looks_only_back() -> None:
-    """What is predicted for a byte does not depend on later ones."""
+def test_a_prediction_depends_only_on_earlier_bytes() -> None:
+    """The prediction for a byte does not depend on later bytes."""
     torch.manual_seed(0)
     model = build(QUICK).eval()
-    one = torch.randint(0, 256, (1, QUICK.context))
-    other = one.clone()
-    other[0, 20:] = torch.randint(0, 256, (QUICK.context - 20,))
-    assert torch.equal(model(one)[0, :20], model(other)[0, :20])
-    assert not torch.equal(model(one)[0, 20:], model(other)[0, 20:])
+    first = torch.randint(0, 256, (1, QUICK.context))
+    second = first.clone()
+    second[0, 20:] = torch.randint(0, 256, (QUICK.context - 20,))
+    assert torch.equal(model(first)[0, :20], model(second)[0, :20])
+    assert not torch.equal(model(first)[0, 20:], model(second)[0, 20:])
 
 
 def test_dropout_is_on() -> None:

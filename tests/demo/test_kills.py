@@ -39,13 +39,13 @@ def test_enough_kills_for_every_seed(shape: DemoSize, seed: int) -> None:
 
 
 def test_plan_is_a_function_of_the_seed() -> None:
-    """The same seed gives the same plan, another one another, and this one stays as it is."""
+    """Equal seeds give equal plans, and different seeds different ones."""
     assert plan_kills(3, FULL) == plan_kills(3, FULL)
     assert len({tuple(plan_kills(seed, FULL)) for seed in range(20)}) == 20
 
 
 def test_next_save() -> None:
-    """Saves are made after steps whose number plus one is a multiple."""
+    """A save follows each step whose number plus one is a multiple of the interval."""
     assert [next_save(step, 5) for step in (0, 3, 4, 5)] == [4, 4, 4, 9]
 
 

@@ -60,8 +60,8 @@ def test_no_source_at_all(tmp_path: Path, flags: list[str]) -> None:
     assert int(done.stdout) >= BYTES_MIN
 
 
-def test_nothing_at_all_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Python without any text is an error that says so, not a model trained on nothing."""
+def test_a_python_without_text_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Python has neither sources nor docstrings, the demo raises an error and trains nothing."""
     monkeypatch.setattr(text, "_BUILT_IN", ())
     with pytest.raises(RuntimeError, match="no source and no docstrings"):
         read_text(stdlib=tmp_path, zips=[])
