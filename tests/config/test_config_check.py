@@ -160,7 +160,7 @@ def test_secrets_are_never_printed() -> None:
 
 
 def test_show_names_the_origin_of_each_value(tmp_path: Path) -> None:
-    """Origins are a default, a line, a variable or ``--set``. ``--all`` lists all settings. A directory can be given."""
+    """Origins are a default, a line, a variable or ``--set``. ``--all`` lists all. A directory can be given."""
     Path("relight.toml").write_text("[supervise]\nsame = 5\n\nskip = 2\n")
     os.environ["RELIGHT_SUPERVISE__SAME"] = "6"
     rows = [line.split(maxsplit=2) for line in ask("--set", "supervise.split=true", "config", "show")[1].splitlines()[2:]]
@@ -247,7 +247,7 @@ def test_odd_values_are_refused_or_taken(name: str) -> None:
 
 
 def test_an_invalid_file_is_refused_at_once() -> None:
-    """A directory, a FIFO without a writer, a device, a file of 1 GiB, a link to itself and a missing file are refused."""
+    """Directories, FIFOs without a writer, devices, files of 1 GiB, circular links and missing files are refused."""
     Path("directory").mkdir()
     os.mkfifo("fifo")
     Path("link").symlink_to("link")

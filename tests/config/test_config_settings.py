@@ -1,4 +1,4 @@
-"""The registry of settings matches the code. Each setting has the same effect from a file, a variable or an argument."""
+"""The registry of settings matches the code. A file, a variable and an argument have the same effect."""
 
 from __future__ import annotations
 

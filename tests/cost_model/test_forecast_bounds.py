@@ -36,7 +36,7 @@ DEAR = ScheduleInput(
 
 
 def cluster(stall_s: float = BLOCKED_S) -> Scenario:
-    """Return 4,096 GPUs with two failures a day, saves that stop training for half an hour, and restarts of two hours."""
+    """Return 4,096 GPUs with two failures a day, saves that stop training for 30 minutes, and restarts of two hours."""
     return Scenario(
         name="dear", gpus=4096, days=60.0, step_s=10.0, save=SavingCosts(stall_s=stall_s, durable_s=stall_s),
         restart=Restarting(base_s=2 * HOUR, per_gpu_s=0.0),

@@ -54,7 +54,7 @@ def test_where_there_is_no_pattern_it_is_not() -> None:
 
 
 def test_a_decision_states_that_its_pattern_was_learned() -> None:
-    """Young lives save more often than old ones. The reason has the replay's two numbers, or nothing without a pattern."""
+    """Young lives save more often than old ones. Only with a learned pattern, the reason has the replay's numbers."""
     seen = ScheduleInput(
         step_s=1.0,
         stalls_s=(20.0,),

@@ -45,7 +45,7 @@ def newest_good(store: MemoryStore, view: LogView) -> tuple[str, list[RelightErr
     raise AssertionError("nothing whole was found")
 
 
-def check(good: dict[str, bytes], key: str, byte: int, bit: int, *, goes_on: bool) -> None:
+def check(good: dict[str, bytes], key: str, byte: int, bit: int, *, then_save: bool) -> None:
     """One flipped bit is found, named and skipped."""
     data = bytearray(good[key])
     data[byte] ^= 1 << bit
@@ -71,7 +71,7 @@ def check(good: dict[str, bytes], key: str, byte: int, bit: int, *, goes_on: boo
             open_checkpoint(store, RUN, checkpoint, store_id=view.store_id, run_id=view.run_id)
         assert caught.value.where == key
         assert [error.where for error in passed] == ([key] if letter == "c" else [])
-    if goes_on:
+    if then_save:
         check_resumes(store, view)
 
 
@@ -99,7 +99,7 @@ def run(every: int, resume_every: int, capsys: pytest.CaptureFixture[str]) -> in
     started, count = time.perf_counter(), 0
     for count, (key, byte, bit) in enumerate(places(good, every), 1):
         try:
-            check(good, key, byte, bit, goes_on=count % resume_every == 0)
+            check(good, key, byte, bit, then_save=count % resume_every == 0)
         except BaseException as error:
             raise AssertionError(f"{key}, byte {byte}, bit {bit}: {error!r}") from error
     with capsys.disabled():

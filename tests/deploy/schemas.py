@@ -70,7 +70,7 @@ def wrong(document: dict[str, Any]) -> list[str]:
     except ValidationError as error:
         return [str(error)]
     kept = read.to_dict() if hasattr(read, "to_dict") else read.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return lost(plain, kept) + [kubernete for held in inside(document) for kubernete in against_kubernetes(held)]
+    return lost(plain, kept) + [violation for resource in inside(document) for violation in against_kubernetes(resource)]
 
 
 def against_kubernetes(document: dict[str, Any]) -> list[str]:

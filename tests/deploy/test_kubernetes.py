@@ -74,16 +74,16 @@ def test_what_is_mounted_and_probed_is_there(document: dict[str, Any]) -> None:
 def test_claims_selectors_and_ports_meet() -> None:
     """A claim that a pod names is in the files; Service, NetworkPolicy and PodMonitor choose the dashboard's pod, and ports that it has."""
     every = [document for _, document in documents()]
-    claims = {one["metadata"]["name"] for one in every if one["kind"] == "PersistentVolumeClaim"}
+    claims = {manifest["metadata"]["name"] for manifest in every if manifest["kind"] == "PersistentVolumeClaim"}
     named = {
         v["persistentVolumeClaim"]["claimName"]
-        for one in every
-        for pod in pods(one)
+        for manifest in every
+        for pod in pods(manifest)
         for v in pod["volumes"]
         if "persistentVolumeClaim" in v
     }
     assert named == claims
-    kinds = {one["kind"]: one for one in every}
+    kinds = {manifest["kind"]: manifest for manifest in every}
     labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
     ports = {port["name"] for container in pods(kinds["Deployment"])[0]["containers"] for port in container["ports"]}
     assert kinds["Service"]["spec"]["selector"] == labels and {port["targetPort"] for port in kinds["Service"]["spec"]["ports"]} <= ports

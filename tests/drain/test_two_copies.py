@@ -163,7 +163,7 @@ def test_a_drain_waits_for_the_one_that_was_quicker(tmp_path: Path, monkeypatch:
             copy_one(Run(attempt.store, "run").open(Run(attempt.store, "run").history().live[-1]), far, Log(far, "run"), None, 1)
 
     monkeypatch.setattr(outwards.time, "sleep", finished)
-    report = drain(attempt.store, "run", tell=lambda name, say, fields: events.append((name, fields["id"])))
+    report = drain(attempt.store, "run", tell=lambda name, message, fields: events.append((name, fields["id"])))
     assert not report.errors and not report.copied and len(waits) == 2
     assert events == [("drain.found", first), ("drain.found", second)]
     third = save(attempt, 2)
@@ -185,10 +185,10 @@ def test_one_that_was_only_quicker_is_no_failure(tmp_path: Path, monkeypatch: py
     def slower(opened, store, log, *given, **named):  # type: ignore[no-untyped-def]
         far = LocalStore(tmp_path / "far")
         inner(source.open(source.history().live[-1]), far, Log(far, "run"), *given)
-        raise LeaseHeld("somebody else has copied it there meanwhile", where=log.run)
+        raise LeaseHeld("another process has copied it there meanwhile", where=log.run)
 
     monkeypatch.setattr(outwards, "copy_one", slower)
-    report = drain(attempt.store, "run", tell=lambda name, say, fields: events.append(name))
+    report = drain(attempt.store, "run", tell=lambda name, message, fields: events.append(name))
     assert not report.errors and events == ["drain.found"] and live(tmp_path, "far") == [0]
 
 
