@@ -98,7 +98,7 @@ THREE = [Level("memory", Costs(0.05, 0.05, 20), 0.2), Level("peers", Costs(0.1, 
 
 
 def test_levels_are_multiples_of_each_other() -> None:
-    """Each level's interval is a multiple of the one before. For 405B on 16k GPUs the loss is the first-order estimate."""
+    """Each level's interval is a multiple of the one before. For 405B on 16k GPUs the loss is the first-order one."""
     result = best_levels(1 / (185.6 * 60), THREE)
     for level in result.levels:
         assert level.interval_s == pytest.approx(result.levels[0].interval_s * level.multiple)

@@ -59,7 +59,7 @@ def candidate(number: int, **more: object) -> Candidate:
 
 
 def test_what_goes_above_the_capacity() -> None:
-    """Checkpoints with a copy elsewhere go first, then those that no tier will get. Named, held and newest ones stay."""
+    """Checkpoints with a copy elsewhere go first, then those without a tier. Named, held and newest ones stay."""
     rules = Keep(capacity=30, every=2)
     candidates = [
         candidate(0, tags=("best",)), candidate(1), candidate(2, elsewhere="far"), candidate(3, held="not on far yet"), candidate(4),

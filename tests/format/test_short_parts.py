@@ -49,7 +49,7 @@ def test_what_was_written_is_read(features: list[str]) -> None:
         [f"{HASH[:-1]}+1"], [f"{HASH}zzzzzzz"], [f"{HASH}zzzzzzzz"], [f"{HASH}1", f"{HASH}1"], [], HASH, None, [1], [None], [[HASH]],
     ],
 )  # fmt: skip
-def test_what_is_no_part_is_refused(parts: Any) -> None:
+def test_malformed_parts_are_refused(parts: Any) -> None:
     """Malformed parts are refused."""
     value = json.loads(encode_root(root_of([1], [SHORT_PARTS]))) | {"parts": parts}
     data = json.dumps(value).encode()
@@ -57,7 +57,7 @@ def test_what_is_no_part_is_refused(parts: Any) -> None:
         decode_root(data, hexdigest(data), "here")
 
 
-def test_names_say_what_they_were_made_of() -> None:
+def test_names_encode_their_fields() -> None:
     """Names of ready files encode any rank, hash and sizes; a changed name parses to other values or not at all."""
     rng = random.Random(2)
     for _ in range(200):

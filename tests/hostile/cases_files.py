@@ -152,7 +152,7 @@ CASES: list[Case] = [
         )
     ),
     *(
-        Case(f"{what}: the log", after=change(f"{RUN}/log"), newest=None, goes_on=False)
+        Case(f"{what}: the log", after=change(f"{RUN}/log"), newest=None, resumes=False)
         for what, change in (
             ("symbolic link", link),
             ("dangling link", dangling),
@@ -162,7 +162,7 @@ CASES: list[Case] = [
         )
     ),
     *(
-        Case(f"{what}: the run", after=change(RUN), newest=None, goes_on=False)
+        Case(f"{what}: the run", after=change(RUN), newest=None, resumes=False)
         for what, change in (("symbolic link", link), ("dangling link", dangling), ("pipe", fifo), ("file", file))
     ),
     *(
@@ -175,7 +175,7 @@ CASES: list[Case] = [
     Case("unknown file in a checkpoint", after=make(f"{DIRS['c']}/evil.pkl", b"\x80\x04")),
     Case("unknown files in the log", after=_junk),
     Case("leftover of a record", after=make(f"{RUN}/log/.tmp-000000000010.json-00", b"x")),
-    Case("run names that are none", after=_names),
+    Case("invalid run names", after=_names),
     Case("a run whose log is a link", after=_second_run(lambda run: (run / "log").symlink_to("/etc"))),
     Case("a run whose log is a file", after=_second_run(lambda run: (run / "log").write_bytes(b"x"))),
     Case("a run whose log is a pipe", after=_second_run(lambda run: os.mkfifo(run / "log"))),

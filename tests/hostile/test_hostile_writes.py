@@ -35,7 +35,7 @@ METADATA: list[tuple[str, dict[str, Any]]] = [
     ("user: nested 40 deep", {"user": {"a": eval("[" * 40 + "]" * 40)}}),
     ("user: nested 5,000 deep", {"user": {"a": None}}),
     ("reason: a lone surrogate", {"reason": SaveReason("user", "\ud800")}),
-    ("environment: bytes that are no text", {"environment": {"argv": [os.fsdecode(b"\xff")]}}),
+    ("environment: bytes that are not text", {"environment": {"argv": [os.fsdecode(b"\xff")]}}),
     ("components: a number", {"components": {"a": 5}}),
     ("exact: a number", {"exact": [1]}),
     ("parents: no id", {"parents": ["../../x"]}),
@@ -209,8 +209,8 @@ def test_a_store_that_lost_its_record_gets_the_same_one_again(tmp_path: Path) ->
     assert Run(store, RUN).view().store_id == Run(store, "other").view().store_id == forge.payload(0)["store"]
 
 
-def test_a_run_of_another_store_goes_on_under_its_own_id() -> None:
-    """Where relight.json is another store's, as after a move, the history is not buried: a new attempt appends under the id of the records."""
+def test_a_run_of_another_store_continues_under_its_own_id() -> None:
+    """If relight.json is another store's, as after a move, a new attempt appends under the store id of the records."""
     forge = Forge()
     before = [checkpoint.id for checkpoint in fold(Log(load(forge.files), RUN).read()).live]
     forge.store_record(lambda record: record.update(id="e" * 32))

@@ -128,7 +128,7 @@ def test_a_migration_is_not_made_by_modules_of_the_working_directory(trap: Path,
     seen: list[str | None] = []
 
     class ThreadPool(ProcessPoolExecutor):
-        def submit(self, *told: Any, **more: Any) -> Any:
+        def submit(self, *args: Any, **more: Any) -> Any:
             seen.append(os.environ.get("PYTHONSAFEPATH"))
             raise KeyboardInterrupt
 

@@ -263,7 +263,7 @@ def _swapped(content: Metadata) -> None:
     "change",
     [_outside, _absolute, _huge, _gap, _one_place, _beyond, _negative, _no_storage, _long_list, _other_dtype, _transformed, _swapped],
 )
-def test_metadata_that_lies(folder: Path, change: Callable[[Metadata], None]) -> None:
+def test_wrong_metadata_is_refused(folder: Path, change: Callable[[Metadata], None]) -> None:
     """Refuse wrong places, sizes, shapes and kinds before memory is allocated for them."""
     content = metadata(folder)
     change(content)
@@ -304,7 +304,7 @@ def test_files_that_are_missing_cut_or_damaged(folder: Path, tmp_path: Path) -> 
     refused(folder, CheckpointNotFound)
 
 
-def test_zip_archives_that_lie(folder: Path) -> None:
+def test_wrong_zip_archives_are_refused(folder: Path) -> None:
     """Refuse compressed entries, a missing storage or one with a wrong size, and strides that leave it."""
     forged = metadata(folder)
     key = next(index for index in forged.storage_data if index.fqn == "w")

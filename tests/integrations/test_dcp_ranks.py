@@ -109,7 +109,7 @@ def test_a_rank_that_cannot_save_is_named_on_all(saved: tuple[Path, list[list[di
     assert relight.open(saved[0] / "refused").checkpoints() == []
 
 
-def test_all_ranks_pass_over_what_one_finds_damaged(saved: tuple[Path, list[list[dict[str, Any]]]]) -> None:
+def test_all_ranks_skip_a_checkpoint_that_one_finds_damaged(saved: tuple[Path, list[list[dict[str, Any]]]]) -> None:
     """Load the previous checkpoint on both ranks if the latest is damaged. Naming the damaged step is an error on both
     ranks, and so is a run with only damaged checkpoints."""
     for rank in of(saved[1], "load"):
