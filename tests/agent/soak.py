@@ -23,7 +23,7 @@ GROWTH_BYTES = 4 << 20
 """Between the first quarter's median and the last's: allocators breathe, leaks do not stop."""
 
 
-def soak(folder: Path, saves: int, *, width: int = 128, say: bool = False) -> dict[str, Any]:
+def soak(folder: Path, saves: int, *, width: int = 128, progress: bool = False) -> dict[str, Any]:
     """Save ``saves`` times. Return memory, descriptors and threads of trainer and agent."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(8)))
@@ -51,7 +51,7 @@ def soak(folder: Path, saves: int, *, width: int = 128, say: bool = False) -> di
                     },
                 }
             )
-            if say and step % (saves // 20 or 1) == 0:
+            if progress and step % (saves // 20 or 1) == 0:
                 last = samples[-1]
                 print(f"{step:6} saves  trainer {last['trainer_rss'] / 1e6:.1f} MB  agent {last['agent_rss'] / 1e6:.1f} MB", flush=True)
     ckpt.close()
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = soak(Path(folder), options.saves, say=True)
+        result = soak(Path(folder), options.saves, progress=True)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"{result['saves']} saves in {result['seconds']} s; growth from the second quarter to the last: {result['growth']}")

@@ -1,7 +1,7 @@
 """Kills at random moments and in each phase of the hand-over: the trainer, its agent, or both, from a seed. ``make storm``; a slice is in
 the suite.
 
-Each trial forks a trainer from a process that has imported torch once. It saves a state whose every element is the step's number, as fast
+Each trial forks a trainer from a process that has imported torch once. It saves a state with the step's number in every element, as fast
 as it can, and writes into shared memory what it was promised: which steps were sealed, which durable. After a random time SIGKILL comes; in
 every other trial the trainer itself sends it, at a certain point of a certain save. What must hold then:
 

@@ -236,7 +236,7 @@ ckpt.save(1, block=False)
         shutil.rmtree(tmp_path / "run")
 
 
-def test_an_answer_that_came_too_late_is_to_no_other_question() -> None:
+def test_a_late_answer_is_not_used_for_another_request() -> None:
     """A late answer to a first request is not used for a second one, because its slots would be the wrong ones."""
     ours, theirs = socket.socketpair()
     agent, wire = Agent(ours), AgentConnection(theirs, ToAgent)

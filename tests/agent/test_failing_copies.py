@@ -1,4 +1,4 @@
-"""Saves whose copy fails: each one is reported and counted, and leaves nothing that stops the next save."""
+"""Saves with failed copies: each one is reported and counted, and leaves nothing that stops the next save."""
 
 from __future__ import annotations
 

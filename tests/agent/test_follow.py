@@ -74,7 +74,7 @@ def test_the_writer_never_overtakes_the_copy(slot: Slot) -> None:
 
 
 @pytest.mark.parametrize("end", ["cleared", "begun again", "sealed again", "its filler died", "it stands still"])
-def test_a_save_whose_copy_stops_is_abandoned(slot: Slot, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_with_a_stopped_copy_is_abandoned(slot: Slot, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower's waiting callers return, however the copy ends."""
     monkeypatch.setattr(following, "PATIENCE_S", 0.2 if end == "it stands still" else 30.0)
     slot.begin(7)

@@ -24,7 +24,7 @@ from relight.store import LocalStore
 
 @pytest.fixture
 def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlotWriter:
-    """Writer of a run with three checkpoints and ``keep=last(1)``, whose last save was large."""
+    """Writer of a run with three checkpoints and ``keep=last(1)``. The last save was large."""
     with relight.Checkpointer(tmp_path / "store" / "run", x=torch.arange(30_000.0), background=False) as ckpt:
         for step in range(3):
             ckpt.save(step)

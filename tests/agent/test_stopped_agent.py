@@ -120,7 +120,7 @@ def test_an_agent_that_stays_stopped_is_replaced(
 
 
 def test_saves_without_a_waiting_caller_continue_too(tmp_path: Path, seen: list[Event], stopped: list[psutil.Process]) -> None:
-    """A stopped agent that has a save to write is continued while training goes on, before progress is lost."""
+    """A stopped agent that has a save to write is continued during training, before progress is lost."""
     ckpt, agent = trained(tmp_path)
     stopped.append(agent)
     agent.suspend()

@@ -62,7 +62,7 @@ def test_an_invalid_size_is_refused(text: str) -> None:
         parse_size(text)
 
 
-def test_sizes_are_read_as_they_are_written() -> None:
+def test_sizes_have_decimal_and_binary_units() -> None:
     """Decimal units; binary ones with an i."""
     assert [parse_size(text) for text in ("256MB", "256mb", "1G", "1.5 GiB", "4096", "2kB")] == [
         256 * MB,

@@ -334,8 +334,8 @@ def test_a_later_checkpoint_of_the_same_history_is_copied_at_a_lower_step(religh
 
 
 def test_a_copy_follows_the_checkpoint_that_its_run_was_resumed_from(relight, runs: Path) -> None:
-    """The destination's history continues with a new log whose first save has the destination's newest checkpoint as
-    parent."""
+    """If a new log's first save has the destination's newest checkpoint as parent, the log continues the destination's
+    history."""
     Attempt.begin(open_bytes(runs.parent / "near"), "demo").save(request(300, parents=[ids(runs)[-1]]))
     assert relight("cp", "near/demo", "runs/demo").code == 0
     assert relight("show", "runs/demo", "--json").json["step"] == 300

@@ -156,7 +156,7 @@ def test_without_codecs(tmp_path: Path) -> None:
     assert body_of(store, "r", second.id).new_bytes < 6.6 * (1 << 20)
 
 
-def test_a_donor_stays_as_long_as_it_is_needed(tmp_path: Path) -> None:
+def test_a_donor_stays_while_it_is_needed(tmp_path: Path) -> None:
     """Retention and sweeps keep a donor while a checkpoint needs it. After that it is retired."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")

@@ -47,7 +47,7 @@ Chooser = Callable[[float, int, float], float]
 
 
 def lost(cluster: Cluster, lives: list[float], choose: Chooser) -> float:
-    """Return the lost share of time. Saves are even between two decisions of the schedule, whose distance grows."""
+    """Return the lost share of time. Decisions come at growing distances, and saves between them are even."""
     costs, useful, spent, watched = cluster.costs, 0.0, 0.0, 0.0
     for number, uptime in enumerate(lives):
         age, kept, decide_at = 0.0, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Reader of packs whose chunks are stored elsewhere, written from docs/format.md alone. Shares no line with Relight."""
+"""Reader of packs with chunks in other files, written from docs/format.md alone. Shares no line with Relight."""
 
 import sys
 

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def test_what_a_device_codes_is_read_here() -> None:
-    """Bytes coded on the device decode unchanged, and are about as small as the processor's. Both speeds are printed."""
+    """Bytes coded on the device decode unchanged, and are about as small as the processor's. Speeds are printed."""
     pytest.importorskip("nvidia.nvcomp")
     compressor, why = on_gpu()
     assert compressor is not None, why

@@ -176,8 +176,8 @@ CASES: list[Case] = [
     Case("unknown files in the log", after=_junk),
     Case("leftover of a record", after=make(f"{RUN}/log/.tmp-000000000010.json-00", b"x")),
     Case("invalid run names", after=_names),
-    Case("a run whose log is a link", after=_second_run(lambda run: (run / "log").symlink_to("/etc"))),
-    Case("a run whose log is a file", after=_second_run(lambda run: (run / "log").write_bytes(b"x"))),
-    Case("a run whose log is a pipe", after=_second_run(lambda run: os.mkfifo(run / "log"))),
+    Case("a run with a link as log", after=_second_run(lambda run: (run / "log").symlink_to("/etc"))),
+    Case("a run with a file as log", after=_second_run(lambda run: (run / "log").write_bytes(b"x"))),
+    Case("a run with a pipe as log", after=_second_run(lambda run: os.mkfifo(run / "log"))),
     Case("a run that is a link", after=lambda store: (store / "evil").symlink_to("/etc")),
 ]

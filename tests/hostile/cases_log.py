@@ -117,7 +117,7 @@ BODIES: list[tuple[str, str, Any]] = [
     ("dir with a zero byte", "dir", "0000000030-cccccccccc-e2\0"),
     ("dir with percent signs", "dir", "%2e%2e%2f%2e%2e%2fx"),
     ("dir with two percent signs", "dir", "%252e%252e%252fx"),
-    ("dir with look-alike digits", "dir", "００００００００30-cccccccccc-e2"),
+    ("dir with full-width digits", "dir", "００００００００30-cccccccccc-e2"),
     ("dir with a padded epoch", "dir", "0000000030-cccccccccc-e02"),
     ("dir with a padded step", "dir", "00000000030-cccccccccc-e2"),
     ("dir of another checkpoint", "dir", DIRS["b"].split("/")[1]),

@@ -47,7 +47,7 @@ def snapshot(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_problems_of_a_hostile_store_are_reported_and_skipped(case: Case, tmp_path: Path) -> None:
-    """For any contents of a store, a reader is fast, bounded in memory, reports the problem, and returns only saved bytes."""
+    """For any store, a reader is fast, bounded in memory, reports the problem, and returns only saved bytes."""
     forge = Forge()
     case.make(forge)
     root = tmp_path / "store"

@@ -30,7 +30,7 @@ def lines(rng: random.Random) -> list[list[tuple[str, tuple[int, ...], int]]]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_runs_are_what_torch_cuts_and_are_written_once(seed: int) -> None:
-    """Each rank's pieces hold its elements, and the boxes that ranks write tile the shapes. 1,000 random sets of lines."""
+    """Each rank's pieces hold its elements, and the boxes that ranks write tile the shapes, for random lines."""
     rng = random.Random(seed)
     for _ in range(200):
         copies, world = rng.choice(((1, 1), (1, 2), (1, 3), (2, 2), (3, 1), (1, 7)))

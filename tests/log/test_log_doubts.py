@@ -85,7 +85,7 @@ def test_a_record_that_a_listing_missed_is_asked_for_by_name(superseded: tuple[A
 
 
 def test_an_own_record_without_a_durable_name_is_in_doubt() -> None:
-    """If a retry created a record and the directory cannot be fsynced, the append raises ``Uncertain`` and keeps the record."""
+    """If a retry created a record and the directory cannot be fsynced, ``Uncertain`` is raised, the record kept."""
     store = MemoryStore()
     seen = Doubtful(store)
     attempt = Attempt.begin(seen, "run")

@@ -56,7 +56,7 @@ def test_a_checkpoint_after_a_rollback_is_not_the_latest(monkeypatch: pytest.Mon
 
 
 def test_a_fresh_run_may_skip_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run whose first loss was NaN has no checkpoint, and skips steps all the same."""
+    """A run with a first loss of NaN has no checkpoint, and skips steps all the same."""
     store = MemoryStore()
     monkeypatch.setenv(BEFORE, "3")
     monkeypatch.setenv(SKIP, "3-3")
