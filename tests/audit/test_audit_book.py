@@ -40,7 +40,7 @@ def test_an_action_is_written_before_and_after(tmp_path: Path) -> None:
 
 
 def test_any_byte_that_is_changed_is_found(tmp_path: Path) -> None:
-    """Each byte of each record, one after the other; and a record that is gone."""
+    """Any changed byte of a record and any missing record is detected."""
     filled(tmp_path / "audit", 2)
     anchor = check(open_bytes(str(tmp_path / "audit"))).anchor
     records = sorted((tmp_path / "audit" / "audit" / "log").iterdir())
@@ -114,7 +114,7 @@ def test_verify_reports_its_result_and_keeps_the_anchor(tmp_path: Path) -> None:
 
 
 def test_what_is_exported_is_no_formula(tmp_path: Path) -> None:
-    """A spreadsheet takes ``=cmd`` for one; a quote in front makes it text."""
+    """Values that a spreadsheet would evaluate, such as ``=cmd``, are exported with a leading quote."""
     with AuditLog(open_bytes(str(tmp_path / "audit"))).doing('=HYPERLINK("x")', "tag", "@x"):
         pass
     out = tmp_path / "audit.csv"
@@ -195,7 +195,8 @@ def test_what_cannot_be_written_down_is_not_imported(tmp_path: Path, monkeypatch
 
 
 def test_a_jobs_own_restores_are_written_down_and_never_kept_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who restored what, and which step it was; a failed one, too. An audit store that is away is a warning: the job has its state."""
+    """A restore is recorded with its user and step, also if it fails. If the audit store is unreachable, the restore
+    succeeds with a warning."""
     import torch
 
     import relight

@@ -47,7 +47,7 @@ def pasted(advice: Advice) -> dict[str, Any]:
 
 
 def test_background_saves_are_chosen_where_training_loses_less_than_by_waiting() -> None:
-    """The reason has both numbers; what is the default is not in the line."""
+    """The reason has both times. A default setting is not in the advised line."""
     advice = advise(facts())
     value, reason = setting(advice, "background")
     assert value == "True"
@@ -56,7 +56,7 @@ def test_background_saves_are_chosen_where_training_loses_less_than_by_waiting()
 
 
 def test_waiting_is_chosen_where_the_background_costs_training_as_much() -> None:
-    """All cores are training's, and copying and hashing takes more of them than waiting would: no memory is spent on snapshots."""
+    """If copying and hashing take more of training's cores than waiting would, no memory is used for snapshots."""
     advice = advise(facts(lost_s=0.95))
     assert setting(advice, "background")[0] == "False"
     assert pasted(advice)["background"] is False
@@ -64,7 +64,7 @@ def test_waiting_is_chosen_where_the_background_costs_training_as_much() -> None
 
 
 def test_what_the_cores_lose_does_not_count_where_a_device_trains() -> None:
-    """With an accelerator ``step()`` is all that training waits for."""
+    """With an accelerator, training waits only for ``step()``."""
     advice = advise(facts(lost_s=0.95, accelerator=True))
     assert setting(advice, "background")[0] == "True"
     assert "device" in setting(advice, "background")[1]
@@ -82,7 +82,7 @@ def test_the_fewest_threads_that_are_as_good_are_chosen() -> None:
 
 
 def test_more_threads_are_chosen_where_they_help() -> None:
-    """Then they are in the line."""
+    """If more threads are faster, their number is in the advised line."""
     advice = advise(facts(pace={1: 1e9, 2: 1.9e9, 4: 3.5e9}))
     assert pasted(advice)["limits"].threads == 4
     assert "more do not help" not in setting(advice, "threads")[1]
@@ -104,7 +104,7 @@ def test_an_assumed_state_size_sets_no_memory_limit() -> None:
 
 
 def test_one_slot_where_there_is_no_room_for_two() -> None:
-    """And what that means; the state that the cores train needs memory too, one on a device does not."""
+    """One slot postpones saves, which the reason states. A state on a device leaves more memory."""
     advice = advise(facts(available_bytes=int(2.6 * GB), asked=False))
     assert pasted(advice)["limits"].memory == slot_bytes(GB)
     assert "postponed" in setting(advice, "memory")[1]
@@ -112,7 +112,7 @@ def test_one_slot_where_there_is_no_room_for_two() -> None:
 
 
 def test_no_memory_for_a_snapshot_means_waiting() -> None:
-    """However cheap a background save was while it was measured."""
+    """Without memory for a snapshot, foreground saves are advised at any measured cost."""
     advice = advise(facts(available_bytes=GB))
     assert setting(advice, "background")[0] == "False"
     assert "no memory" in setting(advice, "background")[1]
@@ -129,7 +129,7 @@ def test_unknown_memory_is_no_reason_against_background_saves() -> None:
 
 @pytest.mark.parametrize(("cost_s", "minutes"), [(0.001, 1), (0.6, 1), (0.61, 2), (7.0, 15), (100.0, 180), (10_000.0, 1440)])
 def test_the_interval_keeps_the_lost_time_under_one_percent(cost_s: float, minutes: int) -> None:
-    """The shortest round number of minutes that does; the longest there is where none does."""
+    """The interval is the shortest round number of minutes that loses under 1 %, or the longest one."""
     advice = advise(facts(lost_s=cost_s, blocked_s=0.001, waiting_s=10 * cost_s, durable_s=0.1))
     assert setting(advice, "save")[0] == f"relight.every(minutes={minutes})"
     assert pasted(advice)["save"] == relight.every(minutes=minutes)

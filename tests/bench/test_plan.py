@@ -13,7 +13,7 @@ MB = 10**6
 
 
 def test_a_size_that_was_asked_for_is_taken_or_refused_never_changed() -> None:
-    """Just enough room will do; a byte less will not."""
+    """A given size is accepted with just enough space, and refused with a few bytes less."""
     for torch in (True, False):
         enough = BenchSpace(disk_needed(GB), memory_needed(GB, torch=torch), torch=torch)
         assert plan_bench(enough, GB, 5).size == GB
@@ -49,7 +49,7 @@ def test_an_assumed_size_fits_the_memory_the_disk_and_the_time() -> None:
 
 @pytest.mark.parametrize("room", [BenchSpace(10 * MB, None), BenchSpace(None, 100 * MB), BenchSpace(0, 0)])
 def test_no_room_at_all_is_refused_without_a_size_too(room: BenchSpace) -> None:
-    """With numbers, and another way out."""
+    """The error has the needed and available bytes, and a hint."""
     with pytest.raises(NoSpace, match=r"needs \d.* (MB|GB)") as refused:
         plan_bench(room, None, 5)
     assert refused.value.hint
@@ -63,7 +63,7 @@ def test_an_invalid_size_is_refused(text: str) -> None:
 
 
 def test_sizes_have_decimal_and_binary_units() -> None:
-    """Decimal units; binary ones with an i."""
+    """Units are decimal, or binary with an i."""
     assert [parse_size(text) for text in ("256MB", "256mb", "1G", "1.5 GiB", "4096", "2kB")] == [
         256 * MB,
         256 * MB,

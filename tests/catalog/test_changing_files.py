@@ -90,7 +90,7 @@ class Meddling(Disk):
 @pytest.mark.parametrize("at", [1, 2, 3, 5])
 @pytest.mark.parametrize(("name", "change"), CHANGES, ids=[name for name, _ in CHANGES])
 def test_a_pack_changed_while_it_is_read(name: str, change: Change, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one reader hands out comes from one file and is what was committed, whatever happens to the name meanwhile."""
+    """If a pack's name changes during a read, all returned bytes are from one file and equal the committed ones."""
     monkeypatch.setattr(read, "READ_BYTES", 1)  # each chunk by itself
     opened = opened_at(tmp_path)
     disk = Meddling(change, tmp_path / PACK, at)

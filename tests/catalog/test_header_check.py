@@ -35,7 +35,7 @@ def made(items: list[Item]) -> tuple[Part, bytes]:
 
 
 def changed(header: bytes, change: Any) -> bytes:
-    """Another header of the same length."""
+    """Return a changed header of the same length."""
     entries = json.loads(header[8:])
     change(entries)
     body = json.dumps(entries, ensure_ascii="ud800" in str(entries), separators=(",", ":")).encode()
@@ -79,7 +79,7 @@ def test_headers_that_differ_from_the_part_are_refused(items: list[Item], at_a_g
 
 
 def test_headers_that_no_tensor_fits_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is made of countless tensors for the sake of a few bytes; nor is one taken that is longer than others allow."""
+    """A header that is too short for the tensors, or too long for other readers, is refused before one is built."""
     part, header = made(ITEMS)
     monkeypatch.setattr(verify, "encode_header", lambda *_: pytest.fail("it was made"))
     short = b'{"__metadata__":{}}'

@@ -28,7 +28,8 @@ PACK = "pack-00000-000.safetensors"
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """``demo`` with four checkpoints; one byte of the third is wrong, in its pack: metadata and sizes do not show it."""
+    """A store whose run ``demo`` has four checkpoints. One byte in the third one's pack is wrong, which its metadata
+    and sizes do not show."""
     fill(tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     flip(directory(tmp_path / "runs", 2) / PACK)
@@ -42,7 +43,7 @@ def relight(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
 
 
 def history(path: Path):
-    """Of ``demo``, as its log has it now."""
+    """Return the present history of ``demo``."""
     return Run(open_bytes(path), "demo").history()
 
 
@@ -67,7 +68,7 @@ def test_what_verify_finds_is_shown_by_all(relight, runs: Path) -> None:
 
 
 def test_what_is_whole_again_is_no_longer_shown(relight, runs: Path) -> None:
-    """A verification that finds every byte as committed clears what an earlier one found; so does scrub's repair."""
+    """A verification without damage clears recorded damage. A repair by scrub does, too."""
     bad = ids(runs)[2]
     relight("verify", "runs/demo")
     relight("verify", "runs/demo")
@@ -135,7 +136,7 @@ def test_retention_keeps_at_least_what_it_kept(runs: Path) -> None:
 
 
 def test_nothing_is_recorded_where_it_cannot_be_or_would_not_count(runs: Path, tmp_path: Path) -> None:
-    """A store that refuses writes is read all the same; a log that is signed gets no unsigned record."""
+    """A store that refuses writes can still be read. A signed log gets no unsigned record."""
 
     class ReadOnly(LocalStore):
         def put_once(self, key: str, data: bytes) -> bool:

@@ -102,7 +102,7 @@ def all_of(made: Made, opened: Opened) -> tuple[Wants, list[Some]]:
 
 
 def read_all(made: Made, world: ThreadGroup, node: bytes = NODE, **options: Any) -> tuple[int, list[bytes]]:
-    """As a rank that wants everything: what it read, and what it has."""
+    """Read all tensors as one rank. Return the bytes that the rank read itself, and all contents."""
     opened = made.opened()
     wants, sinks = all_of(made, opened)
     report = read_together(world.gather, world.rank, node, opened, {0: wants}, **options)
@@ -111,7 +111,7 @@ def read_all(made: Made, world: ThreadGroup, node: bytes = NODE, **options: Any)
 
 
 def outcomes(size: int, action: Callable[[ThreadGroup], Any]) -> list[Any]:
-    """What each rank gave, or the error that it raised."""
+    """Return each rank's result, or the error that it raised."""
 
     def guarded(world: ThreadGroup) -> Any:
         try:
@@ -195,7 +195,7 @@ def test_damage_found_by_one_rank_is_an_error_on_all_ranks(made: Made) -> None:
 
 
 def test_a_rank_that_goes_silent_is_done_without(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its socket ends in the middle: what it had not lent yet the others read."""
+    """If a rank's socket closes during the exchange, the other ranks read its remaining chunks."""
     send, count = node_shared_read._Borrower.send, iter(range(1000))
 
     def fails(self: node_shared_read._Borrower, *frame: Any) -> None:
@@ -256,7 +256,7 @@ def test_a_fake_door_gets_no_memory() -> None:
 
 
 def test_a_rank_that_does_not_take_is_not_waited_for(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is late: its places are used again, and it reads by itself what it could not take in time."""
+    """If a rank is too slow to take chunks, their memory is used again, and the rank reads these chunks itself."""
     take, late = node_shared_read._ReadTable.take, threading.Event()
 
     def slow(self: node_shared_read._ReadTable, number: int, data: memoryview) -> None:
@@ -338,7 +338,7 @@ def _exchange(one: socket.socket, rank: int) -> Callable[[bytes, str], list[byte
 
 
 def test_a_killed_reader_is_done_without(made: Made) -> None:
-    """Two processes; one is killed as it reads: the other has all of it all the same."""
+    """If one of two processes is killed during the read, the other one still gets all bytes."""
     here, theirs = socket.socketpair()
     child = os.fork()
     if not child:
@@ -358,7 +358,7 @@ def test_a_killed_reader_is_done_without(made: Made) -> None:
 
 
 def test_no_descriptor_and_no_thread_is_left(made: Made) -> None:
-    """After three shared reads no new descriptor is open and no new thread runs."""
+    """Three shared reads leave no new descriptor open and no new thread running."""
     outcomes(3, lambda world: read_all(made, world))
     threads, descriptors = threading.enumerate(), open_descriptors()
     for _ in range(3):

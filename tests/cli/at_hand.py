@@ -144,7 +144,7 @@ def in_process(monkeypatch: Any, capfd: Any, arguments: list[str]) -> Answer:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """For child processes: this Relight, no colours or widths from outside."""
+    """Return environment variables for child processes: this Relight, and no colours or widths of the caller."""
     kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR", "RELIGHT_DEBUG")}
     return {**kept, "PYTHONPATH": str(SOURCE), "TERM": "xterm-256color", **more}
 

@@ -22,13 +22,14 @@ OURS = ["save_waiting", "save_blocked", "save_durable", "save_lost", "restore_co
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Answer, Path]:
-    """One run of it in a directory that is not there yet, and the picture."""
+    """Run the benchmark once in a directory that does not exist yet. Return its answer, and the folder with its
+    picture."""
     folder = tmp_path_factory.mktemp("bench")
     return in_child("bench", folder / "deep" / "runs", *SMALL, "--tensors", 30, "--json", "--plot", folder / "ratios.png"), folder
 
 
 def test_json_has_all_floors_and_all_that_relight_does(measured: tuple[Answer, Path]) -> None:
-    """With seconds, bytes a second, each round, and the ratio to floors that are there."""
+    """Each measurement has seconds, bytes per second, each round, and its ratio to existing floors."""
     answer, folder = measured
     assert answer.code == 0, answer.err
     report = answer.json
@@ -87,7 +88,7 @@ def test_on_a_terminal_there_is_progress_a_table_and_sentences(runs: Path) -> No
 
 
 def test_without_torch_the_floors_are_measured_and_a_note_is_printed(tmp_path: Path) -> None:
-    """Nothing tries to import it."""
+    """Without torch, no code tries to import it."""
     script = f"""
 import sys
 sys.modules["torch"] = None
@@ -114,7 +115,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(relight, tm
 
 
 def test_too_little_memory_is_refused_before_anything_is_made(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the disk is."""
+    """Too little memory is refused before a file is written, as too little disk space is."""
     monkeypatch.setattr("relight.bench.measure.available_bytes", lambda: 1_000_000_000)
     answer = relight("bench", tmp_path / "runs", "--size", "1GB")
     assert answer.code == 2
@@ -145,7 +146,7 @@ def test_bad_usage_is_2_and_makes_nothing(
 
 
 def test_a_picture_without_matplotlib_is_refused_at_once(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not after a minute of measuring."""
+    """Without matplotlib a picture is refused before measuring begins."""
     monkeypatch.setattr("relight.cli.bench.importlib.util.find_spec", lambda name: None)
     answer = relight("bench", tmp_path / "runs", "--plot", tmp_path / "x.png")
     assert answer.code == 2
@@ -187,7 +188,7 @@ def test_leftovers_of_a_killed_bench_are_reported(relight, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
 def test_an_interrupt_leaves_neither_files_nor_an_agent(tmp_path: Path, number: int, code: int) -> None:
-    """In the middle of saves; quietly."""
+    """An interrupt during saves removes all files and processes, and prints no traceback."""
     store = tmp_path / "runs"
     command = [sys.executable, "-m", "relight", "bench", str(store), "--size", "4MB", "--rounds", "500"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()) as child:

@@ -88,7 +88,7 @@ def test_verify_counts_damage_of_the_log_and_of_the_store(relight, runs: Path) -
 
 
 def test_verify_of_a_store_is_of_all_its_runs(relight, runs: Path) -> None:
-    """Damage in one run is named with it; a run that cannot be opened is damage too."""
+    """Damage is reported with its run's name. A run that cannot be opened counts as damage."""
     flip(directory(runs, 0, "baseline") / PACK)
     answer = relight("verify", "runs")
     assert answer.code == 1
@@ -175,7 +175,7 @@ def test_prune_by_metric(relight, runs: Path) -> None:
 
 
 def test_prune_without_rules_or_without_anybody_to_ask_is_2(relight, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without rules, or without a terminal for the question, nothing is deleted."""
+    """If there are no rules, or no terminal for the question, nothing is deleted."""
     for arguments in (
         ["runs/demo"],
         ["runs/demo", "--keep-last", 0],
@@ -194,7 +194,7 @@ def test_prune_without_rules_or_without_anybody_to_ask_is_2(relight, runs: Path,
 
 @pytest.mark.parametrize(("typed", "left"), [("y\n", 3), ("n\n", 4), ("\n", 4)])
 def test_prune_asks_on_a_terminal(runs: Path, typed: str, left: int) -> None:
-    """Only ``y`` deletes."""
+    """``prune`` deletes only if the answer is ``y``."""
     answer = on_terminal("prune", "runs/demo", *RULES, typed=typed, prompt="Remove them?")
     assert answer.code == 0
     assert len(ids(runs)) == left
@@ -209,7 +209,7 @@ def test_prune_keeps_a_good_one_when_the_newest_is_damaged(relight, runs: Path) 
 
 
 def test_prune_sweep_deletes_leftovers_of_dead_attempts_alone(relight, runs: Path) -> None:
-    """A half-written save of a superseded attempt goes; one that may still be written stays, and both are explained."""
+    """A superseded attempt's half-written save is deleted. A save that may still be written stays. Both are explained."""
     dead, alive = runs / "demo/0000000150-aaaaaaaaaa-e1", runs / "demo/0000000350-bbbbbbbbbb-e2"
     for place in (dead, alive):
         place.mkdir()

@@ -342,7 +342,7 @@ def test_a_copy_follows_the_checkpoint_that_its_run_was_resumed_from(relight, ru
 
 
 def test_histories_that_parted_are_not_joined(relight, runs: Path) -> None:
-    """Two copies of one run that both trained on: neither takes the other's checkpoints without --force."""
+    """If two copies of a run both continued training, neither takes the other's checkpoints without --force."""
     relight("push", "runs/demo", "backup/")
     Attempt.begin(open_bytes(runs.parent / "backup"), "demo").save(request(399))
     Attempt.begin(open_bytes(runs), "demo").save(request(399))

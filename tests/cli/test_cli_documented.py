@@ -35,7 +35,7 @@ def test_each_command_has_a_section_with_all_its_options() -> None:
 
 
 def test_outputs_in_the_reference_can_be_read_on_a_page() -> None:
-    """They are as a pipe has them, and hardly wider than a terminal."""
+    """Documented outputs are as wide as in a pipe, at most 84 columns."""
     blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert blocks
     assert max(len(line) for block in blocks for line in block.splitlines()) <= 84

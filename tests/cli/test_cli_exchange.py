@@ -14,12 +14,12 @@ PACK = "pack-00000-000.safetensors"
 
 
 def tags(path: Path, run: str = "demo") -> dict[str, str]:
-    """Of a run."""
+    """Return the tags of a run."""
     return open_run(open_bytes(path), run).history().tags
 
 
 def test_what_is_pushed_can_be_pulled_and_is_the_same(relight, runs: Path) -> None:
-    """Checkpoints, ids, tags; a second time nothing is done; later ones follow."""
+    """Checkpoints, ids and tags are copied. A second push copies nothing, and a later one only new checkpoints."""
     backup = runs.parent / "backup"
     assert relight("push", "runs/demo", "backup/", "--dry-run").out.splitlines()[-1].startswith("4 checkpoints, ")
     assert not backup.exists()

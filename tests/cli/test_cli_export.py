@@ -10,13 +10,13 @@ from at_hand import ids
 
 
 def header(path: Path) -> dict[str, object]:
-    """Of a safetensors file."""
+    """Return the header of a safetensors file."""
     data = path.read_bytes()
     return json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
 
 
 def test_the_model_goes_out(relight, runs: Path) -> None:
-    """To a file, by its name; what is there is not replaced; a run that is not there is a no."""
+    """The model is written to a named file. An existing file is not replaced, and a missing run exits with 1."""
     answer = relight("export", "runs/demo@good", "model.safetensors")
     assert (answer.code, answer.out) == (0, f"2 tensors of step 199 ({ids(runs)[1]}), 328 B, written to model.safetensors\n"), answer.out
     assert header(runs.parent / "model.safetensors").keys() == {"__metadata__", "layer.weight", "layer.bias"}
@@ -42,7 +42,7 @@ def test_a_plan_writes_nothing_and_json_is_complete(relight, runs: Path) -> None
 
 
 def test_averages(relight, runs: Path) -> None:
-    """Of the newest, of those that are named, with weights, of other runs; as a file, as a checkpoint."""
+    """Newest or named checkpoints are averaged, with weights and across runs, into a file or a checkpoint."""
     answer = relight("export", "runs/demo", "a.safetensors", "--average", "last:2")
     assert answer.code == 0 and answer.out.count("weight 0.5\n") == 2
     data = (runs.parent / "a.safetensors").read_bytes()

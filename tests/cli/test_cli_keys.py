@@ -32,12 +32,12 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def steps_with(key: str) -> list[int]:
-    """What a key shows of the run."""
+    """Return the steps of the checkpoints that a key opens."""
     return [checkpoint.step for checkpoint in fold(Log(EncryptedStore(LocalStore("runs"), Keychain.from_specs(key)), "demo").read()).live]
 
 
 def slots(relight, *keys: str) -> list[dict[str, object]]:
-    """As ``status --json`` gives them."""
+    """Return the slots of ``status --json``."""
     options = [part for key in keys for part in ("--key", key)]
     return json.loads(relight("keys", "status", "runs", *options, "--json").out)["slots"]
 
@@ -61,7 +61,8 @@ def test_a_key_that_is_too_old_is_an_exit_code(store: Path, relight, monkeypatch
 
 
 def test_a_schedule_exchanges_what_is_old_and_nothing_else(store: Path, relight, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``rotate --older-than``: nothing on a young key; of an old one, the new one opens everything from then on, and the old one nothing."""
+    """``rotate --older-than`` keeps a young key. For an old key, the new key opens everything afterwards and the old
+    one nothing."""
     (slot,) = slots(relight)
     early = relight("keys", "rotate", "runs", slot["kek"], "file:new.key", "--older-than", "30")
     assert early.code == 0
@@ -78,7 +79,8 @@ def test_a_schedule_exchanges_what_is_old_and_nothing_else(store: Path, relight,
 
 
 def test_a_key_is_taken_away_unless_it_is_the_last(store: Path, relight) -> None:
-    """``revoke`` of the only key would lock everybody out: refused. With another one it goes, and opens nothing."""
+    """``revoke`` refuses to remove the only key, which would lock out every reader. With a second key it removes the
+    first."""
     (slot,) = slots(relight)
     refused = relight("keys", "revoke", "runs", slot["kek"])
     assert refused.code == 2

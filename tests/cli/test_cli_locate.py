@@ -36,7 +36,7 @@ def test_from_inside_and_from_home(runs: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_text_after_the_at_names_a_checkpoint(runs: Path) -> None:
-    """Tags may have slashes, directories may have ``@``; the longest path that is something wins."""
+    """Tags may have slashes, and directories ``@``. The longest existing path is used."""
     assert locate("runs/demo@release/v1")[1:] == ("demo", "release/v1")
     assert locate("runs/demo@latest")[1:] == ("demo", "latest")
     runs.rename(runs.parent / "me@home")

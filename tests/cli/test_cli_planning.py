@@ -22,7 +22,7 @@ SHOWN = re.findall(r"```\n\$ relight (.*?)\n(.*?)```", PAGE.read_text(encoding="
 
 @pytest.mark.parametrize(("command", "printed"), SHOWN, ids=[command for command, _ in SHOWN])
 def test_what_the_page_shows_is_what_comes(command: str, printed: str, relight) -> None:
-    """Every worked example of docs/planning.md is the command's output of today."""
+    """Every example of docs/planning.md equals the command's present output."""
     done = relight(*shlex.split(command))
     assert done.code == 0
     assert done.out.rstrip() == printed.rstrip()
@@ -58,7 +58,8 @@ def test_a_schedule_is_shown_decision_by_decision(runs: Path, relight) -> None:
 
 
 def test_a_plan_of_a_run_a_configuration_and_a_number(runs: Path, relight, tmp_path: Path) -> None:
-    """Parts of a live checkpoint are its tensors' bytes by role; a configuration counts to the parameter; JSON has every number."""
+    """A run's plan counts its tensors' bytes by role, a configuration's plan is exact to the parameter, and JSON has
+    every number."""
     live = json.loads(relight("plan", "runs/demo", "--json").out)
     tensors = json.loads(relight("show", "runs/demo", "--json").out)["tensors"]
     assert live["bytes"] == sum(tensor["bytes"] for tensor in tensors)
@@ -120,7 +121,7 @@ def test_measured_files_take_the_place_of_what_is_assumed(tmp_path: Path, religh
     ids=" ".join,
 )  # fmt: skip
 def test_questions_that_make_no_sense_are_refused(arguments: list[str], relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a sentence, not a traceback."""
+    """Invalid arguments give an error message without a traceback."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "config.json").write_text('{"hidden_size": -4')
@@ -132,7 +133,8 @@ def test_questions_that_make_no_sense_are_refused(arguments: list[str], relight,
 
 
 def test_presets_as_file_as_reasons_and_as_json(tmp_path: Path, relight, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--out`` writes what is printed, once; ``--explain`` has a reason for every setting; other sizes have other numbers."""
+    """``--out`` writes the printed text, and never over a file. ``--explain`` has a reason for every setting. Sizes
+    differ in numbers."""
     monkeypatch.chdir(tmp_path)
     printed = relight("preset", "medium").out
     assert relight("preset", "medium", "--out", "relight.toml").code == 0

@@ -12,7 +12,7 @@ FEW = ("--gpus", "1024", "--days", "3", "--seeds", "2", "--jobs", "1")
 
 
 def test_policies_side_by_side(relight, tmp_path: Path) -> None:
-    """A table, what was lost to what, the difference; JSON; a picture; all of it fits."""
+    """A comparison has a table, the losses by cause, the difference, JSON and a picture, all within 84 columns."""
     answer = relight("simulate", *FEW, "--policy", "adaptive,last=2", "--policy", "6h,last=2", "--plot", tmp_path / "fleet.png")
     assert answer.code == 0 and max(map(len, answer.out.splitlines())) <= 84
     assert "goodput" in answer.out and "adaptive,l…" in answer.out and "points of goodput" in answer.out
@@ -24,7 +24,7 @@ def test_policies_side_by_side(relight, tmp_path: Path) -> None:
 
 
 def test_several_values_and_the_scenarios_there_are(relight) -> None:
-    """A table for each value; a list of names."""
+    """``--sweep`` prints a table for each value. ``--list`` prints the scenarios' names."""
     results = relight("simulate", *FEW, "--policy", "1h", "--sweep", "save.stall_s=1,200", "--json").json
     assert [row["sweep"] for row in results] == ["save.stall_s=1", "save.stall_s=200"]
     assert results[0]["policies"][0]["goodput"]["median"] > results[1]["policies"][0]["goodput"]["median"]

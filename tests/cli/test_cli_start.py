@@ -21,7 +21,7 @@ HEAVY = ("torch", "numpy", "rich", "msgspec", "blake3", "relight.catalog", "reli
 
 
 def modules(*arguments: str) -> set[str]:
-    """What a command has imported when it ends."""
+    """Return the modules that a command has imported when it ends."""
     script = f"""
 import atexit, sys
 atexit.register(lambda: print("MODULES", *sys.modules))
@@ -35,19 +35,19 @@ main()
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["lss"]], ids=str)
 def test_help_and_version_import_next_to_nothing(arguments: list[str]) -> None:
-    """Neither torch nor rich nor any room is loaded to print help, the version, or a typo's answer."""
+    """Help, version, and the answer to a typo load neither torch nor rich nor other packages of Relight."""
     assert not modules(*arguments) & set(HEAVY)
 
 
 def test_commands_into_a_pipe_need_neither_torch_nor_numpy_nor_rich(runs: Path) -> None:
-    """What a cron job asks every minute starts lightly."""
+    """Commands that a cron job runs every minute start without heavy imports."""
     for arguments in (["ls", "runs"], ["show", "runs/demo"], ["verify", "runs"], ["log", "runs/demo", "--json"]):
         assert not modules(*arguments) & {"torch", "numpy", "rich"}, arguments
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_each_command_has_an_example_and_fits_80_columns(relight, name: str) -> None:
-    """``--help`` shows how it is typed; so does ``-h``."""
+    """``--help`` and ``-h`` show an example within 80 columns."""
     answer = relight(name, "--help")
     assert answer.code == 0
     assert "Example" in answer.out
@@ -182,7 +182,7 @@ def test_a_full_disk_under_stdout_is_exit_code_2(runs: Path) -> None:
 
 
 def test_ctrl_c_is_130_and_quiet(runs: Path) -> None:
-    """At a question, as anywhere: nothing is done, no traceback."""
+    """Ctrl-C at a question deletes nothing and prints no traceback."""
     answer = on_terminal("prune", "runs/demo", "--keep-last", 1, typed="\x03", prompt="Remove them?")
     assert answer.code == 130
     assert "Traceback" not in answer.out
@@ -190,14 +190,14 @@ def test_ctrl_c_is_130_and_quiet(runs: Path) -> None:
 
 
 def test_a_locale_without_unicode_breaks_nothing(runs: Path) -> None:
-    """What stdout cannot show is escaped."""
+    """Characters that stdout cannot encode are escaped."""
     answer = in_child("tag", "runs/demo", "new", "99", PYTHONIOENCODING="latin-1")
     assert answer.code == 0
     assert "new \\u2192 " in answer.out
 
 
 def test_version_names_what_matters_for_a_report(relight) -> None:
-    """As text and as JSON, without importing torch; ``--version`` is the short form."""
+    """``version`` prints text or JSON without importing torch. ``--version`` is the short form."""
     facts = relight("version", "--json").json
     assert {"relight", "format", "python", "torch", "numpy", "system"} <= facts.keys()
     assert f"relight   {facts['relight']}\n" in relight("version").out

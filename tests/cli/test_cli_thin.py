@@ -20,7 +20,7 @@ class FakeReport:
     asked: list[Any] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """As the real one."""
+        """Return JSON as the real report does."""
         return {"ok": self.ok}
 
     def __rich__(self) -> str:
@@ -40,7 +40,7 @@ def test_demo_passes_options_on_and_answers(relight, monkeypatch: pytest.MonkeyP
 
 
 def report(difference: FirstDifference | None) -> ProveReport:
-    """What a proof finds."""
+    """Return the report of a proof."""
     return ProveReport(difference is None, 5, 3, 3, 42, difference, 1.0)
 
 
@@ -62,7 +62,7 @@ def test_prove_passes_the_scripts_own_arguments_on(relight, monkeypatch: pytest.
 
 
 def test_prove_names_what_differs_and_answers_1(relight, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first thing, when, why; escaped."""
+    """The first difference, its step and its reason are printed, escaped."""
     difference = FirstDifference(7, "after step 7", "model/\x1b[31mx", "the sampler has no state", ["model/y"])
     monkeypatch.setattr("relight.cli.prove.run", lambda options: report(difference))
     answer = relight("prove", "train.py")

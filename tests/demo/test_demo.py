@@ -73,7 +73,8 @@ def commands() -> Iterator[bytes]:
 
 @pytest.mark.slow
 def test_quick(tmp_path: Path) -> None:
-    """Killed five times, twice inside a save, and equal to the bit; the runs are kept, with what Relight made of them."""
+    """The quick demo is killed five times, twice inside a save, and its results are bit-identical. Its runs and reports
+    are kept."""
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     report = run(DemoOptions(quick=True, seed=7, keep=tmp_path / "runs", out=tmp_path / "demo.png", progress=False))

@@ -16,7 +16,7 @@ def build(shape: DemoSize, dropout: float = 0.1) -> GPT:
 
 
 def test_about_ten_million_parameters() -> None:
-    """The full demo trains about 10 M parameters; the tied matrix counts once."""
+    """The full demo trains about 10 M parameters. The tied matrix counts once."""
     count = sum(parameter.numel() for parameter in build(FULL).parameters())
     assert 9e6 < count < 12e6
 
@@ -33,7 +33,7 @@ def test_a_prediction_depends_only_on_earlier_bytes() -> None:
 
 
 def test_dropout_is_on() -> None:
-    """In training two passes differ, so that a resume with other random numbers would be seen."""
+    """Two training passes differ, so a resume with other random numbers would be noticed."""
     torch.manual_seed(0)
     model = build(QUICK)
     x = torch.randint(0, 256, (2, QUICK.context))

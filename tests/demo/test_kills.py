@@ -27,7 +27,7 @@ class Scene:
 @pytest.mark.parametrize("shape", [FULL, QUICK], ids=["full", "quick"])
 @pytest.mark.parametrize("seed", range(50))
 def test_enough_kills_for_every_seed(shape: DemoSize, seed: int) -> None:
-    """Any seed gives at least five kills, at least two of them inside a save, one after the other and before the end."""
+    """Any seed gives at least five kills at increasing steps before the end. At least two are inside a save."""
     plan = plan_kills(seed, shape)
     assert len(plan) >= 5
     assert sum(kill.inside_save for kill in plan) >= 2
@@ -60,7 +60,7 @@ def test_kills_between_steps_after_the_moment() -> None:
 
 
 def test_kills_inside_a_save_only_while_there_is_one() -> None:
-    """A kill inside a save waits for one that is being written; one that is over before the moment is let go."""
+    """A kill inside a save waits for a save in progress. A save that ends before the planned moment is skipped."""
     aim = Aim([PlannedKill(4, True, 0.5)], 5)
     assert aim.watching_a_save(Scene(last=3))
     assert not aim.due(Scene(last=4), 1.0)
@@ -82,7 +82,7 @@ def test_a_miss_is_tried_again_at_a_later_save() -> None:
 
 
 def test_what_was_passed_is_moved_on() -> None:
-    """When a try took longer than planned the next kill waits for work to be done first."""
+    """If an attempt took longer than planned, the next kill waits until steps are done."""
     aim = Aim([PlannedKill(4, True, 0.0), PlannedKill(6, False, 0.0)], 5)
     aim.fired(9, inside_save=True)
     assert not aim.due(Scene(last=9), 1.0)

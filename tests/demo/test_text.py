@@ -50,7 +50,7 @@ def test_zipped_library(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [[], ["-OO"]], ids=["plain", "OO"])
 def test_no_source_at_all(tmp_path: Path, flags: list[str]) -> None:
-    """Where only compiled files are left, even without docstrings, those of what is written in C are text enough."""
+    """With only compiled files, even without docstrings, the docstrings of C modules are enough text."""
     script = (
         "import sys; from pathlib import Path; from relight.demo.text import read_text;"
         "print(len(read_text(stdlib=Path(sys.argv[1]), zips=[])))"

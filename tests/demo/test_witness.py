@@ -15,7 +15,7 @@ def record(run: Path, seq: int, kind: str, body: dict[str, str]) -> None:
 
 
 def test_unfinished_is_what_no_commit_names(tmp_path: Path) -> None:
-    """A save's directory counts as unfinished until a COMMIT names it; other directories and records don't matter."""
+    """A save's directory counts as unfinished until a COMMIT names it. Other directories and records are ignored."""
     assert witness.unfinished(tmp_path / "none") == set()
     first, second = "0000000004-aaaaaaaaaa-e1", "0000000009-bbbbbbbbbb-e1"
     for name in (first, second, "log", "other"):
@@ -29,7 +29,7 @@ def test_unfinished_is_what_no_commit_names(tmp_path: Path) -> None:
 
 
 def test_agrees_with_relight(tmp_path: Path) -> None:
-    """What Relight itself calls a checkpoint is what the witness calls committed."""
+    """The witness counts the same checkpoints as committed as Relight does."""
     import pytest
 
     torch = pytest.importorskip("torch")
