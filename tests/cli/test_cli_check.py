@@ -209,7 +209,7 @@ def test_prune_keeps_a_good_one_when_the_newest_is_damaged(relight, runs: Path) 
 
 
 def test_prune_sweep_deletes_leftovers_of_dead_attempts_alone(relight, runs: Path) -> None:
-    """A superseded attempt's half-written save is deleted. A save that may still be written stays. Both are explained."""
+    """A superseded attempt's unfinished save is deleted. A save that may still be written stays. Both are explained."""
     dead, alive = runs / "demo/0000000150-aaaaaaaaaa-e1", runs / "demo/0000000350-bbbbbbbbbb-e2"
     for place in (dead, alive):
         place.mkdir()

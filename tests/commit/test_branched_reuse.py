@@ -162,7 +162,7 @@ def test_a_branch_of_a_branch(branched: Path) -> None:
 
 
 def test_a_copy_stands_by_itself(branched: Path, tmp_path: Path) -> None:
-    """In another store the parent does not exist: the copy has all bytes and names no other run."""
+    """A copy in another store has all bytes and names no other run."""
     state = train(branched / "branch", 5, parts(seed=1))
     copied = subprocess.run(
         [sys.executable, "-m", "relight", "cp", f"{branched}/branch@latest", str(tmp_path / "t/run")], capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""What the commit of several ranks puts through any one of them: names listed, root, record. Counted, not timed."""
+"""Bytes that one rank moves for a commit of several ranks: listed names, root, record. They are counted, not timed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def apart(name: str) -> bool:
 
 
 class Ranks:
-    """Ranks of one save, one after the other in one thread; each with a store that counts."""
+    """Ranks of one save, run one after the other in one thread. Each has a store that counts bytes."""
 
     def __init__(self, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(socket, "gethostname", lambda: "node-0123.cluster")  # it is in the record
@@ -59,7 +59,8 @@ class Ranks:
         put(place.store, f"{prefix}/{READY_DIR}/{ready.file}", b"")
 
     def save(self) -> tuple[CountingStore, CountingStore]:
-        """All of them; the last one commits, while the last but one waits for it: the stores of these two."""
+        """Save on all ranks. The last rank commits, and the last but one waits for it. Return the stores of these two
+        ranks."""
         for rank in range(self.world - 2):
             self.ready(rank)
         last = self.world - 1
@@ -77,7 +78,8 @@ class Ranks:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_who_commits_moves_few_bytes_for_each_rank(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most 128 bytes a rank go through the one that commits, and through one that waits; the calls do not depend on the ranks' number."""
+    """The committing rank and a waiting rank move at most 128 bytes per rank. Their number of calls does not depend on
+    the number of ranks."""
     commits, waits = Ranks(world, monkeypatch).save()
     assert commits.through <= 128 * world + FIXED_BYTES, commits.bytes
     assert waits.through <= 128 * world + FIXED_BYTES, waits.bytes
@@ -86,14 +88,14 @@ def test_who_commits_moves_few_bytes_for_each_rank(world: int, monkeypatch: pyte
 
 
 def test_of_64_ranks_all_that_is_moved_is_128_bytes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with what does not depend on their number."""
+    """With 64 ranks, 128 bytes per rank include the fixed bytes."""
     commits, waits = Ranks(64, monkeypatch).save()
     assert commits.through <= 128 * 64, commits.bytes
     assert waits.through <= 128 * 64, waits.bytes
 
 
 def test_each_further_rank_costs_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 64 to 256 ranks."""
+    """From 64 to 256 ranks, each added rank costs at most 120 bytes for the committer, and 80 for a waiting rank."""
     (few, few_waits), (many, many_waits) = Ranks(64, monkeypatch).save(), Ranks(256, monkeypatch).save()
     assert many.through - few.through <= 120 * (256 - 64)
     assert many_waits.through - few_waits.through <= 80 * (256 - 64)

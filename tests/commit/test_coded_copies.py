@@ -28,7 +28,7 @@ from relight.transfer import copying, execute_copy, plan_copy
 
 
 def copied(source: Run, which: str, target: ByteStore, run: str = "r") -> str:
-    """Its id there."""
+    """Copy a checkpoint. Return the copy's id."""
     checkpoint = source.history().find(which)
     assert checkpoint is not None
     report = execute_copy(plan_copy(source, [checkpoint], target, run))
@@ -37,7 +37,7 @@ def copied(source: Run, which: str, target: ByteStore, run: str = "r") -> str:
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """What is in its checkpoints' directories."""
+    """Return the files in all checkpoint directories by name."""
     return {path.name: path.read_bytes() for path in root.glob("r/0*/*")}
 
 
@@ -184,7 +184,8 @@ def test_scrubbing_repairs_a_further_tier(tmp_path: Path, file: str) -> None:
 
 
 def shared(folder: Path, count: int, keep: relight.Keep | None = None, **rules: Any) -> tuple[Attempt, list[dict[str, Any]]]:
-    """Saves of a frozen base and an adapter, drained one by one; what each held."""
+    """Save a frozen base and a changing adapter several times, and drain each save. Return the attempt and all
+    contents."""
     attempt, smaller, wanted = Attempt.begin(LocalStore(folder / "near"), "r"), eager(**rules), []
     tiers = Tiers(near=str(folder / "near" / "r"), far=tier(str(folder / "far" / "r"), keep=keep))
     announce(attempt.place.log, tiers.tiers, attempt.epoch)
@@ -198,7 +199,7 @@ def shared(folder: Path, count: int, keep: relight.Keep | None = None, **rules: 
 
 @pytest.mark.parametrize("codecs", ["always", "never"])
 def test_a_tier_takes_only_what_it_has_not(tmp_path: Path, codecs: str) -> None:
-    """Of saves that share with each other, what is there is not copied again; the copies need each other, and each is whole."""
+    """Chunks that the tier already has are not copied again. The copies share chunks, and each one is complete."""
     attempt, wanted = shared(tmp_path, 4, codecs=codecs)
     far = LocalStore(tmp_path / "far")
     live = Run(far, "r").history().live
@@ -214,7 +215,7 @@ def test_a_tier_takes_only_what_it_has_not(tmp_path: Path, codecs: str) -> None:
 
 
 def test_what_others_need_stays_in_the_tier(tmp_path: Path) -> None:
-    """Retention and sweeping there know who needs whom; what is kept is whole."""
+    """Retention and sweeps of a tier keep donors. Kept checkpoints are complete."""
     attempt, wanted = shared(tmp_path, 6, relight.keep(last=2))
     far = LocalStore(tmp_path / "far")
     live = Run(far, "r").history().live

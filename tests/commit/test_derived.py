@@ -91,7 +91,8 @@ def opened(url: Path) -> list[Opened]:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_a_run_in_mixed_precision(tmp_path: Path, name: str) -> None:
-    """Its weights take next to nothing, in plain saves and differences alike; it restores and loads to the bit, and goes on to it."""
+    """Low-precision weights take almost no bytes in plain and delta saves. The checkpoint restores, loads and copies
+    exactly."""
     url = tmp_path / "s" / "run"
     mixed = Mixed(TYPES[name])
     wanted = []
@@ -130,7 +131,7 @@ def test_a_run_in_mixed_precision(tmp_path: Path, name: str) -> None:
 
 
 def test_a_chunk_that_differs_from_its_master_is_stored(tmp_path: Path) -> None:
-    """One bit of one weight, and the chunk that holds it is stored; the others are not."""
+    """If one bit of a weight differs, only its chunk is stored."""
     url = tmp_path / "s" / "run"
     mixed = Mixed(torch.bfloat16)
     mixed.step()

@@ -34,7 +34,7 @@ FLOATS = st.one_of(
 
 
 def checked(values: np.ndarray, way: str) -> bool:
-    """Whether they were stored; and then that none is further off than is promised."""
+    """Encode values and check the promised error. Return whether they were encoded."""
     encoded = encode_lossy(memoryview(values.tobytes()), [LossyRange(values.nbytes, (way,))])
     if encoded is None:
         return False
@@ -91,7 +91,7 @@ def test_invalid_lossy_chunks(way: str) -> None:
 
 
 def test_rules() -> None:
-    """By name, the first that fits; float32 alone; second moments never in 8 bits, by any pattern."""
+    """The first matching pattern decides. Only float32 tensors are lossy. Second moments never take 8 bits."""
     rules = Compact(lossy={"optimizer/*": "int8", "model/*": "bfloat16"})
     assert lossy_ways(rules, "optimizer/state/x/exp_avg", "float32") == ("int8",)
     assert lossy_ways(rules, "optimizer/state/x/exp_avg_sq", "float32") == ()

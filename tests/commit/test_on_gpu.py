@@ -39,7 +39,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plane(length: int, seed: int = 0) -> memoryview:
-    """Such as exponents are."""
+    """Return a plane of exponents."""
     values = np.random.default_rng(seed).standard_normal(length).astype("<f4")
     return memoryview(((values.view("<u4") >> 23) & 0xFF).astype("u1")).cast("B")
 
@@ -81,7 +81,7 @@ def test_short_planes_stay_here(nvcomp: Any) -> None:
 
 @pytest.mark.parametrize("wrong", ["other bytes", "an error", "fewer"])
 def test_what_goes_wrong_there_is_coded_here(nvcomp: Any, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    """It is compared before anybody relies on it; and not tried again."""
+    """Wrong results of the GPU are detected before use. The processor then codes, and the GPU is not tried again."""
     coder, _ = on_gpu()
     assert coder is not None
 
@@ -147,6 +147,6 @@ def test_a_run_records_which_device_coded(there: bool, tmp_path: Path, request: 
 
 
 def test_another_coder_is_refused() -> None:
-    """With those that there are."""
+    """The error for an unknown coder lists the known ones."""
     with pytest.raises(relight.ConfigError, match="cpu.*gpu"):
         relight.Compact(coder="tpu")

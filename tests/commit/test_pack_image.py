@@ -21,7 +21,7 @@ CHUNKS = [100_000, 5, 70_000, SLAB, 3 * SLAB, 1234]
 
 
 class Slow:
-    """A writer that notes how many are at it at once, and what it got; one piece fails."""
+    """A writer that counts concurrent writes and keeps the bytes. One write may fail."""
 
     align = 1
 

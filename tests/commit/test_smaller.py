@@ -35,7 +35,7 @@ WIDTHS = {"float32": "<f4", "int64": "<i8", "uint8": "<u1"}
 
 
 def weights(megabytes: float, seed: int = 0) -> np.ndarray:
-    """Such as training makes, float32."""
+    """Return float32 values as training makes them."""
     return (np.random.default_rng(seed).standard_normal(int(megabytes * (1 << 18))) * 0.02).astype("<f4")
 
 
@@ -63,7 +63,7 @@ def request(step: int, held: State, smaller: IncrementalState | None) -> SaveReq
 
 
 def stores(tmp_path: Path) -> list[ByteStore]:
-    """With direct input and output, without, and in memory."""
+    """Return stores with direct I/O, without it, and in memory."""
     return [LocalStore(tmp_path / "direct"), LocalStore(tmp_path / "cached", direct=False), MemoryStore()]
 
 
@@ -75,12 +75,12 @@ class Taken:
         self.length = length
 
     def view(self) -> memoryview:
-        """All of it."""
+        """Return all of the memory."""
         return memoryview(self.data)
 
 
 def read(store: ByteStore, run: str, which: str) -> State:
-    """What a checkpoint holds, by every reader's way."""
+    """Return a checkpoint's contents, read by every method of a reader."""
     opened_run = Run(store, run)
     checkpoint = opened_run.history().find(which)
     assert checkpoint is not None
@@ -92,7 +92,7 @@ def read(store: ByteStore, run: str, which: str) -> State:
 
 
 def check(store: ByteStore, run: str, which: str, held: State) -> None:
-    """It verifies, and holds that."""
+    """Assert that a checkpoint verifies and has the given contents."""
     opened_run = Run(store, run)
     checkpoint = opened_run.history().find(which)
     assert checkpoint is not None
@@ -112,7 +112,7 @@ def body_of(store: ByteStore, run: str, which: str) -> Any:
 
 @pytest.mark.parametrize("number", range(3))
 def test_only_what_is_new_is_written(number: int, tmp_path: Path) -> None:
-    """A frozen base is stored once, however many saves there are; every one of them restores to its bits."""
+    """A frozen base is stored once for any number of saves. Every save restores exactly."""
     store, smaller = stores(tmp_path)[number], eager()
     attempt = Attempt.begin(store, "r")
     contents, saved = state(), []
@@ -179,7 +179,7 @@ def test_a_donor_stays_while_it_is_needed(tmp_path: Path) -> None:
 
 
 def test_a_donor_that_was_retired_meanwhile() -> None:
-    """The save fails and leaves nothing; the next stores everything itself."""
+    """If a donor is retired during a save, the save fails and leaves no file. The next save stores everything itself."""
     store, smaller = MemoryStore(), eager()
     attempt = Attempt.begin(store, "r")
     contents = state()
@@ -222,7 +222,7 @@ def test_damage_is_reported_and_skipped(tmp_path: Path) -> None:
 
 
 def test_parts_of_chunks(tmp_path: Path) -> None:
-    """Any range of a pack reads as if it were a file."""
+    """Any range of a pack is read as from a plain file."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
     contents = {"base": weights(9), "noise": state()["noise"]}
@@ -283,7 +283,7 @@ def test_room_for_what_is_new_is_enough() -> None:
 
 
 def in_memory(pack: PackPlan) -> memoryview:
-    """All of it, as an agent has it."""
+    """Return a pack's bytes in one piece of memory, as an agent has them."""
     image, offset = page_buffer(-(-pack.size // PAGE) * PAGE), 0
     for source in pack.sources:
         copy_from(source, 0, image[offset : offset + source.length])
@@ -343,7 +343,7 @@ def test_any_range_of_what_is_not_in_one_piece(cuts: list[int]) -> None:
 
 
 def test_no_room_in_an_encrypted_store_is_reported_as_such() -> None:
-    """What encrypts writes no more than was announced: asking for less than may come would cut the pack off."""
+    """An encrypted store reserves the announced size, because a smaller reservation would cut off the pack."""
 
     class Encrypts(Tight):
         encrypts = True

@@ -123,7 +123,7 @@ def test_groups_go_though_they_are_more_than_a_share(tmp_path: Path) -> None:
 
 
 def test_the_oldest_that_may_go_together(tmp_path: Path) -> None:
-    """By the closure of who needs whom."""
+    """Checkpoints that need each other are retired together."""
     store, smaller = MemoryStore(), eager()
     attempt = Attempt.begin(store, "r")
     contents = state()
@@ -138,7 +138,7 @@ def test_the_oldest_that_may_go_together(tmp_path: Path) -> None:
 
 
 def test_a_damaged_record_keeps_what_it_may_need(tmp_path: Path) -> None:
-    """It may have been a COMMIT: nothing that is older goes, as long as checkpoints of this run share bytes."""
+    """A damaged record may have been a COMMIT. While checkpoints of the run share chunks, no older one is deleted."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
     contents = state()
@@ -169,7 +169,7 @@ def test_a_repair_that_was_cut_off_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_a_donor_that_was_cut_short_is_noticed_without_reading_it(tmp_path: Path) -> None:
-    """By its length, under its own name."""
+    """The donor's length shows the damage, which is reported with the donor's name."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
     contents = state()
@@ -259,7 +259,7 @@ def test_tiers_repair_each_other(tmp_path: Path) -> None:
 
 
 def test_a_smaller_of_its_own_needs_no_past() -> None:
-    """Nothing known, nothing named."""
+    """A new ``IncrementalState`` knows no chunks and reuses none."""
     smaller = IncrementalState()
     smaller.check_there([])
     smaller.distrust({})

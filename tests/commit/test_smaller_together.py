@@ -71,7 +71,7 @@ def test_the_commit_lists_the_donors_of_all_ranks(sharing: int, tmp_path: Path) 
 
 
 class Trained(Sharing):
-    """What never changes is a parameter that nothing trains; the row is trained. Nothing was seen yet."""
+    """A never trained parameter that does not change, and a trained row. No save was seen before."""
 
     def __init__(self, folder: Path, world: int, run: str) -> None:
         Ranks.__init__(self, folder, world, run)
@@ -128,7 +128,7 @@ def test_donors_stay_for_all_ranks(tmp_path: Path) -> None:
 
 
 def test_a_donor_that_was_retired_fails_all_of_them(tmp_path: Path) -> None:
-    """And the next save stores everything itself."""
+    """If a donor was retired, the save fails on all ranks, and the next save stores everything itself."""
     ranks = Sharing(tmp_path, 2, 2)
     assert all(isinstance(result, SaveReport) for result in ranks.save(0))
 

@@ -69,7 +69,7 @@ def test_a_part_without_trained_tensors_reports_no_unchanged_model(ranks: Ranks)
 
 
 def test_who_does_not_come_is_named_and_nothing_shows(ranks: Ranks) -> None:
-    """The others wait so long, and no longer; then all that they wrote is gone but the void root."""
+    """Ranks wait for a missing rank until the timeout, and name it. Only the void root of their save remains."""
     late = ranks.world - 1
 
     def stays_away(rank: int) -> None:
@@ -90,7 +90,7 @@ def test_who_does_not_come_is_named_and_nothing_shows(ranks: Ranks) -> None:
 
 
 def test_one_that_comes_too_late_saves_nothing(ranks: Ranks) -> None:
-    """Neither alone nor with those who have gone."""
+    """A late rank saves nothing, neither alone nor with the ranks that gave up."""
     results = ranks.save(timeout_s=0.3, before=lambda rank: time.sleep(1.5) if rank == 0 else None)
     assert all(isinstance(result, RelightError) for result in results)
     assert ranks.committed() == [] and not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
@@ -152,7 +152,7 @@ def test_space_is_freed_on_a_full_disk_to_publish_the_failure(ranks: Ranks, monk
 
 @pytest.mark.parametrize("death", ["before the root", "after the root"])
 def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, death: str) -> None:
-    """Another rank commits."""
+    """If the committing rank dies, another rank commits."""
     dead: list[int] = []
     complete, append = multi_rank._complete, multi_rank._append
 
@@ -181,7 +181,7 @@ def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: p
 
 
 def test_a_superseded_attempt_commits_nothing(ranks: Ranks) -> None:
-    """However complete its parts are."""
+    """A superseded attempt commits nothing, even with complete parts."""
     Attempt.begin(LocalStore(str(ranks.folder)), "run")
     results = ranks.save()
     assert all(isinstance(result, (Fenced, OthersFailed)) for result in results) and any(

@@ -1,4 +1,4 @@
-"""What did not change is not stored again, whatever the codecs decide; and what commands display of it is right."""
+"""Unchanged tensors are not stored again under any choice of codecs, and commands show the right numbers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_second_save_already_stores_only_what_changed(tmp_path: Path) -> Non
 
 
 def test_a_tensor_that_stops_changing_is_not_stored_again(tmp_path: Path) -> None:
-    """After saves that have nothing in common, a save that equals the one before it stores nothing."""
+    """If a save equals the one before, it stores nothing, also after saves without common bytes."""
     store = LocalStore(tmp_path)
     attempt = Attempt.begin(store, "run")
     attempt.make_smaller(Compact())

@@ -67,7 +67,7 @@ def lost(cluster: Cluster, lives: list[float], choose: Chooser) -> float:
 
 
 def adaptive(cluster: Cluster, bounds: IntervalBounds) -> Chooser:
-    """What ``relight.adaptive()`` does, with all that a run can measure and nothing else."""
+    """Return the schedule of ``relight.adaptive()``, which knows only what a run can measure."""
     before: list[ScheduleDecision | None] = [None]
 
     def choose(watched_s: float, failures: int, at: float) -> float:

@@ -54,7 +54,8 @@ def test_the_waste_is_that_of_played_lives() -> None:
 
 
 def test_young_and_daly_are_near_where_they_hold() -> None:
-    """Within 1 % of the optimum while a save is much shorter than the time between failures; Daly's further out than Young's."""
+    """Young's interval is within 1 % of the optimum if a save is much shorter than the time between failures. Daly's is
+    close for longer saves, too."""
     for stall, mtbf in ((1, 1e5), (5, 1e6), (0.1, 1e4)):
         best = best_interval(1 / mtbf, Costs(stall, stall, 0)).seconds
         assert young(stall, mtbf) == pytest.approx(best, rel=0.01)

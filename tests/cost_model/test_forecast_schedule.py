@@ -91,8 +91,8 @@ def test_a_decision_states_its_numbers() -> None:
 
 
 def test_what_makes_saves_more_frequent_and_what_does_not() -> None:
-    """A restless loss, risk and failures shorten the interval; dearer saves, a store under pressure and quiet hours
-    lengthen it."""
+    """An unsteady loss, risk and failures shorten the interval. Expensive saves, a busy store and quiet hours lengthen
+    it."""
     base = decide(USUAL, None, WIDE).interval_s
     shorter = [{"unsteady": 2.0}, {"risk": 9.0}, {"failures": 40}, {"stalls_s": (0.2,)}]
     longer = [{"stalls_s": (9.0,)}, {"watched_s": 40 * DAY}, {"durables_s": (3000.0,)}, {"save_bytes": 10**12, "bytes_per_s_most": 1e8}]

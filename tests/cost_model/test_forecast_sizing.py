@@ -43,7 +43,7 @@ def test_known_models_come_out_to_the_parameter(name: str) -> None:
 
 
 def test_of_experts_only_the_chosen_are_active() -> None:
-    """Mixtral's token meets 12.9 of its 46.7 billion parameters, DeepSeek-V3's some 37 of 671; a dense model's all."""
+    """A token uses 12.9 of Mixtral's 46.7 billion parameters, 37 of DeepSeek-V3's 671, and all of a dense model's."""
     assert from_config(KNOWN["Mixtral 8x7B"][0]).active == pytest.approx(12.9e9, rel=0.01)
     assert from_config(KNOWN["DeepSeek-V3"][0]).active == pytest.approx(37e9, rel=0.02)
     dense = from_config(LLAMA)
@@ -87,7 +87,8 @@ def test_an_invalid_number_of_parameters_is_refused(text: str) -> None:
 
 
 def test_a_configuration_of_something_else_is_refused() -> None:
-    """What is missing, no number, negative or absurd is named; unknown names of precision and optimizer list the known."""
+    """Missing, non-numeric, negative and absurd fields are named. For an unknown precision or optimizer, the error
+    lists the known ones."""
     for change in (
         {"hidden_size": None},
         {"vocab_size": "many"},

@@ -1,4 +1,4 @@
-"""What deploy/kubernetes holds, as values: the documents, with what a kustomization does to them that matters here."""
+"""The documents of deploy/kubernetes as values, with the effects of kustomizations that tests need."""
 
 from __future__ import annotations
 

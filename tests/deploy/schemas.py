@@ -1,4 +1,5 @@
-"""``make manifests``: each document of deploy/kubernetes against the schema that its makers have published; unknown fields are errors."""
+"""``make manifests``: validate each document of deploy/kubernetes against the published schema. Unknown fields are
+errors."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ MODELS = {
 
 
 def lost(given: Any, kept: Any, where: str = "") -> list[str]:
-    """What a model did not keep of a document: fields that it does not know."""
+    """Return the fields of a document that a model did not keep, because it does not know them."""
     if isinstance(given, dict):
         kept = kept if isinstance(kept, dict) else {}
         missing = [f"{where}.{key}" for key in given if key not in kept]
@@ -47,7 +48,7 @@ def without_quantities(given: Any) -> Any:
 
 
 def inside(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a document holds of Kubernetes' own: jobs with their pods, and resources in a pod made for them."""
+    """Return the Kubernetes objects in a document: jobs with their pods, and resources in a pod made for them."""
     spec = document["spec"]
     if not isinstance(spec, dict):
         return []

@@ -17,7 +17,7 @@ Change = Callable[[Path], object]
 
 
 def aside(store: Path, key: str) -> Path:
-    """Move a file or directory of the store to where no reader may go; its new place."""
+    """Move a file or directory of the store outside of it. Return its new path."""
     target = store.parent / "outside" / key.replace("/", "_")
     shutil.move(store / key, target)
     return target
@@ -91,7 +91,7 @@ def cut(key: str) -> Change:
 
 
 def make(key: str, data: bytes = b"") -> Change:
-    """One file more."""
+    """Return a change that adds one file."""
     return lambda store: (store / key).write_bytes(data)
 
 
@@ -107,7 +107,7 @@ def _junk(store: Path) -> None:
 
 
 def _second_run(change: Change) -> Change:
-    """Another, hostile run next to the good one."""
+    """Return a change that adds a hostile run next to the good one."""
     return lambda store: ((store / "evil").mkdir(), change(store / "evil"))
 
 

@@ -264,7 +264,7 @@ def _many_ids(forge: Forge) -> None:
 
 
 def _many_commits(forge: Forge) -> None:
-    """Three hundred checkpoints that are not there, and a RETIRE of seventy thousand."""
+    """Append three hundred COMMITs of absent checkpoints, and a RETIRE of seventy thousand."""
     for n in range(300):
         forge.append(lambda record, n=n: record["body"].update(id=f"{n:010d}", dir=f"0000000030-{n:010d}-e2"), SEQ["c"])
     forge.append(lambda record: record["body"].update(ids=[f"{n:010d}" for n in range(300)] * 230), SEQ["retire"])

@@ -185,7 +185,7 @@ def _duplicate_key(forge: Forge) -> None:
 
 
 def _duplicate_for_missing(forge: Forge) -> None:
-    """As many keys as there should be, one of them twice and one, which has a default, not at all."""
+    """Keep the number of keys, with one key twice and one key with a default missing."""
 
     def change(value: Any) -> bytes:
         del value["version"]
@@ -197,7 +197,7 @@ def _duplicate_for_missing(forge: Forge) -> None:
 
 
 def _huge(size: int) -> Any:
-    """One tensor and one chunk of ``size`` bytes, in a file that is not that long."""
+    """Describe one tensor and one chunk of ``size`` bytes in a shorter file."""
 
     def change(value: Any) -> None:
         value["packs"][0][1] = 4096 + size

@@ -139,7 +139,7 @@ def _two_ranks(forge: Forge) -> None:
 
 
 def _containers(forge: Forge) -> None:
-    """As many small objects as the limits let through."""
+    """Write as many small objects as the limits allow."""
     forge.root("c", lambda root: dumps(root | {"user": {"a": [{"b": 1} for _ in range(250_000)]}}))
 
 

@@ -60,12 +60,12 @@ def stored(change: Callable[[Any], object]) -> Callable[[Forge], None]:
 
 
 def piece(number: int, field: int, value: Any) -> Callable[[Forge], None]:
-    """One field of one piece, changed."""
+    """Return a change of one field of one piece."""
     return stored(lambda s: s[2][number].__setitem__(field, value))
 
 
 def base(field: int, value: Any) -> Callable[[Forge], None]:
-    """One field of what the first chunk differs from, changed."""
+    """Return a change of one field of the first chunk's base."""
     return stored(lambda s: s[2][HEADER][BASE].__setitem__(field, value))
 
 

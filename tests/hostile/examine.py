@@ -157,7 +157,7 @@ def unprintable(text: str) -> list[str]:
 
 
 class Peak:
-    """The most memory this process took within, beyond what it had before, in bytes. Linux only; 0 elsewhere."""
+    """Measure the peak memory that this process takes in the block beyond its use before, in bytes. 0 outside Linux."""
 
     def __enter__(self) -> Peak:
         try:

@@ -101,7 +101,7 @@ def scramble(rng: random.Random, data: bytes) -> bytes:
 
 
 def mutate(rng: random.Random, forge: Forge) -> str:
-    """Forge one thing; what it was."""
+    """Change one thing in the forged store. Return a description of it."""
     target = rng.choice(("record", "record", "root", "part", "part", "tree", "store"))
     seq = rng.choice(list(SEQ.values()))
 

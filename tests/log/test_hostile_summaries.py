@@ -30,7 +30,7 @@ def a_summary(seed: int = 1) -> bytes:
     "data", [b"", b"x", b"x\x9c\x03\x00\x00\x00\x00\x01", zlib.compress(b"[]"), zlib.compress(b"{"), zlib.compress(b"0" * 2**28 + b"0")]
 )
 def test_bytes_of_another_kind_are_refused(data: bytes) -> None:
-    """Other bytes in a summary's place are an error of ours; what decompresses without bound is cut off."""
+    """Other bytes in a summary's place raise our own error. Decompression without bound is stopped."""
     with pytest.raises((CorruptCheckpoint, UnsafeContent)):
         decode(data, "here")
 

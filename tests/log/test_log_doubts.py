@@ -1,4 +1,4 @@
-"""What a log does not show just now may still be there: nothing is appended on the strength of its absence."""
+"""A record that a log does not show at the moment may still exist. No append relies on its absence."""
 
 from __future__ import annotations
 

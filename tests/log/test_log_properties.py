@@ -134,7 +134,7 @@ def test_many_appenders_lose_nothing() -> None:
 
 
 def test_attempts_that_begin_at_once_get_epochs_of_their_own() -> None:
-    """Of attempts that begin at the same moment each has another epoch, and only the last can save."""
+    """Attempts that begin at the same time get different epochs, and only the last one can save."""
     store = MemoryStore()
     gate = threading.Barrier(4)
     begun: list[Attempt] = []
@@ -159,7 +159,7 @@ def test_attempts_that_begin_at_once_get_epochs_of_their_own() -> None:
 
 
 def test_nothing_is_decided_by_a_clock() -> None:
-    """With clocks that jump over years in both directions the history is the same as with a good one."""
+    """Clocks that jump by years in both directions give the same history as a correct one."""
     results = []
     for clock in (SimClock(1), SimClock(2), None):
         store = MemoryStore()

@@ -75,7 +75,7 @@ def _plain(note: Record) -> bool:
 
 
 def test_a_first_read_costs_the_same_however_long_the_log_is() -> None:
-    """The newest records, a summary and two listings; the log of a writer that lives keeps no more than that in memory."""
+    """A first read takes the newest records, a summary and two listings. A writer keeps no more than that in memory."""
     store = Counting()
     log: Log | None = None
     costs = []
@@ -91,7 +91,7 @@ def test_a_first_read_costs_the_same_however_long_the_log_is() -> None:
 
 
 def test_an_append_costs_the_same_however_long_the_log_is() -> None:
-    """One listing and one creation; each 64th also a summary and its NOTE."""
+    """An append is one listing and one creation. Each 64th append also writes a summary and its NOTE."""
     store = Counting()
     log = grown(store, 2100)
     store.calls.clear()
@@ -263,7 +263,7 @@ def test_a_stray_record_is_named_and_never_becomes_the_head() -> None:
 
 
 def test_a_stray_record_does_not_stop_a_short_log() -> None:
-    """It is named, attempts begin and save, and nothing counts as damaged."""
+    """A stray record is reported. Attempts begin and save, and no record counts as damaged."""
     store = MemoryStore()
     attempt = Attempt.begin(store, RUN)
     list(save(attempt, "log/1", 1))
@@ -275,7 +275,7 @@ def test_a_stray_record_does_not_stop_a_short_log() -> None:
 
 
 def test_a_log_that_an_earlier_version_wrote_is_read_and_continued() -> None:
-    """It has all records directly in log/. Those that come now go into folders."""
+    """A log with all records directly in log/ is read. New records go into folders."""
     store = MemoryStore()
     log = grown(store, 1500)
     flat = MemoryStore()
@@ -305,7 +305,7 @@ def test_a_log_without_its_newest_folder_ends_before_it() -> None:
 
 
 def test_damage_below_a_summary_is_found_by_a_whole_read_only() -> None:
-    """Readers begin at the summary; verify reads every record."""
+    """Readers begin at the summary. Only verify reads every record."""
     store = MemoryStore()
     grown(store, 400)
     replace(store, f"{RUN}/log/{record_file(17)}", b"junk")

@@ -179,7 +179,7 @@ def test_a_number_that_is_taken_and_does_not_show_is_waited_for() -> None:
 
 
 def test_a_number_that_never_shows_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bounded time, by an error that names it."""
+    """If a taken number never becomes readable, the append fails in bounded time with an error that names it."""
     monkeypatch.setattr(log, "SHOWN_PAUSE_MAX_S", 0.1)
     store = Odd()
     attempt = Attempt.begin(store, "run")

@@ -34,7 +34,7 @@ class Writer:
         self.fence()
 
     def put(self, body: Body, epoch: int) -> None:
-        """Append a record; now and then a damaged one."""
+        """Append a record, which is damaged in 2 % of the cases."""
         seq = len(self.records)
         self.records.append(
             Record(seq=seq, prev="", store=STORE, run=RUN, epoch=epoch, time=f"2026-01-01T00:{seq // 60 % 60:02d}:{seq % 60:02d}Z",
@@ -44,7 +44,7 @@ class Writer:
             self.damaged.add(seq)
 
     def view(self, after: LogView | None = None) -> LogView:
-        """What a reader sees: of every record, or of those after the summary that ``after`` has."""
+        """Return a reader's view of every record, or of those after the summary in ``after``."""
         base = after.base if after is not None else -1
         counted = [record for record in self.records if record.seq > base and record.seq not in self.damaged]
         faults = [Fault(seq, f"log/{seq}", "damaged") for seq in sorted(self.damaged) if seq > base]

@@ -32,7 +32,7 @@ def save(attempt: Attempt, step: int, loss: float = 1.0) -> str:
 
 
 def steps(history: History) -> list[int]:
-    """What would be restored, in order."""
+    """Return the steps in the order in which a restore tries them."""
     return [checkpoint.step for checkpoint in candidates(history)]
 
 
@@ -69,7 +69,7 @@ def test_a_fresh_run_may_skip_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     ("before", "skip"), [(None, None), ("25", "x-y"), (True, "1-2-3"), (2.5, 7), (-(10**30), "9" * 40), ("", "-")], ids=str
 )
 def test_a_note_that_makes_no_sense_is_none(before: object, skip: object) -> None:
-    """Nothing is set aside, nothing is left out."""
+    """An invalid note rolls nothing back and skips no step."""
     attempt = Attempt.begin(MemoryStore(), RUN)
     save(attempt, 10)
     attempt.note(ROLLED_BACK, {"before": before, "skip": skip} if not isinstance(before, int) or abs(before) < 2**53 else {"skip": skip})  # type: ignore[dict-item]
