@@ -74,7 +74,7 @@ def held(process: psutil.Process) -> dict[str, int]:
 
 
 def faults(found: dict[str, Any]) -> list[str]:
-    """What is not flat."""
+    """Return the numbers that grew."""
     growth = found["growth"]
     failures = [f"{key} grew by {growth[key] / 1e6:.1f} MB" for key in ("trainer_rss", "agent_rss") if growth[key] > GROWTH_BYTES]
     failures += [f"{key} grew by {growth[key]:g}" for key in growth if not key.endswith("rss") and growth[key] > 2]

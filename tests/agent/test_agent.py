@@ -238,7 +238,7 @@ def test_training_continues_after_the_agent_is_killed(run: str) -> None:
 
 
 def test_a_state_larger_than_the_budget_is_saved_all_the_same(run: str) -> None:
-    """Without memory for a slot the trainer writes the save itself, and reports it once."""
+    """Without memory for a slot, the trainer writes the save itself, and reports this once."""
     before = counters["agent.memory"]
     model, optimizer = make(width=4096)
     one_step(model, optimizer)
@@ -290,7 +290,7 @@ def test_an_exception_leaves_no_agent(run: str) -> None:
 
 
 def test_a_superseded_trainer_cannot_save(run: str) -> None:
-    """The agent of an older attempt is fenced like the attempt itself; the trainer's next call raises."""
+    """The agent of an older attempt is fenced like the attempt. The trainer's next call raises."""
     model, optimizer = make()
     old = relight.Checkpointer(run, model=model, optimizer=optimizer)
     old.save(0)

@@ -37,7 +37,7 @@ AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only the superuser can ac
 
 @pytest.fixture(autouse=True)
 def _own_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests have a directory of their own."""
+    """Use a separate directory for sockets."""
     monkeypatch.setattr(local_sockets, "_tops", lambda: [str(tmp_path)])
 
 
@@ -48,7 +48,7 @@ def name() -> str:
 
 @pytest.fixture
 def agent(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[server.AgentServer]:
-    """An agent in a thread of this process; ``launch.connect`` starts no other."""
+    """Run an agent in a thread of this process. ``launch.connect`` starts no other."""
     monkeypatch.setattr(launch, "_start", lambda *_: pytest.fail("another agent was started"))
     with LocalDirectory() as directory:
         listener = directory.listen(name, 16)
@@ -89,7 +89,8 @@ class Fake:
 
 
 def test_a_fake_agent_gets_neither_key_nor_descriptor(name: str) -> None:
-    """What listens under the agent's name without the secret gets a nonce and nothing else, and the trainer learns at once why it has no agent."""
+    """A process that listens under the agent's name without the secret gets only a nonce, and the trainer learns it at
+    once."""
     fake = Fake(name, answer=os.urandom(64))
     before = time.monotonic()
     with pytest.raises(StoreUnavailable, match=f"process {os.getpid()} is not this run's agent: .*does not know the secret"):
@@ -215,7 +216,7 @@ def test_each_part_of_the_path_is_checked(tmp_path: Path, monkeypatch: pytest.Mo
 
 @AS_ROOT
 def test_another_user_cannot_reach_the_socket(agent: server.AgentServer, name: str, tmp_path: Path) -> None:
-    """Another user's process is refused by the directory, wherever its path is known."""
+    """The directory refuses another user's process, even if its path is known."""
     for above in (tmp_path, *tmp_path.parents[:2]):
         above.chmod(0o755)
     path = tmp_path / f"relight-{os.geteuid()}" / "sockets" / f"{name}.sock"
@@ -234,7 +235,7 @@ def test_another_user_cannot_reach_the_socket(agent: server.AgentServer, name: s
 
 
 def test_a_dead_listener_is_replaced_and_a_live_one_is_not(name: str, tmp_path: Path) -> None:
-    """Of two agents one listens; the file of a killed one is replaced; a forked child's end removes nothing."""
+    """Only one of two agents listens. A killed agent's file is replaced. The end of a forked child removes nothing."""
     with LocalDirectory() as directory:
         first = directory.listen(name, 1)
         with pytest.raises(OSError) as refused:
@@ -326,7 +327,7 @@ def test_descriptors_that_arrive_unasked_are_closed() -> None:
 
 
 def test_both_ends_of_a_proof_agree() -> None:
-    """Ends with one secret prove it to each other; a silent one is waited for no longer than asked."""
+    """Ends with the same secret prove it to each other. A silent end is awaited no longer than the timeout."""
     ours, theirs = socket.socketpair()
     thread = threading.Thread(target=prove_as_listener, args=(theirs, b"s" * 32, "name", 5.0))
     thread.start()
@@ -340,7 +341,7 @@ def test_both_ends_of_a_proof_agree() -> None:
 
 @pytest.fixture
 def tops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """Two candidates."""
+    """Two candidate directories."""
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
@@ -409,7 +410,7 @@ def test_a_malformed_secret_is_replaced(agent: server.AgentServer, malformed: by
 
 
 def test_a_secret_is_on_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power loss leaves the whole secret or none; file systems without hard links will do."""
+    """After a power loss the secret is complete or absent. No hard link is needed."""
     calls: list[str] = []
     fsync, rename = os.fsync, os.rename
     monkeypatch.setattr(os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd))[1])

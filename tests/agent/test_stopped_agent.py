@@ -259,7 +259,7 @@ def test_a_full_socket_ends_the_connection() -> None:
 
 
 def test_the_waits_of_close_share_one_deadline() -> None:
-    """Each wait of close() gets what those before it left; a grace that ends sooner counts instead."""
+    """Each wait of close() gets the time that earlier waits left. A grace period that ends sooner counts instead."""
     now = [0.0]
     moments = GracePeriod(lambda: now[0])
     assert moments.bound(5.0) == 5.0
@@ -272,7 +272,8 @@ def test_the_waits_of_close_share_one_deadline() -> None:
 
 
 def test_the_state_of_a_process() -> None:
-    """A process is known by its number and its start; a stopped one is seen as stopped, and a later one with its number is not it."""
+    """A process is identified by its id and start time. A stopped process is reported as stopped, a later one with its
+    id as another."""
     child = subprocess.Popen(["sleep", "60"])
     try:
         result = process_at(child.pid)

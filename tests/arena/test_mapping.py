@@ -73,7 +73,7 @@ def test_memory_stays_mapped_while_a_view_of_it_exists() -> None:
 
 
 def test_nothing_of_the_reserved_addresses_is_left() -> None:
-    """What was mapped to find an address at a multiple of a huge page is given back."""
+    """Address space that was reserved to align a mapping to a huge page is released."""
     fd = allocate(HUGE)
     before = len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines())
     mappings = [Mapping(fd, HUGE, writable=True) for _ in range(60)]
@@ -128,7 +128,7 @@ def test_no_huge_pages_no_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_actions_before_unmapping_run_once_when_the_last_view_is_gone() -> None:
-    """They see the memory still mapped: page locks must be undone before another mapping can get the address."""
+    """The actions see mapped memory, because page locks must be released before another mapping can get the address."""
     size = 1 << 20
     memory = SharedMapping(allocate(size), size, writable=True)
     address, seen = address_of(memory.view), list[int]()

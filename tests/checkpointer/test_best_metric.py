@@ -275,7 +275,8 @@ def test_an_unnamed_rule_among_several_metrics_warns_and_keeps_all(tmp_path: Pat
 
 
 def test_a_save_that_fails_is_not_the_best(tmp_path: Path) -> None:
-    """While a save is written, its value is the best so far. If it fails, or gives its slot away, a later value may be."""
+    """While a save is written, its value counts as the best. If the save fails or is dropped, a later value can be the
+    best."""
     under_way: list[dict[str, float]] = []
     best = BestSoFar(relight.best("loss"), under_way=lambda: under_way)
     best.committed({"loss": 0.7})

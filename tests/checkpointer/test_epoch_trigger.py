@@ -83,12 +83,12 @@ def test_a_resumed_run_saves_where_the_uninterrupted_one_would(tmp_path: Path, s
 
 
 def test_batches_that_are_summed_up(tmp_path: Path) -> None:
-    """Two batches a step leave one of five over: the epoch has ended when the next one begins."""
+    """With two batches a step, one of five batches remains. The epoch has ended when the next one begins."""
     assert [step for step, _ in train(tmp_path, relight.every(epochs=1), 3, each=2)] == [2, 4]
 
 
 def test_a_stream_without_a_length(tmp_path: Path) -> None:
-    """Its end is known when the next pass begins: the first step of that is saved."""
+    """A stream's end is known when the next pass begins. The first step of that pass is saved."""
     assert [step for step, _ in train(tmp_path, relight.every(epochs=1), 3, data=Endless())] == [5, 10]
 
 

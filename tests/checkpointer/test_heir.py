@@ -33,7 +33,7 @@ STEP = 5
 
 
 class Rank:
-    """One rank: its components, its boundary, and its side of a handover."""
+    """A rank with its components, its boundary, and its side of a handover."""
 
     def __init__(self, number: int, world: int, folder: Path, monkeypatch: pytest.MonkeyPatch, run: str, **more: object) -> None:
         self.teller = HeartbeatWriter(str(folder / f"pulse-{number}"))

@@ -308,7 +308,7 @@ AHEAD = {"one": one_ahead, "copies": copies_ahead, "object": Preloading, "thread
 
 
 def trained(path: Any, loader: DataLoader, through: Callable[[DataLoader], Any], steps: int, each: bool) -> list[int]:
-    """Train through a prefetcher; save the last step."""
+    """Train with a prefetcher, and save the last step."""
     torch.manual_seed(0)
     seen: list[int] = []
     ckpt = checkpointer(path, loader)
@@ -460,7 +460,7 @@ def test_asking_a_loader_for_its_position_ends_with_the_first_report(kind, tmp_p
 
 
 def test_a_batch_of_any_size_costs_a_few_reads(monkeypatch) -> None:
-    """At most eight places of a tensor are read, and no tensor is copied."""
+    """At most eight positions of a tensor are read, and no tensor is copied."""
     from relight.capture import delivered
 
     read: list[int] = []

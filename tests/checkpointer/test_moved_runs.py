@@ -21,7 +21,7 @@ from relight.store import open_bytes
 
 
 def train(path: Path, steps: int, *, background: bool = False) -> int:
-    """Train up to ``steps`` from the newest checkpoint; return the step at which it began. The weight is the number of steps."""
+    """Train up to ``steps`` from the newest checkpoint. The weight counts the steps. Return the first step."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     with relight.Checkpointer(path, model=model, save=relight.every(steps=2), background=background, on_failure="raise") as ckpt:

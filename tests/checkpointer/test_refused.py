@@ -226,7 +226,7 @@ def test_the_first_contact_has_a_bound() -> None:
 
 @pytest.mark.parametrize("name", ["fsync", "link", "mkdir", "pwrite"])
 def test_one_failing_write_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """One write that fails (EIO), the very first or any later one, costs one save at most."""
+    """A single write that fails with EIO, at any position, costs at most one save."""
     monkeypatch.setattr("relight.store.retry.FirstContact.__new__.__defaults__", (3.0, 0.001, 0.01))
     refusals, real = Refusals(lambda: OSError(errno.EIO, "Input/output error")), getattr(os, name)
 

@@ -1,4 +1,4 @@
-"""What a restore does for each tensor, counted in calls: seconds depend on the machine, these do not."""
+"""Calls that a restore makes for each tensor. Unlike seconds, their number does not depend on the machine."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def kill(number): os.kill(os.getpid(), number)
 
 
 def script(run: str, text: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """What a script does that is given the run. With ``options``, it has an interpreter of its own."""
+    """Run a script for the run. With ``options``, it has its own interpreter."""
     if not options:
         return run_script(HEAD + textwrap.dedent(text), run)
     command = [sys.executable, "-c", HEAD + textwrap.dedent(text), run]
@@ -53,7 +53,7 @@ def events() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_an_ignored_signal_stays_ignored(run: str, number: str) -> None:
-    """What nohup, or & in a script, has a process ignore does not end it: the whole loop is trained."""
+    """A signal that nohup or a shell's & lets the process ignore does not end it. The whole loop is trained."""
     ignored = textwrap.dedent(
         f"""
         with relight.Checkpointer(run, state=dict(x=1), save=None) as ckpt:
@@ -71,7 +71,7 @@ def test_an_ignored_signal_stays_ignored(run: str, number: str) -> None:
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGUSR1"])
 def test_a_handler_that_sets_a_flag_is_called_at_the_signal_and_decides(run: str, number: str) -> None:
-    """The script sees its flag in the step of the signal, trains two more steps as it likes, and ends by itself; each stage is saved."""
+    """The script sees its flag at once, trains two more steps, and ends by itself. Each stage is saved."""
     done = script(
         run,
         f"""
@@ -150,7 +150,7 @@ def test_a_later_handler_is_reported_once(run: str, events: list[str]) -> None:
 
 
 def test_a_later_handler_that_calls_the_former_one_decides(run: str) -> None:
-    """It is the script's own: the step is saved, and the process is not ended."""
+    """The script's own handler decides: the step is saved, and the process does not end."""
     done = script(
         run,
         """
@@ -171,7 +171,7 @@ def test_a_later_handler_that_calls_the_former_one_decides(run: str) -> None:
 
 
 def test_two_runs_in_one_script_with_its_own_handler(tmp_path: Path) -> None:
-    """Two Checkpointers of different runs both save, and the script's handler is called once."""
+    """Two Checkpointers of different runs both save. The script's handler is called once."""
     done = script(
         str(tmp_path / "store"),
         """
@@ -286,7 +286,7 @@ for step in range(start, start + 500):
 @pytest.mark.parametrize("background", ["0", "1"])
 @pytest.mark.parametrize("how", ["handled", "outside"])
 def test_a_notebook_cell_is_interrupted_and_run_again(run: str, how: str, background: str) -> None:
-    """Three times over: the interrupt ends the cell, the cell run again continues at the next step, and Ctrl-C still works after it."""
+    """For three times, the interrupt ends the cell, the cell continues at the next step, and Ctrl-C works afterwards."""
     text = NOTEBOOK + textwrap.dedent(
         f"""
         text = CELL if {how!r} == "handled" else CELL.replace("save=", "signals=False, save=").replace("step(step)", "save(step, block=False)")

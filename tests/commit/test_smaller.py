@@ -179,7 +179,7 @@ def test_a_donor_stays_while_it_is_needed(tmp_path: Path) -> None:
 
 
 def test_a_donor_that_was_retired_meanwhile() -> None:
-    """If a donor is retired during a save, the save fails and leaves no file. The next save stores everything itself."""
+    """If a donor is retired during a save, the save fails without files. The next save stores everything itself."""
     store, smaller = MemoryStore(), eager()
     attempt = Attempt.begin(store, "r")
     contents = state()

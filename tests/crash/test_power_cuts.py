@@ -56,7 +56,7 @@ def test_nothing_acknowledged_is_lost_in_a_power_cut(file_system: str, count: in
 
 @pytest.mark.parametrize(("file_system", "count"), [("ext4", 60), ("xfs", 15)])
 def test_nothing_acknowledged_is_missing_on_a_disk_that_a_cut_may_leave(file_system: str, count: int) -> None:
-    """Whatever of the writes since the last flush reached the medium, all that was acknowledged is on the disk, and the run resumes."""
+    """For any subset of the writes after the last flush, everything acknowledged is on the disk, and the run resumes."""
     code, report = _run("block_log", "--count", str(count), "--seed", "4", "--entries", "120", "--file-system", file_system)
     assert (code, report["first"]) == (0, [])
     assert report["ok"]
@@ -177,7 +177,7 @@ def test_every_prefix_is_checked() -> None:
 
 
 def test_no_disk_is_checked_twice() -> None:
-    """Two kinds that keep the same writes are one disk, as long as nothing more was acknowledged."""
+    """Two kinds with equal writes are one disk, unless more was acknowledged between them."""
     points = find_points(_session(_write(0), FLUSH, _write(1), _write(2), _write(3)), random.Random(1))
     seen = [(point.place > 1, tuple((entry.offset, len(entry.data)) for entry in point.left)) for point in points]
     assert len(set(seen)) == len(seen)
@@ -194,7 +194,7 @@ def test_prefixes_come_first() -> None:
 
 @pytest.mark.parametrize("kind", LEFT)
 def test_what_is_left_was_written(kind: str) -> None:
-    """What is kept of the unflushed writes is whole sectors of them, in order, at their offsets."""
+    """Kept unflushed writes are whole sectors, in order and at their offsets."""
     pending = [_write(0), _write(1, 3), _write(0), _write(5)]
     for seed in range(50):
         left = leave(kind, pending, random.Random(seed))
@@ -222,7 +222,7 @@ def test_the_superblock_is_not_torn() -> None:
 
 
 def test_a_disk_has_what_was_flushed_and_what_is_left(tmp_path: Path) -> None:
-    """Everything before the last flush is on the disk, and of later writes only what the point keeps."""
+    """The disk has all writes before the last flush, and only the kept ones after it."""
     empty = tmp_path / "empty"
     empty.write_bytes(bytes(1 << 16))
     session = DiskSession("made up", PLAIN, str(empty), [_write(0), FLUSH, _write(1), _write(0, 2), _write(3)], [])

@@ -149,7 +149,7 @@ def test_a_file_damaged_as_a_whole(key: str, how: str) -> None:
 
 
 def test_a_damaged_fence_does_not_let_the_fenced_one_commit() -> None:
-    """Two attempts are never in charge at once, also when the FENCE of the older can no longer be read."""
+    """Two attempts are never current at the same time, even if the older one's FENCE is unreadable."""
     store = load(Forge().files)
     older = Attempt.begin(store, RUN)
     key = record_key(10)

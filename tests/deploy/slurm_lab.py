@@ -16,7 +16,7 @@ NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "squ
 
 
 def missing() -> str:
-    """What is not here that it takes, in words; empty if all is."""
+    """Return what this machine lacks, in words; empty if nothing."""
     path = os.environ["PATH"] + ":/usr/sbin"
     lacking = [name for name in NEEDED if shutil.which(name, path=path) is None]
     if lacking:
@@ -25,14 +25,14 @@ def missing() -> str:
 
 
 class Slurm:
-    """One controller and one node that are running."""
+    """A running controller and node."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.env = {**os.environ, "SLURM_CONF": str(home / "slurm.conf")}
 
     def ask(self, *command: str, **more: str) -> str:
-        """What a command of Slurm's answers."""
+        """Return the output of a Slurm command."""
         done = subprocess.run(command, env=self.env | more, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()

@@ -18,7 +18,7 @@ TRAINERS = [document for document in DOCUMENTS if jobs(document.values[0])]
 
 
 def env(container: dict[str, Any]) -> dict[str, str]:
-    """Its plain variables."""
+    """Return the variables with plain values."""
     return {variable["name"]: variable["value"] for variable in container.get("env", []) if "value" in variable}
 
 
@@ -35,7 +35,7 @@ def test_grace_fits(trainer: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_who_is_asked_to_end_is_not_counted_as_failed(trainer: dict[str, Any]) -> None:
-    """Exit codes 75 and 76, and disruptions, do not use up the retries; wrong usage ends the job; the container is one that is there."""
+    """Exit codes 75 and 76, and disruptions, use up no retries. Wrong usage ends the job. The named container exists."""
     for job in jobs(trainer):
         rules = job["podFailurePolicy"]["rules"]
         by_codes = {tuple(rule["onExitCodes"]["values"]): rule["action"] for rule in rules if "onExitCodes" in rule}
@@ -59,7 +59,7 @@ def test_pods_may_little(document: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("document", WITH_PODS)
 def test_what_is_mounted_and_probed_is_there(document: dict[str, Any]) -> None:
-    """Volumes that are mounted are declared; probes go to ports that the container has."""
+    """Mounted volumes are declared. Probes use ports that the container has."""
     for pod in pods(document):
         volumes = {volume["name"] for volume in pod["volumes"]}
         for container in pod["containers"]:
@@ -72,7 +72,7 @@ def test_what_is_mounted_and_probed_is_there(document: dict[str, Any]) -> None:
 
 
 def test_claims_selectors_and_ports_meet() -> None:
-    """A claim that a pod names is in the files; Service, NetworkPolicy and PodMonitor choose the dashboard's pod, and ports that it has."""
+    """A pod's claim exists. Service, NetworkPolicy and PodMonitor select the dashboard's pod, and its ports."""
     every = [document for _, document in documents()]
     claims = {manifest["metadata"]["name"] for manifest in every if manifest["kind"] == "PersistentVolumeClaim"}
     named = {

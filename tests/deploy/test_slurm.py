@@ -102,7 +102,7 @@ class Job:
         return self.process.returncode, output
 
     def recorded(self, name: str) -> str:
-        """Return what a stand-in has recorded; empty if nothing."""
+        """Return the calls that a stand-in recorded; empty if none."""
         path = self.lab / name
         return path.read_text() if path.exists() else ""
 

@@ -173,7 +173,7 @@ def drill(ok: bool) -> DrillReport:
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """On a real store: the restore's rate, a recorded drill, and exit codes by grade."""
+    """``relight ready`` on a real store measures the restore's rate, uses a recorded drill, and exits by grade."""
     at_hand.fill(tmp_path / "runs")
     path = str(tmp_path / "runs" / "demo")
 

@@ -175,7 +175,7 @@ print(json.dumps([one.name for one in judge(collect(sys.argv[1], quick=True))]))
 
 
 def test_a_directory_without_permission(tmp_path: Path) -> None:
-    """Another user's store, which may be read and not written."""
+    """A store of another user that is readable and not writable."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         os.chmod(name, 0o755)
         runs = Path(name) / "runs"
@@ -192,7 +192,7 @@ def test_a_directory_without_permission(tmp_path: Path) -> None:
 
 
 def test_a_file_where_the_store_should_be(tmp_path: Path) -> None:
-    """Not a traceback: a finding."""
+    """A file instead of a store gives a finding, not a traceback."""
     (tmp_path / "file").write_text("hello")
     assert names(tmp_path / "file") == {"not-a-directory"}
 
@@ -213,7 +213,7 @@ def test_a_preloaded_liar(runs: Path) -> None:
 
 
 def test_everybody_may_write(runs: Path) -> None:
-    """A world-writable store; one with the sticky bit is fine."""
+    """A world-writable store is a finding, unless it has the sticky bit."""
     runs.chmod(0o777)
     assert names(runs) == {"shared-write"}
     runs.chmod(0o777 | stat.S_ISVTX)

@@ -44,7 +44,7 @@ def test_it_reads_what_was_saved(tmp_path: Path) -> None:
 
 
 def test_it_rejects_a_flipped_bit(tmp_path: Path) -> None:
-    """A bit flip in any file of a checkpoint makes the reader skip the checkpoint; in the log, the record."""
+    """A bit flip in a file of a checkpoint makes the reader skip the checkpoint, and in the log, the record."""
     rng = random.Random(1)
     good = Forge().files
     write(good, tmp_path)

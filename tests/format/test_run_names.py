@@ -97,7 +97,7 @@ def test_composed_and_decomposed_letters_are_one_name() -> None:
 
 @pytest.mark.parametrize("name", ["lr=0.1,bs=32", "Versuch Nr. 3 (größer)", "a@b", "it's 100% [v2]+#1?"])
 def test_everything_shows_and_takes_the_name(tmp_path: Path, name: str) -> None:
-    """A run is made, found, listed, opened and reported by its name; its directory is the escaped one."""
+    """A run is made, found, listed, opened and reported by its name. Its directory has the escaped name."""
     url = f"{tmp_path}/runs/{name}"
     saved = relight.save(url, {"x": 1}, step=5)
     relight.save(url, {"x": 2}, step=6)

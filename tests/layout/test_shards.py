@@ -1,4 +1,4 @@
-"""Shards as boxes: what torch itself cuts, and runs of flattened tensors; shares: everything once, evenly."""
+"""Shards as boxes equal torch's cuts, also runs of flattened tensors. Shares cover every element once, evenly."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_boxes_are_what_torch_cuts(seed: int) -> None:
 
 
 def test_a_shard_that_is_not_strided_is_one_box() -> None:
-    """So that it is written and read in one piece."""
+    """A shard that is not strided is one box, so it is written and read in one piece."""
     assert len(local_pieces((8, 8), [Cut(0, 2, 1), Cut(0, 2, 0), Cut(1, 4, 3)])) == 1
     assert local_pieces((8, 8), [Cut(0, 2, 1), Cut(0, 2, 0)])[0].box == Box((4, 0), (2, 8))
     assert local_pieces((8,), [Cut(0, 2, 1, split=2)]) == [(Box((2,), (2,)), (0,)), (Box((6,), (2,)), (2,))]
@@ -86,7 +86,7 @@ def test_a_shard_that_is_not_strided_is_one_box() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_run_of_a_flattened_tensor_is_few_boxes(seed: int) -> None:
-    """Runs that follow each other tile the tensor; each in order, in at most two boxes a dimension and one."""
+    """Consecutive runs tile the tensor. Each run has at most two boxes for each dimension but the first, and one more."""
     rng = random.Random(seed)
     for _ in range(500):
         shape = tuple(rng.choice((1, 2, 3, 5, 7)) for _ in range(rng.randint(0, 4)))
@@ -117,7 +117,7 @@ def test_boxes_within_boxes() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_shares_hold_everything_once_and_are_even(seed: int) -> None:
-    """Any mixture of pieces that sets of ranks hold: each is written once, bytes differ by a row for each set of ranks at most."""
+    """For any pieces of any sets of ranks, each piece is written once. Within a set, bytes differ by about a row."""
     rng = random.Random(seed)
     for _ in range(300):
         world = rng.randint(1, 6)
