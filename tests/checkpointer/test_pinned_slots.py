@@ -68,7 +68,8 @@ def mapping() -> SharedMapping:
 
 @pytest.mark.parametrize("way", ["close", "forget"])
 def test_memory_is_unlocked_before_it_is_unmapped(runtime: Runtime, way: str) -> None:
-    """Memory is unlocked also without close(). Otherwise CUDA would copy old pages for the next mapping at the address."""
+    """Memory is unlocked also without close(). Otherwise CUDA would copy old pages for the next mapping at the
+    address."""
     memory = mapping()
     base = address_of(memory.view)
     assert pin_memory([memory], CUDA)

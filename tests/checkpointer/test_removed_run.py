@@ -58,7 +58,8 @@ def test_no_log_is_begun_unasked(tmp_path: Path) -> None:
 
 
 def test_checkpoints_that_are_left_are_not_hidden(tmp_path: Path) -> None:
-    """If only the log was removed, no new log is begun, because it would hide the checkpoints. This is reported once."""
+    """If only the log was removed, no new log is begun, because it would hide the checkpoints. This is reported
+    once."""
     before = counters["save.failed"]
     ckpt = train(tmp_path, removes="store/run/log", background=False, begin_again=True)
     assert counters["save.failed"] - before == 3 + 1

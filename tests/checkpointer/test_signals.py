@@ -71,7 +71,8 @@ def test_an_ignored_signal_stays_ignored(run: str, number: str) -> None:
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGUSR1"])
 def test_a_handler_that_sets_a_flag_is_called_at_the_signal_and_decides(run: str, number: str) -> None:
-    """The script sees its flag at once, trains two more steps, and ends by itself. Each stage is saved."""
+    """The script sees its flag in the step of the signal, trains two more steps, and ends by itself. Each stage is
+    saved."""
     done = script(
         run,
         f"""
@@ -286,7 +287,8 @@ for step in range(start, start + 500):
 @pytest.mark.parametrize("background", ["0", "1"])
 @pytest.mark.parametrize("how", ["handled", "outside"])
 def test_a_notebook_cell_is_interrupted_and_run_again(run: str, how: str, background: str) -> None:
-    """For three times, the interrupt ends the cell, the cell continues at the next step, and Ctrl-C works afterwards."""
+    """For three times, the interrupt ends the cell, the cell continues at the next step, and Ctrl-C works
+    afterwards."""
     text = NOTEBOOK + textwrap.dedent(
         f"""
         text = CELL if {how!r} == "handled" else CELL.replace("save=", "signals=False, save=").replace("step(step)", "save(step, block=False)")

@@ -56,7 +56,8 @@ def test_nothing_acknowledged_is_lost_in_a_power_cut(file_system: str, count: in
 
 @pytest.mark.parametrize(("file_system", "count"), [("ext4", 60), ("xfs", 15)])
 def test_nothing_acknowledged_is_missing_on_a_disk_that_a_cut_may_leave(file_system: str, count: int) -> None:
-    """For any subset of the writes after the last flush, everything acknowledged is on the disk, and the run resumes."""
+    """For any subset of the writes after the last flush, everything acknowledged is on the disk, and the run
+    resumes."""
     code, report = _run("block_log", "--count", str(count), "--seed", "4", "--entries", "120", "--file-system", file_system)
     assert (code, report["first"]) == (0, [])
     assert report["ok"]

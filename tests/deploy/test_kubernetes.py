@@ -35,7 +35,8 @@ def test_grace_fits(trainer: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_who_is_asked_to_end_is_not_counted_as_failed(trainer: dict[str, Any]) -> None:
-    """Exit codes 75 and 76, and disruptions, use up no retries. Wrong usage ends the job. The named container exists."""
+    """Exit codes 75 and 76, and disruptions, use up no retries. Wrong usage ends the job. The named container
+    exists."""
     for job in jobs(trainer):
         rules = job["podFailurePolicy"]["rules"]
         by_codes = {tuple(rule["onExitCodes"]["values"]): rule["action"] for rule in rules if "onExitCodes" in rule}

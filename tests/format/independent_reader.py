@@ -50,8 +50,7 @@ def checkpoints(store, run):  # the COMMIT records of the live checkpoints, newe
 
 
 def read(store, run, record):
-    """Return the root, and ``([(name, dtype, shape, box, bytes)], tree)`` of each rank. Raise ValueError for a wrong
-    byte."""
+    """Return the root, and each rank's ``([(name, dtype, shape, box, bytes)], tree)``. ValueError if a byte is off."""
     body, folder, ranks = record["body"], Path(store) / run / record["body"]["dir"], []
     need(blake3(data := (folder / "root.json").read_bytes()).hexdigest() == body["root"], "root.json")
     root, facts = json.loads(data), {name: record.get(name, body.get(name)) for name in ("store", "run", "id", "step", "epoch", "version")}

@@ -86,7 +86,8 @@ def test_a_shard_that_is_not_strided_is_one_box() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_run_of_a_flattened_tensor_is_few_boxes(seed: int) -> None:
-    """Consecutive runs tile the tensor. Each run has at most two boxes for each dimension but the first, and one more."""
+    """Consecutive runs tile the tensor. Each run has at most two boxes for each dimension but the first, and one
+    more."""
     rng = random.Random(seed)
     for _ in range(500):
         shape = tuple(rng.choice((1, 2, 3, 5, 7)) for _ in range(rng.randint(0, 4)))
