@@ -155,7 +155,7 @@ def test_no_memory_for_an_answer_ends_the_wait_for_it(monkeypatch: pytest.Monkey
     here, remote = socket.socketpair()
 
     def none(self: AgentConnection[object]) -> tuple[object, list[int]]:
-        remote.recv(1)  # the question
+        remote.recv(1)  # the request
         raise MemoryError
 
     monkeypatch.setattr(AgentConnection, "receive", none)

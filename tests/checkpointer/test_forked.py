@@ -44,7 +44,7 @@ def child(act):
 
 ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=1))
 ckpt.restore()
-ckpt.save(0)  # the agent is there, and has memory for it
+ckpt.save(0)  # starts the agent and allocates its memory
 """
 
 

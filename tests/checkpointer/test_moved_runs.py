@@ -58,7 +58,7 @@ def into_a_new_place(top: Path) -> Path:
 
 def without_the_stores_record(top: Path) -> Path:
     (top / "a" / "relight.json").unlink()
-    train(top / "a" / "new", 2)  # which makes another
+    train(top / "a" / "new", 2)  # this creates another store record
     return top / "a" / "mine"
 
 

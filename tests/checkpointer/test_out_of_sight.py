@@ -70,7 +70,7 @@ def test_a_left_socket_proves_that_its_attempt_has_ended(process: subprocess.Pop
         monkeypatch.setattr(local_sockets, "_LOCK_S", 0.01)
         with directory._locked():
             assert may_live(process.pid, time.time(), address)
-        directory.listen(address, 1).close()  # as a cleaner does: the file is gone
+        directory.listen(address, 1).close()  # simulate a cleaner: the file is gone
         assert may_live(process.pid, time.time(), address)
 
 
@@ -137,12 +137,12 @@ def test_a_process_that_listens_for_other_runs_only_is_not_in_the_way(process: s
     with LocalDirectory() as directory:
         listener = directory.listen(theirs, 1)
     read, write = os.pipe()
-    if not (child := os.fork()):  # it holds the listener, as the kernel shows
+    if not (child := os.fork()):  # the child holds the listener, and the kernel lists it
         os.read(read, 1)
         os._exit(0)
     assert not may_live(child, time.time(), ours)
     assert may_live(child, time.time(), theirs)
-    Path(listener._path, f"{theirs}.sock").unlink()  # a cleaner
+    Path(listener._path, f"{theirs}.sock").unlink()  # simulate a cleaner
     assert may_live(child, time.time(), theirs)
     assert may_live(process.pid, time.time(), ours)
     os.write(write, b"x")
@@ -177,7 +177,7 @@ def test_a_second_start_sees_another_users_process(trained: relight.Checkpointer
     """A run that another user's process of this host saved seconds ago shows a sign of life."""
     listener = trained._takeover._listener
     assert listener is not None
-    listener.close()  # its socket is not to be seen here
+    listener.close()  # its socket is not visible here
     store = LocalStore(tmp_path / "store")
     sign = takeover.sign_of_life(store, "run")
     assert sign is not None and not sign.certain and sign.pid == process.pid

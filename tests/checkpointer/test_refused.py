@@ -126,7 +126,7 @@ def _audit(name: str, words: object) -> None:
 @pytest.fixture
 def descriptors() -> Iterator[Refusals]:
     if not hasattr(_audit, "installed"):
-        sys.addaudithook(_audit)  # stays for ever, and does nothing without an entry in the list
+        sys.addaudithook(_audit)  # stays for the process's lifetime, and does nothing if the list is empty
         _audit.installed = True  # type: ignore[attr-defined]
     _hooked.append(Refusals(lambda: OSError(errno.EMFILE, "Too many open files")))
     yield _hooked[-1]

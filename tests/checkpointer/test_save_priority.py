@@ -34,7 +34,7 @@ class Loop:
         self.states: dict[int, torch.Tensor] = {}
         self.ckpt.restore()
         self.train(0)
-        self.ckpt.save(0)  # agent and memory are there
+        self.ckpt.save(0)  # starts the agent and allocates its memory
 
     def train(self, step: int) -> None:
         """Do one step."""

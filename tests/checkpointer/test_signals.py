@@ -256,7 +256,7 @@ def interrupt():
     while shell.locals["ticks"] < 5: time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
 def cell(text, interrupted=False):
-    # as ipykernel does: Python's own handler in each cell, the former one between them
+    # like ipykernel: Python's own handler during each cell, the former one between cells
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     shell.locals["ticks"] = 0
     if interrupted:
@@ -265,7 +265,7 @@ def cell(text, interrupted=False):
         exec(compile(text, "<cell>", "exec"), shell.locals)
         return None
     except KeyboardInterrupt:
-        sys.last_traceback = sys.exc_info()[2]  # a shell keeps it, and by it the frames of the cell
+        sys.last_traceback = sys.exc_info()[2]  # a shell keeps the traceback, and with it the cell's frames
         return "interrupted"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
@@ -297,7 +297,7 @@ def test_a_notebook_cell_is_interrupted_and_run_again(run: str, how: str, backgr
             assert cell(text, True) == "interrupted"
             starts.append((shell.locals["start"], shell.locals["last"]))
         for (_, last), (start, _) in zip(starts, starts[1:]):
-            # what our handler saved is the step of the interrupt; else the last save that was begun
+            # with our handler the step of the interrupt is saved, else the last begun save
             assert start in ((last + 1, last + 2) if {how!r} == "handled" else (last - 1, last, last + 1, last + 2)), starts
         assert cell("while ticks < 500: time.sleep(0.01); ticks += 1", True) == "interrupted"
         found = cell("ckpt.step(last + 1)")

@@ -129,7 +129,7 @@ def test_a_restart_right_after_a_kill_needs_no_option(run: str, background: str)
     """A trainer that was killed a moment ago is never in the way of the next start on its host."""
     first = Trainer(run, "saved", steps=100, pause=0.2, forked=False, RELIGHT_BACKGROUND=background)
     first.until("step 2")
-    first.process.kill()  # and not waited for
+    first.process.kill()  # killed, and not reaped
     started = time.monotonic()
     with make(run) as ckpt:
         assert ckpt.restore() >= 3

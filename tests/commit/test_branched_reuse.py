@@ -72,7 +72,7 @@ def test_a_branch_stores_what_it_trains(branched: Path, background: bool) -> Non
     The root names it, and a restore is exact.
     """
     first = live(branched / "parent")[-1]
-    assert first.body.requires  # which has the base from one before it
+    assert first.body.requires  # its base is stored with an earlier checkpoint
     state = train(branched / "branch", 6, parts(seed=1), background=background)
     home, *own = live(branched / "branch")
     assert (home.id, home.body.home, len(own)) == (first.id, "parent", 3)
@@ -95,7 +95,7 @@ def test_a_resumed_run_stores_only_what_it_trains(tmp_path: Path) -> None:
     for checkpoint in (fourth, fifth):
         assert checkpoint.body.new_bytes < 0.02 * checkpoint.body.logical_bytes
         assert root_of(tmp_path / "s/run", checkpoint).features == [STORED_CHUNKS]
-        assert third.id not in checkpoint.body.requires  # which has nothing of the base itself
+        assert third.id not in checkpoint.body.requires  # it stores nothing of the base itself
     fresh = parts(seed=2)
     with relight.Checkpointer(tmp_path / "s/run", save=None, background=False, **fresh) as ckpt:
         assert ckpt.restore() == 5
@@ -121,7 +121,7 @@ def test_chunks_that_the_branch_needs_are_kept(branched: Path) -> None:
     train(branched / "parent", 6, parts(), keep=relight.keep(last=1))
     assert {first.id, *first.body.requires} <= {checkpoint.id for checkpoint in live(branched / "parent")}
     branch_checkpoints = live(branched / "branch")
-    assert [checkpoint.id for checkpoint in branch_checkpoints][0] == first.id  # a donor stays
+    assert [checkpoint.id for checkpoint in branch_checkpoints][0] == first.id  # a donor is kept
     assert len(branch_checkpoints) == 2
     with pytest.raises(ConfigError, match="still has"):
         from relight.versions.branching import drop
@@ -132,7 +132,7 @@ def test_chunks_that_the_branch_needs_are_kept(branched: Path) -> None:
     from relight.transfer.repack import execute_repack, plan_repack
 
     parent = Run(open_bytes(str(branched)), "parent")
-    assert execute_repack(plan_repack(parent, [first.id])).freed == []  # the branch has it from where that had it
+    assert execute_repack(plan_repack(parent, [first.id])).freed == []  # the branch needs the chunks of the same donor
     relight.open(branched / "parent").prune(relight.keep(last=1))
     assert not [findings for _, findings in relight.open(branched / "branch").verify() if findings]
     run = Run(open_bytes(str(branched)), "branch")

@@ -32,7 +32,7 @@ class Ranks:
     """Ranks of one save, run one after the other in one thread. Each has a store that counts bytes."""
 
     def __init__(self, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(socket, "gethostname", lambda: "node-0123.cluster")  # it is in the record
+        monkeypatch.setattr(socket, "gethostname", lambda: "node-0123.cluster")  # the record has the host's name
         self.world, self.memory = world, MemoryStore()
         self.own = Attempt.begin(self.memory, "run").place
         self.stores = [CountingStore(self.memory, apart=apart) for _ in range(world)]

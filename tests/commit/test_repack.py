@@ -99,7 +99,7 @@ def test_one_that_is_retired_meanwhile(run: str) -> None:
     """A plan with a checkpoint that was retired meanwhile is refused."""
     repacked = opened(run)
     plan = plan_repack(repacked)
-    execute(plan_prune(repacked.store, "run", Keep(last=1)), repacked.store)  # all stay that the last one needs
+    execute(plan_prune(repacked.store, "run", Keep(last=1)), repacked.store)  # keeps all donors of the last one
     execute_repack(plan_repack(repacked))
     execute(plan_prune(repacked.store, "run", Keep(last=1)), repacked.store)
     refuses((CheckpointNotFound, relight.CorruptCheckpoint), lambda: execute_repack(plan))

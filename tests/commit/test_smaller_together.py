@@ -115,7 +115,7 @@ def test_donors_stay_for_all_ranks(tmp_path: Path) -> None:
     """Retention between saves, with another rank's chunks in each of the last two: nothing that is needed goes."""
     ranks = Sharing(tmp_path, 2, 2)
     for step in range(5):
-        if step == 2:  # rank 1 stores everything itself once: the donors of the two part
+        if step == 2:  # rank 1 stores everything itself once, so the two ranks have different donors
             assert ranks.smaller[1] is not None
             ranks.smaller[1].forget()
             ranks.smaller[1].seen.equal = 1.0

@@ -168,7 +168,7 @@ def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: p
 
         return work
 
-    monkeypatch.setattr(multi_rank, "_give_up", lambda *args: None)  # the dead do nothing
+    monkeypatch.setattr(multi_rank, "_give_up", lambda *args: None)  # a dead rank does nothing
     if death == "before the root":
         monkeypatch.setattr(multi_rank, "_complete", dying(complete))
     else:

@@ -97,7 +97,7 @@ def effect(name: str) -> str:
     table = name.partition(".")[0]
     if name == "checkpoint.background":
         return repr(wants_background(with_file_defaults(CheckpointerOptions(*[None] * 6), "every rank", False).background))
-    if name == "supervise.grace_s":  # as launch has it
+    if name == "supervise.grace_s":  # as ``launch`` computes it
         return repr(float(grace_of(os.environ.get(GRACE, "")) or read_settings(None).start.grace_s))
     if table == "environment":
         return os.environ.get(variable_of(name), "").replace("true", "1")

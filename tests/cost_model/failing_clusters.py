@@ -56,7 +56,7 @@ def lost(cluster: Cluster, lives: list[float], choose: Chooser) -> float:
             decide_at = max(2 * age, 60 * interval)
             until = min(decide_at, uptime)
             saves = math.floor((until - age) / interval)
-            if until == uptime:  # those that are durable when it fails
+            if until == uptime:  # only saves that are durable at the failure count
                 saves = max(0, math.floor((uptime - age - costs.durable_s + costs.stall_s) / interval))
             kept += saves * (interval - costs.stall_s)
             age = uptime if until == uptime else age + max(1, saves) * interval

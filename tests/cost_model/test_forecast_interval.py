@@ -19,10 +19,10 @@ def test_published_numbers_come_out() -> None:
     """Aupy et al., table 2: Young 3,604, Daly 3,733, RFO 2,869 and the optimum 3,218 s, from save to save."""
     mtbf, save, restart = AUPY
     assert round(young(save, mtbf)) == 3604
-    assert round(young(save, mtbf + restart)) == 3733  # what the table calls Daly's: of first order, with the restart
+    assert round(young(save, mtbf + restart)) == 3733  # the table's "Daly" is of first order, with the restart
     assert round(young(save, mtbf - restart) - save) == 2869
     assert best_interval(1 / mtbf, Costs(save, save, restart)).seconds == pytest.approx(3218, abs=1)
-    assert daly(save, mtbf) == pytest.approx(3218, abs=1)  # of higher order
+    assert daly(save, mtbf) == pytest.approx(3218, abs=1)  # Daly's formula of higher order
 
 
 def test_the_optimum_is_where_the_waste_is_least() -> None:

@@ -25,7 +25,7 @@ def test_a_replay_loses_what_the_formula_predicts() -> None:
     many = lives(1.0, 20_000, 1)
     result = replay(many, COSTS, lambda age: 400.0)
     restarts = Costs(COSTS.stall_s, COSTS.durable_s, 0.0)
-    useful = (1 - waste(400.0, 1 / 3000, restarts)) * 3000 / 3060  # a restart that does not fail
+    useful = (1 - waste(400.0, 1 / 3000, restarts)) * 3000 / 3060  # restarts do not fail here
     assert result == pytest.approx(1 - useful, abs=0.01)
 
 

@@ -103,7 +103,7 @@ def damage(rng: random.Random, good: bytes, older: bytes) -> tuple[str, bytes]:
             if offset >= size
             else bytes(len(data[offset : offset + size]))
         )
-    elif how == "lost page":  # a write that never reached the disk: the older bytes of the same place
+    elif how == "lost page":  # a write that never reached the disk leaves older bytes
         page = offset // PAGE * PAGE
         data[page : page + PAGE] = older[page : page + PAGE]
     else:
@@ -140,7 +140,7 @@ def check(case: Target, bad: bytes) -> str:
     assert len(bad) == len(case.good)
     for tensor, buffer in zip(part.tensors, buffers, strict=True):
         assert buffer == case.good[tensor.offset : tensor.offset + tensor.length]
-    return "header"  # no tensor is there: reading has no need of it, and hands out the right bytes
+    return "header"  # the header has no tensor, so a read returns the right bytes
 
 
 def sweep(seeds: range) -> Counter[tuple[str, str]]:

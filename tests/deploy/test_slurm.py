@@ -20,7 +20,7 @@ TEMPLATES = Path(__file__).parents[2] / "deploy" / "slurm"
 
 SRUN = """
 import signal, subprocess, sys, os
-# As srun: starts the step, is asked by scancel (a file with its pid), and ends with its code.
+# Stand-in for srun: it starts the step, writes its pid for scancel, and ends with the step's exit code.
 open(os.environ["LAB"] + "/srun.pid", "w").write(str(os.getpid()))
 rest = [word for word in sys.argv[1:]]
 while rest and rest[0].startswith("--"):
@@ -31,7 +31,7 @@ sys.exit(child.wait())
 """
 RELIGHT = """
 import os, signal, sys, time
-# As relight run: SIGTERM: the last step is stored, and 75.
+# Stand-in for relight run: at SIGTERM it stores the last step and exits with 75.
 lab = os.environ["LAB"]
 open(lab + "/relight", "a").write(" ".join(sys.argv[1:]) + " grace=" + os.environ["RELIGHT_GRACE_S"] + "\\n")
 def end(*_):
@@ -45,7 +45,7 @@ sys.exit(int(os.environ.get("LAST", "0")))
 """
 SCANCEL = """
 import os, signal, sys
-# As scancel: the named signal to the step; written down.
+# Stand-in for scancel: it sends the named signal to the step, and records the call.
 lab = os.environ["LAB"]
 open(lab + "/scancel", "a").write(" ".join(sys.argv[1:]) + "\\n")
 named = [word.partition("=")[2] for word in sys.argv[1:] if word.startswith("--signal=")]
@@ -54,7 +54,7 @@ if named:
 """
 SCONTROL = """
 import os, sys
-# As scontrol: names of hosts; requeue is written down.
+# Stand-in for scontrol: it prints host names, and records requeue.
 if sys.argv[1:3] == ["show", "hostnames"]:
     print("node1\\nnode2")
 else:
@@ -216,7 +216,7 @@ def test_real_slurm_signals_and_queues_again(tmp_path: Path) -> None:
             **env,
         )
         lab.until(job, "RUNNING")
-        lab.until(job, "PENDING", within_s=240)  # signalled, saved, queued again
+        lab.until(job, "PENDING", within_s=240)  # it was signalled, saved and queued again
         first = log.read_text()
         assert "the time limit is near" in first and "the last step is stored" in first, first
         lab.until(job, "RUNNING", within_s=180)

@@ -165,7 +165,7 @@ def test_a_read_only_file_system(tmp_path: Path) -> None:
 WITHOUT_RIGHTS = """
 import json, os, sys
 from relight.doctor import collect, judge
-judge(collect(sys.argv[2]))  # all that it imports is imported, while that can be read
+judge(collect(sys.argv[2]))  # import everything while it can still be read
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)

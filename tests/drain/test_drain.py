@@ -238,7 +238,7 @@ def test_a_drain_that_died_before_its_note(tmp_path: Path) -> None:
     checkpoint = save(attempt, 0)
     drain(attempt.store, "run")
     for path in sorted((tmp_path / "near" / "run" / "log").iterdir())[-1:]:
-        path.unlink()  # the note
+        path.unlink()  # delete the note
     assert drained_to(attempt.__class__(attempt.place).history()) in ({}, {"far": {checkpoint}})
     fresh = Attempt.begin(attempt.store, "run")
     assert drained_to(fresh.history()) == {}

@@ -131,7 +131,7 @@ def test_the_near_tier_keeps_what_the_far_one_lacks(s3: str, tmp_path: Path, mon
     ckpt.close()
     assert counters["tier.unreachable"] > before
     monkeypatch.setenv("AWS_ENDPOINT_URL", alive)
-    limits = relight.Limits(deadline_s=5)  # of close(), which waits so long for the tier that does not answer
+    limits = relight.Limits(deadline_s=5)  # bounds how long close() waits for the silent tier
     ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.every(steps=1), background=False, limits=limits)
     assert ckpt.restore() == 0
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -219,7 +219,7 @@ def test_copies_and_how_many_of_them_are_enough(tmp_path: Path, monkeypatch: pyt
     ckpt.save(4)
     assert not ckpt._outwards.wait(30)
     ckpt._outwards.wait = lambda timeout: True  # type: ignore[method-assign]
-    ckpt.close()  # which would wait for its whole deadline
+    ckpt.close()  # with the real ``wait`` it would take its whole deadline
     assert steps(str(tmp_path / "hot")) == [3, 4]
     shutil.rmtree(tmp_path / "hot")
     assert train(tiers, 5)[1] == 5

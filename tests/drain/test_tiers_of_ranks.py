@@ -34,7 +34,7 @@ with relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.
         loss.backward()
         optimizer.step()
         ckpt.step(step)
-        os.write(1, f"LOSS {dist.get_rank()} {step} {loss.item().hex()}\\n".encode())  # in one piece: both ranks write here
+        os.write(1, f"LOSS {dist.get_rank()} {step} {loss.item().hex()}\\n".encode())  # one write, because both ranks write to this pipe
 dist.barrier()
 dist.destroy_process_group()
 """

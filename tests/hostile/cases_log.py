@@ -271,7 +271,7 @@ def _many_commits(forge: Forge) -> None:
 
 
 def _prev_of_itself(forge: Forge) -> None:
-    for _ in range(3):  # there is no fixed point; the last try is as good as any
+    for _ in range(3):  # there is no fixed point, so the last try is used
         own = blake3(forge.files[NEWEST_RECORD]).hexdigest()
         forge.record(SEQ["c"], lambda record, own=own: record.update(prev=own))
 
