@@ -110,7 +110,7 @@ def test_the_four_facts_come_in_order(run: str) -> None:
     assert [checkpoint.id for checkpoint in relight.open(run).checkpoints()] == [save.id]
 
 
-def test_what_is_saved_is_the_state_at_the_call(run: str) -> None:
+def test_a_save_has_the_state_at_the_call(run: str) -> None:
     """Training continues at once after each save. Every checkpoint has the state at the time of the call."""
     model, optimizer = make(width=2048)
     kept = {}
@@ -175,7 +175,7 @@ def trainer(run: str, until: str, then: str) -> subprocess.CompletedProcess[str]
     return run_script(SCRIPT, run, until, then, timeout_s=120)
 
 
-def test_what_is_sealed_is_committed_though_the_trainer_is_killed(run: str) -> None:
+def test_a_sealed_save_is_committed_after_the_trainer_is_killed(run: str) -> None:
     """If the trainer is killed just after a save is sealed, the agent commits it.
 
     The next trainer restores it from memory, and no agent is left.
@@ -205,7 +205,7 @@ def test_a_trainer_that_finds_all_done_leaves_no_agent(run: str, tmp_path: Path)
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()][-1] == 3
 
 
-def test_who_only_reads_leaves_the_agent_what_it_keeps(run: str) -> None:
+def test_a_reader_leaves_the_agents_slots(run: str) -> None:
     """A process without ``save=`` restores and ends. The agent keeps its snapshots for the next trainer."""
     died = trainer(run, "sealed", "die")
     assert died.returncode == -signal.SIGKILL, died.stderr

@@ -253,7 +253,7 @@ def test_a_late_answer_is_not_used_for_another_request() -> None:
         wire.close()
 
 
-def test_of_very_many_slots_the_newest_are_given(server: AgentServer) -> None:
+def test_only_the_newest_of_many_slots_are_sent(server: AgentServer) -> None:
     """The newest slots are sent, at most ``FDS_MAX``: the kernel limits the descriptors of a message."""
     ours, theirs = socket.socketpair()
     fd = os.memfd_create("slot", os.MFD_CLOEXEC)
@@ -307,7 +307,7 @@ def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: p
         os.close(fd)
 
 
-def test_who_has_no_descriptor_left_ends_without_a_word_to_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_descriptors_sends_the_agent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run may end without a free descriptor: the agent ends by itself."""
 
     def none_left(*_: object) -> None:

@@ -129,7 +129,7 @@ def wait_for(condition, seconds: float = 10.0) -> bool:
     return condition()
 
 
-def test_what_is_copied_is_written_while_the_rest_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_bytes_are_written_while_the_rest_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While half is copied, at most half is written and nothing is committed.
 
     After the copy there is a checkpoint of the state at the call.

@@ -141,7 +141,7 @@ def test_no_abstract_name_is_left(agent: server.AgentServer, name: str, tmp_path
     result.close()
 
 
-def test_what_is_kept_can_only_be_read(agent: server.AgentServer) -> None:
+def test_a_kept_slot_is_read_only(agent: server.AgentServer) -> None:
     """A trainer that restores from memory cannot write to it, by descriptor, by mapping, or by opening it again."""
     memory = SharedMapping(allocate(PAGE * 4), PAGE * 4, writable=True)
     slot = Slot(memory)
@@ -420,7 +420,7 @@ def test_a_secret_is_on_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPa
         assert calls == ["fsync", "rename"]
 
 
-def test_what_is_wrong_with_the_secret_is_not_blamed_on_the_agent(agent: server.AgentServer) -> None:
+def test_an_error_of_the_secret_names_the_secret(agent: server.AgentServer) -> None:
     """If the secret cannot be used, the error names its file and no process."""
     with LocalDirectory() as directory:
         os.chmod(f"{directory.path}/secret", 0o640)

@@ -32,7 +32,7 @@ def mapped(address: int) -> bool:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_all_of_it_is_allocated_and_shared(size: int) -> None:
+def test_all_memory_is_allocated_and_shared(size: int) -> None:
     """Every byte of it, before anybody writes: who maps it as well sees what is written."""
     fd = allocate(size)
     assert os.fstat(fd).st_blocks * 512 >= size
@@ -44,7 +44,7 @@ def test_all_of_it_is_allocated_and_shared(size: int) -> None:
     assert not huge_bytes() or size < HUGE or ctypes.addressof(ctypes.c_char.from_buffer(ours.view)) % HUGE == 0
 
 
-def test_its_pages_are_huge_where_the_kernel_makes_them() -> None:
+def test_pages_are_huge_if_the_kernel_supports_it() -> None:
     """Whole huge pages are used where they fit. Otherwise a write past the page cache has thousands of small pieces."""
     size = 4 * HUGE + PAGE
     memory = SharedMapping(allocate(size), size, writable=True)

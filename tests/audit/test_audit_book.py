@@ -75,7 +75,7 @@ def test_the_anchor_reveals_a_cut_end_and_a_replaced_log(tmp_path: Path) -> None
     assert "written anew" in check(open_bytes(str(tmp_path / "another")), anchor).faults[0]
 
 
-def test_what_cannot_be_written_down_is_not_done() -> None:
+def test_an_action_that_cannot_be_recorded_is_not_done() -> None:
     """The store's error comes before the action."""
 
     class Full(MemoryStore):
@@ -113,7 +113,7 @@ def test_verify_reports_its_result_and_keeps_the_anchor(tmp_path: Path) -> None:
     assert anchor.read_text() == kept
 
 
-def test_what_is_exported_is_no_formula(tmp_path: Path) -> None:
+def test_exported_values_are_not_formulas(tmp_path: Path) -> None:
     """Values that a spreadsheet would evaluate, such as ``=cmd``, are exported with a leading quote."""
     with AuditLog(open_bytes(str(tmp_path / "audit"))).doing('=HYPERLINK("x")', "tag", "@x"):
         pass
@@ -179,7 +179,7 @@ def test_exports_and_imports_by_the_library_are_recorded_once(tmp_path: Path, mo
     ]
 
 
-def test_what_cannot_be_written_down_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_cannot_be_recorded_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The audit store is below a file: the command fails first, and creates nothing."""
     import torch
     from safetensors.torch import save_file

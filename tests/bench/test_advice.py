@@ -63,7 +63,7 @@ def test_waiting_is_chosen_where_the_background_costs_training_as_much() -> None
     assert "limits" not in pasted(advice)
 
 
-def test_what_the_cores_lose_does_not_count_where_a_device_trains() -> None:
+def test_time_lost_on_cores_does_not_count_if_a_device_trains() -> None:
     """With an accelerator, training waits only for ``step()``."""
     advice = advise(facts(lost_s=0.95, accelerator=True))
     assert setting(advice, "background")[0] == "True"
@@ -103,7 +103,7 @@ def test_an_assumed_state_size_sets_no_memory_limit() -> None:
     assert "up to 21.2 GB" in setting(advice, "memory")[1]
 
 
-def test_one_slot_where_there_is_no_room_for_two() -> None:
+def test_one_slot_is_advised_without_memory_for_two() -> None:
     """One slot postpones saves, which the reason states. A state on a device leaves more memory."""
     advice = advise(facts(available_bytes=int(2.6 * GB), asked=False))
     assert pasted(advice)["limits"].memory == slot_bytes(GB)

@@ -13,7 +13,7 @@ PIECE = floors.PIECE_BYTES
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("size", [1, PIECE, 2 * PIECE + 7])
-def test_all_of_it_is_copied(size: int, threads: int) -> None:
+def test_all_bytes_are_copied(size: int, threads: int) -> None:
     """All bytes are copied from ordinary pages into huge ones, with any number of threads."""
     source, target = floors.bytes_as_tensors_lie(size), floors.random_bytes(size)
     target[:] = bytes(size)

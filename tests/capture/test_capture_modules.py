@@ -287,7 +287,7 @@ def test_spectral_norm_and_parametrizations_resume() -> None:
         assert equal(source, target) and torch.equal(source.eval()(x), target.eval()(x))
 
 
-def test_what_a_state_dict_leaves_out_is_reported() -> None:
+def test_state_missing_from_a_state_dict_is_reported() -> None:
     """List non-persistent buffers as missed."""
     model = nn.Module()
     model.register_buffer("position", torch.ones(2), persistent=False)

@@ -218,7 +218,7 @@ def test_samples_are_sharded_by_the_sampler_not_the_world() -> None:
     assert ledger + in_turn(job.rest()) == order_of(24)
 
 
-def test_one_process_and_many() -> None:
+def test_resume_between_one_rank_and_several() -> None:
     """Resume across one rank and several if the loader has a ``DistributedSampler``. A shuffling loader has another
     order."""
     make = maker(20)

@@ -105,7 +105,7 @@ def values(components: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("keep", [False, True])
-def test_it_is_captured_as_if_nothing_had_been_flattened(keep: bool) -> None:
+def test_a_flattened_state_is_captured_like_a_plain_one(keep: bool) -> None:
     """Capture the names, roles, shapes, bytes, ties, buffers and extra states of the unflattened module, and an
     optimizer's moments by parameter."""
     torch.manual_seed(0)
@@ -121,7 +121,7 @@ def test_it_is_captured_as_if_nothing_had_been_flattened(keep: bool) -> None:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("keep", [False, True])
-def test_it_is_walked_once(keep: bool) -> None:
+def test_a_flattened_state_is_traversed_once(keep: bool) -> None:
     """Reuse the first capture's walk in the second, also after a forward pass without a backward pass."""
     components = trained(flattened(Net(), keep, Block))
     recall = CaptureCache()

@@ -47,7 +47,7 @@ def history(path: Path):
     return Run(open_bytes(path), "demo").history()
 
 
-def test_what_verify_finds_is_shown_by_all(relight, runs: Path) -> None:
+def test_damage_found_by_verify_is_shown_by_all_commands(relight, runs: Path) -> None:
     """ls, show, doctor, ready, and what is watched name the damaged checkpoint, what is wrong, and what found it."""
     bad, good = ids(runs)[2], ids(runs)[3]
     findings = relight("doctor", "runs/demo", "--json").json["findings"]
@@ -67,7 +67,7 @@ def test_what_verify_finds_is_shown_by_all(relight, runs: Path) -> None:
     assert seen.damaged == 1 and dict(seen.bad)[bad].startswith("damaged: ")
 
 
-def test_what_is_whole_again_is_no_longer_shown(relight, runs: Path) -> None:
+def test_repaired_damage_is_no_longer_shown(relight, runs: Path) -> None:
     """A verification without damage clears recorded damage. A repair by scrub does, too."""
     bad = ids(runs)[2]
     relight("verify", "runs/demo")

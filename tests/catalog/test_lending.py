@@ -123,7 +123,7 @@ def outcomes(size: int, action: Callable[[ThreadGroup], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_what_each_wants_arrives_and_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_each_rank_gets_its_tensors_and_bytes_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Random tensors, chunks, runs, places, ranks on one or two nodes, each wanting random stretches."""
     chance = random.Random(seed)
     chunk = 16 * chance.randrange(16, 1000)

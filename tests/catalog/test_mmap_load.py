@@ -94,7 +94,7 @@ def test_the_file_is_never_written(tmp_path: Path) -> None:
     assert torch.equal(loaded["second"], state["second"])
 
 
-def test_what_is_not_raw_is_read_and_checked(tmp_path: Path, read: list[int]) -> None:
+def test_coded_packs_are_read_and_checked(tmp_path: Path, read: list[int]) -> None:
     """Coded chunks are decoded as ever."""
     state = saved(tmp_path, compact=relight.Compact(reuse=False, lossy={"none/*": "int8"}, codecs="always"))
     model = Parts()
@@ -109,7 +109,7 @@ def test_what_is_not_raw_is_read_and_checked(tmp_path: Path, read: list[int]) ->
     assert all(torch.equal(value, loaded[name]) for name, value in state.items())
 
 
-def test_what_cannot_be_mapped_is_refused(tmp_path: Path) -> None:
+def test_stores_that_cannot_be_mapped_are_refused(tmp_path: Path) -> None:
     """Encrypted stores, stores in memory, and packs shorter than committed are refused."""
     key = tmp_path / "key"
     write_key_file(str(key))

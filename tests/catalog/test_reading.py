@@ -118,7 +118,7 @@ class Bytesize(KnowsStraight, CountingDisk):
         return got
 
 
-def test_what_is_not_cached_is_read_past_the_cache_and_each_byte_once(made: Made) -> None:
+def test_uncached_bytes_are_read_directly_and_once(made: Made) -> None:
     """A restore leaves the page cache to others, and reads the file once but for the pages that two reads share."""
     if not direct_io(made.pack):
         pytest.skip("no direct I/O on this file system")
@@ -130,7 +130,7 @@ def test_what_is_not_cached_is_read_past_the_cache_and_each_byte_once(made: Made
     assert cached(made.pack) == 0
 
 
-def test_what_is_cached_is_taken_from_there(made: Made) -> None:
+def test_cached_bytes_are_read_from_the_cache(made: Made) -> None:
     """No device is asked for what memory holds."""
     made.pack.read_bytes()
     if cached(made.pack) < made.pack.stat().st_size // 4096:

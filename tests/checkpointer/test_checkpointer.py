@@ -308,7 +308,7 @@ def test_restoring_alone_does_not_supersede_a_running_job(run: str) -> None:
     assert job.save(1)
 
 
-def test_what_cannot_be_saved_is_refused_before_anything_is_written(run: str) -> None:
+def test_an_unsupported_state_is_refused_before_a_file_is_written(run: str) -> None:
     """List every refusal with its path in one error at the first call."""
     before = signal.getsignal(signal.SIGTERM)
     ckpt = relight.Checkpointer(run, save=None, a={"f": print}, b=[object()])
@@ -320,7 +320,7 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(run: str) ->
         assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_what_cannot_be_saved_any_more_is_refused_at_the_first_step(run: str) -> None:
+def test_a_state_that_becomes_unsupported_is_refused_at_the_first_step(run: str) -> None:
     """Check the state of a resumed run at the end of its first step, before anything is written."""
     model, optimizer = make()
     with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:

@@ -65,7 +65,7 @@ def rows(run: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_what_is_frozen_is_stored_once(background: bool, tmp_path: Path) -> None:
+def test_frozen_tensors_are_stored_once(background: bool, tmp_path: Path) -> None:
     """Write only what is trained from the second save on, also in the next attempt. A resume is bit-exact."""
     run = str(tmp_path / "store" / "run")
     model, optimizer = make()

@@ -114,7 +114,7 @@ def test_without_a_loader_step_counts_epochs(tmp_path: Path) -> None:
     assert [step for step, _ in train(tmp_path, relight.every(epochs=1), 3, loaders=lambda loader: {}, count=True)] == [5, 10]
 
 
-def test_what_cannot_be_counted_is_refused_at_the_first_step(tmp_path: Path) -> None:
+def test_uncountable_epochs_are_refused_at_the_first_step(tmp_path: Path) -> None:
     """Refuse an epoch trigger without a loader or ``epoch=``, with two loaders and no name, and with an unknown
     name."""
     with pytest.raises(ConfigError, match=r"a loader, or epoch= of step"):

@@ -89,7 +89,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     return made
 
 
-def test_one_who_cannot_save_leaves_it_to_the_next(
+def test_a_rank_that_cannot_save_leaves_the_save_to_the_next(
     ranks: Callable[..., list[Rank]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leave the save to the next rank if the first one cannot read its state, because its device has failed."""
@@ -115,9 +115,7 @@ def test_one_who_cannot_save_leaves_it_to_the_next(
 
 
 @pytest.mark.parametrize(("run", "alike"), [("run", False), ("other", True)])
-def test_what_is_left_for_another_checkpointer_is_not_taken(
-    ranks: Callable[..., list[Rank]], tmp_path: Path, run: str, alike: bool
-) -> None:
+def test_rank_states_of_another_checkpointer_are_not_used(ranks: Callable[..., list[Rank]], tmp_path: Path, run: str, alike: bool) -> None:
     """Ignore the rank state of a second Checkpointer in the same process. Its checkpoint is for another run, or is not
     made."""
     more = {"generator": torch.Generator()}
@@ -129,9 +127,7 @@ def test_what_is_left_for_another_checkpointer_is_not_taken(
     assert second[0].hand_over(attempt)
 
 
-def test_what_has_come_since_the_ranks_compared_what_they_hold_is_not_taken_for_all(
-    ranks: Callable[..., list[Rank]], tmp_path: Path
-) -> None:
+def test_tensors_added_after_the_comparison_are_not_taken_for_replicas(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
     """Save nothing if state was added after the ranks compared their states before the first step. Optimizer state may
     be sharded, and the dead rank's shard would be lost."""
     living, dead = ranks(2)
@@ -146,7 +142,7 @@ def test_what_has_come_since_the_ranks_compared_what_they_hold_is_not_taken_for_
     assert not living.hand_over(attempt) and not attempt.history().live
 
 
-def test_what_is_each_ranks_own_and_has_become_large_is_not_left_out(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
+def test_a_rank_state_that_became_large_is_not_left_out(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
     """Save nothing if a rank's own value has become a tensor. It is not in the published rank state, and a checkpoint
     without it is incomplete."""
     living, dead = ranks(2, mine=3)
@@ -204,7 +200,7 @@ def test_a_rank_that_learns_of_a_failure_ends_its_step_and_hands_it_over(ranks: 
     assert [checkpoint.step for checkpoint in attempt.history().live] == [STEP]
 
 
-def test_what_is_slow_to_leave_is_given_up_by_its_quickest(tmp_path: Path) -> None:
+def test_publishing_that_is_slow_is_abandoned_by_its_fastest_time(tmp_path: Path) -> None:
     """Stop publishing before the update if it is always slow. A machine that is busy now and then is no reason."""
     make_rank_state(tmp_path / "ahead-0")
     state = PreUpdateState()

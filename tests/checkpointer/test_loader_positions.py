@@ -328,7 +328,7 @@ def trained(path: Any, loader: DataLoader, through: Callable[[DataLoader], Any],
 @pytest.mark.parametrize("steps", [2, 5, 10, 11])
 @pytest.mark.parametrize("name", AHEAD)
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
-def test_what_a_prefetcher_holds_comes_again(kind, name, steps, each, tmp_path) -> None:
+def test_prefetched_batches_are_delivered_again(kind, name, steps, each, tmp_path) -> None:
     """Lose no batch and use none twice, wherever the save is."""
     if name == "several" and steps < 5 and not each:
         pytest.skip("one save of two steps does not show how many batches a step uses")

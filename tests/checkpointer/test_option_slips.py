@@ -91,7 +91,7 @@ def test_a_keyword_that_is_neither_option_nor_component_is_refused(tmp_path: Pat
     assert not (tmp_path / "store").exists()
 
 
-def test_what_has_a_state_is_a_component_under_any_name(tmp_path: Path) -> None:
+def test_an_object_with_state_is_a_component_under_any_name(tmp_path: Path) -> None:
     """Containers, arrays, tensors and NumPy's values stay components, also where their names resemble an option's."""
     parts: dict[str, Any] = {
         "stats": {"seen": 1}, "states": [1, 2], "signal": np.ones(3), "limi": torch.ones(2), "seen": np.int64(3), "log": [], "names": ("a", "b"),

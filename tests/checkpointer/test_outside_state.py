@@ -156,7 +156,7 @@ def test_an_attribute_of_a_module_below_is_named_by_its_path(tmp_path: Path, eve
     [Net(activation), Net(nothing), WithExtraState(counter, updates=0), nn.BatchNorm1d(3)],
     ids=lambda module: type(module).__name__,
 )
-def test_what_a_resume_does_not_need_is_not_reported(tmp_path: Path, events: list[Event], model: nn.Module) -> None:
+def test_state_without_effect_on_a_resume_is_not_reported(tmp_path: Path, events: list[Event], model: nn.Module) -> None:
     """Ignore constants, activations of the last forward pass, extra state, and torch's own modules."""
     assert train(tmp_path / "run", events, model=model) == []
 

@@ -52,7 +52,7 @@ def test_every_command_takes_the_run_s_own_best(lab: Path, relight) -> None:
     assert LINE in both.err and "best by loss (min): 7 at step 2" in both.err
 
 
-def test_what_is_not_clear_is_an_error_that_lists_the_metrics(lab: Path, relight) -> None:
+def test_an_ambiguous_metric_is_an_error_that_lists_the_metrics(lab: Path, relight) -> None:
     """Several metrics without a recorded one, an unknown name, a name without a mode, a mode without a name, options without best."""
     for words, shown in (
         (["show", "lab/bare", "best"], "the checkpoints have acc, loss, val/top"),

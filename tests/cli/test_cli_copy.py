@@ -144,7 +144,7 @@ def test_a_copy_does_not_put_a_run_back(relight, runs: Path) -> None:
     assert relight("show", "runs/demo", "--json").json["step"] == 99
 
 
-def test_what_was_pruned_there_comes_under_a_new_id_once(relight, runs: Path) -> None:
+def test_a_copy_of_a_checkpoint_pruned_there_gets_a_new_id_once(relight, runs: Path) -> None:
     """No id is committed twice. A later ``cp`` recognises the copy by its origin."""
     relight("cp", "runs/demo", "backup/demo", "--which", "99", "--which", "299")
     relight("prune", "backup/demo", "--keep-last", 1, "--yes")
@@ -269,7 +269,7 @@ def test_the_run_itself_is_no_destination_for_what_it_has(relight, runs: Path) -
         plan_copy(Run(open_bytes(runs), "baseline"), Run(open_bytes(runs), "baseline").history().live, source.store, "demo")
 
 
-def test_what_was_pruned_there_is_not_pushed_again(relight, runs: Path) -> None:
+def test_a_checkpoint_pruned_there_is_not_pushed_again(relight, runs: Path) -> None:
     """Checkpoints that the destination pruned are not pushed again, because older ones after its newest would roll it
     back."""
     assert relight("push", "runs/demo", "backup/demo").code == 0

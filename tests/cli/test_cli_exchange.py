@@ -18,7 +18,7 @@ def tags(path: Path, run: str = "demo") -> dict[str, str]:
     return open_run(open_bytes(path), run).history().tags
 
 
-def test_what_is_pushed_can_be_pulled_and_is_the_same(relight, runs: Path) -> None:
+def test_a_pushed_run_can_be_pulled_unchanged(relight, runs: Path) -> None:
     """Checkpoints, ids and tags are copied. A second push copies nothing, and a later one only new checkpoints."""
     backup = runs.parent / "backup"
     assert relight("push", "runs/demo", "backup/", "--dry-run").out.splitlines()[-1].startswith("4 checkpoints, ")
@@ -46,7 +46,7 @@ def test_a_tag_that_is_elsewhere_stays_unless_forced(relight, runs: Path) -> Non
     assert tags(runs.parent / "backup") == tags(runs)
 
 
-def test_what_is_further_on_is_not_put_back(relight, runs: Path) -> None:
+def test_a_destination_with_later_steps_is_not_put_back(relight, runs: Path) -> None:
     """If the destination has a later step of its own, a push is refused with a hint."""
     relight("push", "runs/demo", "backup/")
     Attempt.begin(open_bytes(runs.parent / "backup"), "demo").save(request(900))

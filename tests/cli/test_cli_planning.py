@@ -21,7 +21,7 @@ SHOWN = re.findall(r"```\n\$ relight (.*?)\n(.*?)```", PAGE.read_text(encoding="
 
 
 @pytest.mark.parametrize(("command", "printed"), SHOWN, ids=[command for command, _ in SHOWN])
-def test_what_the_page_shows_is_what_comes(command: str, printed: str, relight) -> None:
+def test_outputs_on_the_page_are_current(command: str, printed: str, relight) -> None:
     """Every example of docs/planning.md equals the command's present output."""
     done = relight(*shlex.split(command))
     assert done.code == 0

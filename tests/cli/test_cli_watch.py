@@ -128,7 +128,7 @@ def test_alerts_are_checked_listed_and_tried(ask: Any, runs: Path, tmp_path: Pat
     assert "count = 4" in shown.out and "nosuch://…" in shown.out and "hunter2" not in shown.out
 
 
-def test_what_verify_finds_is_an_alert_until_it_finds_it_whole(ask: Any, runs: Path) -> None:
+def test_damage_found_by_verify_is_an_alert_until_verify_succeeds(ask: Any, runs: Path) -> None:
     """After ``verify`` found damage, ``top`` shows the newest undamaged step, and the alert holds until ``verify``
     succeeds. A scrub that cannot repair the damage is an alert too."""
     pack = next((directory(runs, -1)).glob("pack-*"))

@@ -77,7 +77,7 @@ class Ranks:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_who_commits_moves_few_bytes_for_each_rank(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_committing_rank_moves_few_bytes_for_each_rank(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The committing rank and a waiting rank move at most 128 bytes per rank. Their number of calls does not depend on
     the number of ranks."""
     commits, waits = Ranks(world, monkeypatch).save()
@@ -87,7 +87,7 @@ def test_who_commits_moves_few_bytes_for_each_rank(world: int, monkeypatch: pyte
     assert waits.asked["get"] <= 2 and waits.asked["put_once"] == 0
 
 
-def test_of_64_ranks_all_that_is_moved_is_128_bytes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_64_ranks_move_128_bytes_a_rank_in_total(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 64 ranks, 128 bytes per rank include the fixed bytes."""
     commits, waits = Ranks(64, monkeypatch).save()
     assert commits.through <= 128 * 64, commits.bytes

@@ -66,7 +66,7 @@ def test_a_copy_stands_by_itself(tmp_path: Path) -> None:
     assert chunks[0] == chunks[1] != {}
 
 
-def test_what_is_not_coded_is_a_file(tmp_path: Path) -> None:
+def test_an_uncoded_pack_is_a_plain_file(tmp_path: Path) -> None:
     """Shared, but plain: a copy is what anything opens."""
     store, smaller = LocalStore(tmp_path / "s"), eager(codecs="never")
     attempt = Attempt.begin(store, "r")
@@ -114,7 +114,7 @@ def test_differences_are_written_out_and_what_is_derived_or_inexact_stays(tmp_pa
     assert (after["derived"], after["lossy"]) == (before["derived"], before["lossy"])
 
 
-def test_what_was_repaired_as_a_file_is_copied_as_one() -> None:
+def test_a_pack_repaired_as_a_file_is_copied_as_a_file() -> None:
     """A pack next to its damaged chunks is a repair: the copy uses the pack and none of the chunks."""
     store = MemoryStore()
     attempt = Attempt.begin(store, "r")
@@ -214,7 +214,7 @@ def test_a_tier_takes_only_what_it_has_not(tmp_path: Path, codecs: str) -> None:
     assert drained_bytes(near, "far") == {checkpoint.original_id: checkpoint.body.new_bytes for checkpoint in live}
 
 
-def test_what_others_need_stays_in_the_tier(tmp_path: Path) -> None:
+def test_donors_stay_in_the_tier(tmp_path: Path) -> None:
     """Retention and sweeps of a tier keep donors. Kept checkpoints are complete."""
     attempt, wanted = shared(tmp_path, 6, relight.keep(last=2))
     far = LocalStore(tmp_path / "far")

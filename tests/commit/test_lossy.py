@@ -60,7 +60,7 @@ def test_no_value_exceeds_the_stated_error(values: list[float], way: str) -> Non
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_training_has_is_stored(way: str) -> None:
+def test_values_of_training_are_stored_lossily(way: str) -> None:
     """Values of normal distributions, and blocks of zeros between them."""
     draw = np.random.default_rng(0)
     values = (draw.standard_normal(100_000) * 1e-2).astype("<f4")

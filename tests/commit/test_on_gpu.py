@@ -45,7 +45,7 @@ def plane(length: int, seed: int = 0) -> memoryview:
 
 
 @pytest.mark.parametrize("length", [PLANE_BYTES_MIN, PLANE_BYTES_MIN + 1, 5 * PIECE_BYTES - 1, 1 << 21])
-def test_what_a_gpu_codes_is_read_here(nvcomp: Any, length: int) -> None:
+def test_chunks_coded_on_a_gpu_decode_on_the_processor(nvcomp: Any, length: int) -> None:
     """Consecutive frames, each except the last of a piece."""
     coder, why = on_gpu()
     assert coder is not None and not why
@@ -80,7 +80,7 @@ def test_short_planes_stay_here(nvcomp: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["other bytes", "an error", "fewer"])
-def test_what_goes_wrong_there_is_coded_here(nvcomp: Any, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+def test_a_failing_gpu_is_replaced_by_the_processor(nvcomp: Any, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     """Wrong results of the GPU are detected before use. The processor then codes, and the GPU is not tried again."""
     coder, _ = on_gpu()
     assert coder is not None

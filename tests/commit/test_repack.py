@@ -60,7 +60,7 @@ def state(url: str, step: int) -> tuple[Any, ...]:
     return loaded["frozen"], loaded["moving"]
 
 
-def test_what_was_needed_may_go(run: str) -> None:
+def test_donors_of_a_repacked_checkpoint_may_go(run: str) -> None:
     """A repacked checkpoint has the same bits, needs no other checkpoint, and survives the deletion of all others."""
     repacked = opened(run)
     before = [state(run, step) for step in range(6)]
@@ -95,7 +95,7 @@ def test_killed_anywhere(run: str, tmp_path: Path) -> None:
     assert left > 12
 
 
-def test_one_that_is_retired_meanwhile(run: str) -> None:
+def test_a_checkpoint_that_is_retired_during_repacking(run: str) -> None:
     """A plan with a checkpoint that was retired meanwhile is refused."""
     repacked = opened(run)
     plan = plan_repack(repacked)

@@ -131,7 +131,7 @@ def test_only_what_is_new_is_written(number: int, tmp_path: Path) -> None:
     assert [checkpoint.requires for checkpoint in later][-1] == [first.id]
 
 
-def test_what_is_not_new_at_all(tmp_path: Path) -> None:
+def test_a_save_without_new_bytes(tmp_path: Path) -> None:
     """The same state again: the packs' headers, a part and a root."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
@@ -354,7 +354,7 @@ def test_no_room_in_an_encrypted_store_is_reported_as_such() -> None:
         attempt.save(request(1, {"noise": changed}, smaller))
 
 
-def test_what_a_killed_rewriter_left_goes_with_its_checkpoint(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_rewriter_go_with_the_checkpoint(tmp_path: Path) -> None:
     """A new copy of a pack next to the old one is swept. A file with another name stays."""
     store = LocalStore(tmp_path / "s")
     attempt = Attempt.begin(store, "r")

@@ -49,7 +49,7 @@ class Flaky(MemoryStore):
         return reader
 
 
-def test_what_comes_damaged_once_is_read_again() -> None:
+def test_bytes_damaged_in_one_read_are_read_again() -> None:
     """Neither a restore nor retention takes a transient read error of a coded chunk for damage."""
     store, smaller = Flaky(), eager()
     attempt = Attempt.begin(store, "r")
@@ -89,7 +89,7 @@ def test_damaged_chunks_are_stored_again(tmp_path: Path) -> None:
     check(store, "r", third.id, contents)
 
 
-def test_another_that_saves_in_between(tmp_path: Path) -> None:
+def test_a_save_by_another_process_in_between(tmp_path: Path) -> None:
     """A trainer saves itself, while its agent goes by an older one that retention has removed since: the agent's next save stores everything."""
     store = LocalStore(tmp_path / "s")
     attempt = Attempt.begin(store, "r")

@@ -38,7 +38,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path: Path) -> Ranks:
     return Ranks(tmp_path, request.param)
 
 
-def test_all_of_them_make_one_checkpoint(ranks: Ranks) -> None:
+def test_all_ranks_make_one_checkpoint(ranks: Ranks) -> None:
     """One record, one root with rank 0's metadata, every part.
 
     Each rank gets the same result. No helper file is left.
@@ -68,7 +68,7 @@ def test_a_part_without_trained_tensors_reports_no_unchanged_model(ranks: Ranks)
     assert counters["save.stale"] == before
 
 
-def test_who_does_not_come_is_named_and_nothing_shows(ranks: Ranks) -> None:
+def test_a_missing_rank_is_named_and_nothing_is_committed(ranks: Ranks) -> None:
     """Ranks wait for a missing rank until the timeout, and name it. Only the void root of their save remains."""
     late = ranks.world - 1
 
@@ -89,7 +89,7 @@ def test_who_does_not_come_is_named_and_nothing_shows(ranks: Ranks) -> None:
     assert isinstance(ranks.save(1)[0], SaveReport), "the next save is made"
 
 
-def test_one_that_comes_too_late_saves_nothing(ranks: Ranks) -> None:
+def test_a_rank_that_is_too_late_saves_nothing(ranks: Ranks) -> None:
     """A late rank saves nothing, neither alone nor with the ranks that gave up."""
     results = ranks.save(timeout_s=0.3, before=lambda rank: time.sleep(1.5) if rank == 0 else None)
     assert all(isinstance(result, RelightError) for result in results)

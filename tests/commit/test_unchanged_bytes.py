@@ -68,7 +68,7 @@ def test_a_tensor_that_stops_changing_is_not_stored_again(tmp_path: Path) -> Non
     assert new_megabytes(Run(store, "run")) == [4.0, 4.0, 4.0, 0.0]
 
 
-def test_what_an_older_save_has_is_not_stored_again(tmp_path: Path) -> None:
+def test_chunks_of_an_older_save_are_not_stored_again(tmp_path: Path) -> None:
     """A tensor that returns to an earlier value is shared with that save while it is live.
 
     Otherwise the tensor is stored.

@@ -54,7 +54,7 @@ def test_times_follow_from_bytes_and_paces() -> None:
     assert result.known["link"].source == "assumed"
 
 
-def test_what_is_not_sharded_is_read_by_every_replica() -> None:
+def test_unsharded_state_is_read_by_every_replica() -> None:
     """With ZeRO 1, every group of tensor and pipeline ranks reads the weights again. With FSDP, all ranks read one
     checkpoint together."""
     size = size_of(from_count("70B"))

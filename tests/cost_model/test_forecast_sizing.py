@@ -42,7 +42,7 @@ def test_known_models_come_out_to_the_parameter(name: str) -> None:
     assert from_config(config).parameters == parameters
 
 
-def test_of_experts_only_the_chosen_are_active() -> None:
+def test_only_chosen_experts_are_active() -> None:
     """A token uses 12.9 of Mixtral's 46.7 billion parameters, 37 of DeepSeek-V3's 671, and all of a dense model's."""
     assert from_config(KNOWN["Mixtral 8x7B"][0]).active == pytest.approx(12.9e9, rel=0.01)
     assert from_config(KNOWN["DeepSeek-V3"][0]).active == pytest.approx(37e9, rel=0.02)

@@ -194,7 +194,7 @@ def test_prefixes_come_first() -> None:
 
 
 @pytest.mark.parametrize("kind", LEFT)
-def test_what_is_left_was_written(kind: str) -> None:
+def test_kept_writes_are_whole_sectors(kind: str) -> None:
     """Kept unflushed writes are whole sectors, in order and at their offsets."""
     pending = [_write(0), _write(1, 3), _write(0), _write(5)]
     for seed in range(50):
@@ -289,7 +289,7 @@ def test_a_run_that_was_not_cut_keeps_everything(tmp_path: Path) -> None:
         (("begun", "1"), "two attempts of one number"),
     ],
 )
-def test_what_was_acknowledged_and_is_not_there_is_missed(tmp_path: Path, fact: Fact, problem_text: str) -> None:
+def test_a_missing_acknowledged_fact_is_reported(tmp_path: Path, fact: Fact, problem_text: str) -> None:
     """Each kind of acknowledgement that the store does not fulfil is reported."""
     store, facts = _lived(tmp_path / "store", 12)
     wrong, _ = acknowledged.check(store, [*facts, fact], 0)
@@ -306,7 +306,7 @@ def test_a_retirement_that_was_taken_back_does_not_count(tmp_path: Path, last: s
     assert problem_text in wrong[0] if problem_text else wrong == []
 
 
-def test_what_two_ranks_saved_is_one_state(tmp_path: Path) -> None:
+def test_a_save_of_two_ranks_is_one_state(tmp_path: Path) -> None:
     """A checkpoint of two ranks is acknowledged once, as soon as one of them has it, and has the digests of both."""
     store = LocalStore(tmp_path / "store")
     attempt = acknowledged.Attempt.begin(store, RUN)
@@ -318,7 +318,7 @@ def test_what_two_ranks_saved_is_one_state(tmp_path: Path) -> None:
     assert facts[2] in known
 
 
-def test_what_was_retired_and_is_back_is_noticed(tmp_path: Path) -> None:
+def test_a_retired_checkpoint_that_is_live_is_reported(tmp_path: Path) -> None:
     """A checkpoint that is live although its retirement was acknowledged is reported."""
     store, facts = _lived(tmp_path / "store", 12)
     saved = [fact[1] for fact in facts if fact[0] == "saved"]

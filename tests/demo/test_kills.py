@@ -81,7 +81,7 @@ def test_a_miss_is_tried_again_at_a_later_save() -> None:
     assert not aim.due(Scene(last=100, save="x"), 1.0)
 
 
-def test_what_was_passed_is_moved_on() -> None:
+def test_a_kill_whose_step_has_passed_is_postponed() -> None:
     """If an attempt took longer than planned, the next kill waits until steps are done."""
     aim = Aim([PlannedKill(4, True, 0.0), PlannedKill(6, False, 0.0)], 5)
     aim.fired(9, inside_save=True)

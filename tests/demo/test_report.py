@@ -60,7 +60,7 @@ def test_equal_runs_are_ok() -> None:
     assert "2, of them 1 inside a save; 8 steps redone" in text
 
 
-def test_one_bit_makes_it_a_no() -> None:
+def test_one_different_bit_fails_the_report() -> None:
     """One bit of one loss turns the answer to no and names the step, in the table and in the JSON."""
     killed = steps()
     killed[13] = replace(killed[13], loss=math.nextafter(float.fromhex(killed[13].loss), 0.0).hex())

@@ -34,7 +34,7 @@ def test_grace_fits(trainer: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_who_is_asked_to_end_is_not_counted_as_failed(trainer: dict[str, Any]) -> None:
+def test_a_pod_that_was_asked_to_end_does_not_count_as_failed(trainer: dict[str, Any]) -> None:
     """Exit codes 75 and 76, and disruptions, use up no retries. Wrong usage ends the job. The named container
     exists."""
     for job in jobs(trainer):
@@ -59,7 +59,7 @@ def test_pods_may_little(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("document", WITH_PODS)
-def test_what_is_mounted_and_probed_is_there(document: dict[str, Any]) -> None:
+def test_mounted_volumes_and_probed_ports_exist(document: dict[str, Any]) -> None:
     """Mounted volumes are declared. Probes use ports that the container has."""
     for pod in pods(document):
         volumes = {volume["name"] for volume in pod["volumes"]}

@@ -129,7 +129,7 @@ def test_two_signals_ask_once(tmp_path: Path) -> None:
     assert (code, job.recorded("terms"), job.recorded("scontrol")) == (0, "TERM\n", "requeue 41\n"), output
 
 
-def test_who_is_cancelled_does_not_come_back(tmp_path: Path) -> None:
+def test_a_cancelled_job_is_not_requeued(tmp_path: Path) -> None:
     """After SIGTERM (scancel, preemption) the step saves.
 
     Slurm decides about a requeue, and the exit code states what was stored.
@@ -146,7 +146,7 @@ def test_a_job_that_ends_by_itself_keeps_its_code(tmp_path: Path, last: str) -> 
     assert (code, job.recorded("scontrol"), job.recorded("scancel")) == (int(last), "", ""), output
 
 
-def test_one_that_finishes_while_it_is_asked_is_not_queued_again(tmp_path: Path) -> None:
+def test_a_job_that_finishes_during_the_request_is_not_requeued(tmp_path: Path) -> None:
     """Exit code 0 after SIGUSR1 is the end of the run."""
     code, output = (job := Job(tmp_path, "train.sbatch", CODE="0").up().send(signal.SIGUSR1)).end()
     assert (code, job.recorded("scontrol")) == (0, ""), output

@@ -101,7 +101,7 @@ def test_a_store_of_its_own_is_found_by_all(place: Path, tmp_path: Path) -> None
     assert compared([place, tmp_path / "none"], 2) == [{"node-store"}] * 2
 
 
-def test_one_that_does_not_come_or_talks_nonsense_is_missing_and_the_rest_is_compared(place: Path) -> None:
+def test_a_silent_or_invalid_node_is_missing_and_the_rest_is_compared(place: Path) -> None:
     """A missing node, or one that sends garbage, is reported within the time limit."""
     began = time.monotonic()
     assert compared([place] * 2, 3) == [{"node-missing"}] * 2

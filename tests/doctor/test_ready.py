@@ -140,7 +140,7 @@ def test_a_line_is_graded_by_what_was_seen(name: str, facts: DoctorFacts, score:
     assert line.grade == ("–" if score is None else grade_of(score))
 
 
-def test_what_could_not_be_measured_earns_nothing() -> None:
+def test_an_unmeasured_line_scores_nothing() -> None:
     """Unmeasured lines earn nothing, and a part without measured lines has no grade."""
     lines = (
         ReadinessLine("security", "a", 3, 1.0, "seen", ""),

@@ -220,7 +220,7 @@ def test_everybody_may_write(runs: Path) -> None:
     assert names(runs) == set()
 
 
-def test_what_a_killed_bench_has_left(runs: Path) -> None:
+def test_leftovers_of_a_killed_bench(runs: Path) -> None:
     """Named, so that it can be removed."""
     (runs / ".relight-bench-12345678").mkdir()
     assert named(collect(str(runs)), "bench-leftovers").command.endswith("/.relight-bench-12345678")

@@ -28,7 +28,7 @@ def names(store: LocalStore, run: str = "run") -> set[str]:
     return {entry.name for entry in store.list(f"{run}/{DIRECTORY}")}
 
 
-def test_what_happened_outlives_the_near_disk(tmp_path: Path) -> None:
+def test_incidents_and_accounts_survive_the_near_disk(tmp_path: Path) -> None:
     """Incidents are drained with the saves, and of an account only the newest version."""
     attempt = begin(tmp_path)
     book = IncidentLog(tmp_path / "elsewhere")

@@ -58,7 +58,7 @@ def candidate(number: int, **more: object) -> Candidate:
     return Candidate(f"c{number}", number, number, verified=True, bytes=10, passed=True, **more)  # type: ignore[arg-type]
 
 
-def test_what_goes_above_the_capacity() -> None:
+def test_which_checkpoints_are_deleted_above_the_capacity() -> None:
     """Checkpoints with a copy elsewhere go first, then those without a tier. Named, held and newest ones stay."""
     rules = Keep(capacity=30, every=2)
     candidates = [

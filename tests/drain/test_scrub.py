@@ -110,7 +110,7 @@ def test_a_scrub_without_repair_changes_nothing(tmp_path: Path) -> None:
     assert pack.read_bytes() == b""
 
 
-def test_what_retention_takes_meanwhile_is_no_damage(tmp_path: Path) -> None:
+def test_a_checkpoint_deleted_during_a_scrub_is_no_damage(tmp_path: Path) -> None:
     """A checkpoint that is retired while it is read is neither reported as damaged nor restored."""
     attempt = begin(tmp_path)
     for step in range(2):

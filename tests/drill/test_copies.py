@@ -50,7 +50,7 @@ def test_an_undamaged_run_passes_all_rehearsals_unchanged(store: Path, tmp_path:
     assert _drills(open_bytes(store), "demo") == [], "relight ready asks whether the job came back"
 
 
-def test_of_one_checkpoint_what_needs_another_is_skipped(store: Path) -> None:
+def test_with_one_checkpoint_rehearsals_that_need_two_are_skipped(store: Path) -> None:
     """With one checkpoint, there is none to fall back to: the rehearsals are skipped, and not failed."""
     done = drilled(store, "baseline")
     assert {outcome.name: outcome.verdict for outcome in done.outcomes} == {

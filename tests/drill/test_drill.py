@@ -93,7 +93,7 @@ def test_limits() -> None:
     assert not over_limits(RehearsalResult("nothing was measured"), DrillOptions(max_lost_steps=0, max_seconds=0))
 
 
-def test_which_are_chosen() -> None:
+def test_which_rehearsals_are_chosen() -> None:
     """All or the named rehearsals are chosen, in their order; for a running job only the allowed ones."""
     assert [rehearsal.name for rehearsal in chosen_of([])] == list(REHEARSALS)
     assert [rehearsal.name for rehearsal in chosen_of(["preempt", "kill"])] == ["kill", "preempt"]
@@ -154,7 +154,7 @@ def report(*verdicts: str) -> DrillReport:
     return DrillReport("17-ab", "2026-11-21T07:39:49Z", "node-3", "train.py", outcomes, 61.0)
 
 
-def test_what_counts_as_passed() -> None:
+def test_when_a_drill_is_ok() -> None:
     """A drill is ok if one rehearsal passed and none failed; skipped ones do not count."""
     assert report(PASSED, SKIPPED).ok
     assert not report(PASSED, FAILED).ok and not report(SKIPPED).ok and not report().ok

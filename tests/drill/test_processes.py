@@ -49,7 +49,7 @@ def start(warden: Warden, folder: Path) -> int:
     return pid
 
 
-def test_what_a_warden_has_started_ends_with_it(tmp_path: Path) -> None:
+def test_processes_of_a_warden_end_with_it(tmp_path: Path) -> None:
     """Orphans in their own sessions end, too, and so do stopped processes."""
     with Warden() as warden:
         pid = start(warden, tmp_path)
@@ -96,7 +96,7 @@ time.sleep(600)
     wait_for(lambda: not arguments_of(pid) and not arguments_of(warden))
 
 
-def test_what_is_below_a_process_is_killed_and_nothing_else() -> None:
+def test_only_descendants_of_a_process_are_killed() -> None:
     """Only descendants are killed; another child of the same parent survives."""
     neighbour = subprocess.Popen(["sleep", "600"])
     above = subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"])

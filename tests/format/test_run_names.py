@@ -60,7 +60,7 @@ def test_names_of_old_stay_what_they_are(name: str) -> None:
      ("a\x1b[31m", "U+001B"), ("log", "log"), ("a" * 201, "201 bytes"), ("é" * 101, "202 bytes"), ("(" * 90, "directory would be"),
      ("-rf", "dash"), ("a/b", "slash"), ("\ud800", "U+D800")],
 )  # fmt: skip
-def test_what_cannot_be_a_name_is_refused_with_the_reason(name: str, why: str) -> None:
+def test_an_invalid_name_is_refused_with_the_reason(name: str, why: str) -> None:
     """The error states what is wrong with the name."""
     with pytest.raises(ConfigError, match=why.replace("+", r"\+")):
         check_run_name(name)

@@ -34,7 +34,7 @@ def root_of(sizes: list[int], features: list[str]) -> Root:
 
 
 @pytest.mark.parametrize("features", [[], [SHORT_PARTS]])
-def test_what_was_written_is_read(features: list[str]) -> None:
+def test_written_parts_are_read_back(features: list[str]) -> None:
     """Ranks, files, sizes and hashes, in the long form and in the short one, which is less than half as long."""
     root = root_of([0, 35, 36, 123_456, PART_BYTES_MAX] * 20, features)
     data = encode_root(root)

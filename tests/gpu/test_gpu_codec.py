@@ -14,7 +14,7 @@ from relight.format.entropy import compress, decompress
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")]
 
 
-def test_what_a_device_codes_is_read_here() -> None:
+def test_chunks_coded_on_a_device_decode_on_the_processor() -> None:
     """Bytes coded on the device decode unchanged, and are about as small as the processor's. Speeds are printed."""
     pytest.importorskip("nvidia.nvcomp")
     compressor, why = on_gpu()

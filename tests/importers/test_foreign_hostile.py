@@ -169,7 +169,7 @@ class Config(dict):
     """A class of a script's own."""
 
 
-def test_what_is_of_unknown_classes_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_of_unknown_classes_are_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint with a script's own objects is imported without them."""
     Config.__module__ = "my_project.settings"
     for name in ("my_project", "my_project.settings"):
@@ -467,7 +467,7 @@ def test_a_flipped_bit_in_a_tensor_is_noticed(tmp_path: Path, where: float) -> N
     assert "checksum" in refused(tmp_path / "x.pt", tmp_path, CorruptCheckpoint).what
 
 
-def test_what_has_no_checksums_comes_in(tmp_path: Path) -> None:
+def test_a_file_without_checksums_is_imported(tmp_path: Path) -> None:
     """A file without checksums, which torch can write, is imported."""
     torch.serialization.set_crc32_options(False)
     try:

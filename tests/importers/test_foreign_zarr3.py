@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[type[RelightError], str, Callable[[dict[str, Any]], obj
 
 
 @pytest.mark.parametrize("what", sorted(REFUSED))
-def test_what_is_not_understood_is_refused(what: str, tmp_path: Path) -> None:
+def test_unsupported_metadata_is_refused(what: str, tmp_path: Path) -> None:
     """An unsupported feature is refused by name, and absurd values before memory is allocated for them."""
     kind, words, change = REFUSED[what]
     with pytest.raises(kind, match=words):

@@ -126,7 +126,7 @@ def test_a_modules_own_state_dict(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), other.state_dict().values(), strict=True))
 
 
-def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     """List all mismatches. With ``strict=False``, restore what fits."""
     net, _ = trained()
     dcp.save({"model": net.state_dict()}, checkpoint_id=tmp_path / "out")

@@ -65,7 +65,7 @@ def test_every_layout_is_loaded_under_others(saved: tuple[Path, list[list[dict[s
     assert [report["id"] for report in loads[0]] == [report["id"] for report in loads[1]]
 
 
-def test_what_dcp_wrote_itself_is_restored_under_other_layouts(saved: tuple[Path, list[list[dict[str, Any]]]]) -> None:
+def test_dcps_own_checkpoints_are_restored_under_other_layouts(saved: tuple[Path, list[list[dict[str, Any]]]]) -> None:
     """Restore DCP's own directories into live modules and optimizers."""
     restored = of(saved[1], "restore")
     assert [len(reports) for reports in restored] == [5, 5]

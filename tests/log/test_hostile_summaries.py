@@ -47,7 +47,7 @@ def test_a_newer_version_is_named() -> None:
     lambda file: file.update(live=file["live"] + file["live"][:1]), lambda file: file.update(live=[file["upto"] + 1]),
     lambda file: file.update(counted=file["upto"] + 2), lambda file: file.update(best_by=["loss", "first"]),
 ])  # fmt: skip
-def test_what_does_not_fit_together_is_refused(change: Callable[[dict[str, Any]], None]) -> None:
+def test_inconsistent_summaries_are_refused(change: Callable[[dict[str, Any]], None]) -> None:
     """Fields that contradict each other, or that no writer writes, are refused though each has the right type."""
     file = json.loads(zlib.decompress(a_summary()))
     assert file["tags"] and file["live"]

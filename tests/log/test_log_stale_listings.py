@@ -72,7 +72,7 @@ def test_a_listing_older_than_a_record_that_was_read_is_ignored() -> None:
     assert not Log(store, "run").read().faults
 
 
-def test_who_lost_the_race_chains_to_the_winner_that_no_listing_shows() -> None:
+def test_a_loser_of_a_race_chains_to_a_record_that_no_listing_shows() -> None:
     """If another writer took a number, its record is read and chained to before any listing shows it.
 
     In schedule 2712 of the simulator, the next record had no link to it, and an acknowledged COMMIT became void.
@@ -100,7 +100,7 @@ def test_a_log_that_is_gone_is_gone() -> None:
         log.read()
 
 
-def test_what_cannot_be_asked_is_no_answer() -> None:
+def test_an_unanswered_request_is_not_taken_for_absence() -> None:
     """If a store does not answer for the record after the last listed one, it is not taken for absent."""
     store = Odd()
     next_record = f"run/log/{record_file(Attempt.begin(store, 'run').view().head + 1)}"
