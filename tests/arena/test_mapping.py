@@ -33,7 +33,7 @@ def mapped(address: int) -> bool:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_all_memory_is_allocated_and_shared(size: int) -> None:
-    """Every byte of it, before anybody writes: who maps it as well sees what is written."""
+    """Every byte is allocated before it is written. Another mapping of the memory sees all writes."""
     fd = allocate(size)
     assert os.fstat(fd).st_blocks * 512 >= size
     ours, theirs = SharedMapping(fd, size, writable=True), adopt(os.dup(fd), writable=False)

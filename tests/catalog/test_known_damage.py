@@ -48,7 +48,8 @@ def history(path: Path):
 
 
 def test_damage_found_by_verify_is_shown_by_all_commands(relight, runs: Path) -> None:
-    """ls, show, doctor, ready, and what is watched name the damaged checkpoint, what is wrong, and what found it."""
+    """ls, show, doctor, ready and the monitoring name the damaged checkpoint, the damage, and the command that found
+    it."""
     bad, good = ids(runs)[2], ids(runs)[3]
     findings = relight("doctor", "runs/demo", "--json").json["findings"]
     assert not [finding for finding in findings if "demo" in finding["where"]], "metadata and sizes are as committed"

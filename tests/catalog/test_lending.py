@@ -124,7 +124,7 @@ def outcomes(size: int, action: Callable[[ThreadGroup], Any]) -> list[Any]:
 
 @pytest.mark.parametrize("seed", range(15))
 def test_each_rank_gets_its_tensors_and_bytes_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Random tensors, chunks, runs, places, ranks on one or two nodes, each wanting random stretches."""
+    """Random tensors, chunks and runs, with ranks on one or two nodes that each need random ranges."""
     chance = random.Random(seed)
     chunk = 16 * chance.randrange(16, 1000)
     monkeypatch.setattr("relight.commit.plan.cut_chunks", partial(cut_chunks, chunk_bytes=chunk, group_bytes=min(chunk, 700)))

@@ -95,7 +95,7 @@ def test_the_file_is_never_written(tmp_path: Path) -> None:
 
 
 def test_coded_packs_are_read_and_checked(tmp_path: Path, read: list[int]) -> None:
-    """Coded chunks are decoded as ever."""
+    """Coded chunks are read, verified and decoded, because they cannot be mapped."""
     state = saved(tmp_path, compact=relight.Compact(reuse=False, lossy={"none/*": "int8"}, codecs="always"))
     model = Parts()
     with relight.Checkpointer(

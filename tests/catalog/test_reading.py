@@ -119,7 +119,7 @@ class Bytesize(KnowsStraight, CountingDisk):
 
 
 def test_uncached_bytes_are_read_directly_and_once(made: Made) -> None:
-    """A restore leaves the page cache to others, and reads the file once but for the pages that two reads share."""
+    """A restore leaves the page cache to others. It reads the file once, except for pages that two reads share."""
     if not direct_io(made.pack):
         pytest.skip("no direct I/O on this file system")
     disk = Bytesize()
@@ -131,7 +131,7 @@ def test_uncached_bytes_are_read_directly_and_once(made: Made) -> None:
 
 
 def test_cached_bytes_are_read_from_the_cache(made: Made) -> None:
-    """No device is asked for what memory holds."""
+    """Bytes in the page cache are not read from the device."""
     made.pack.read_bytes()
     if cached(made.pack) < made.pack.stat().st_size // 4096:
         pytest.skip("the system did not cache it")

@@ -53,7 +53,8 @@ def test_every_command_takes_the_run_s_own_best(lab: Path, relight) -> None:
 
 
 def test_an_ambiguous_metric_is_an_error_that_lists_the_metrics(lab: Path, relight) -> None:
-    """Several metrics without a recorded one, an unknown name, a name without a mode, a mode without a name, options without best."""
+    """Errors: several metrics without a recorded one, an unknown name, a name without a mode, a mode without a name,
+    options without best."""
     for words, shown in (
         (["show", "lab/bare", "best"], "the checkpoints have acc, loss, val/top"),
         (["tag", "lab/bare", "x", "best"], "best:acc:max"),

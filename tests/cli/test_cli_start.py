@@ -145,7 +145,7 @@ def test_debug_shows_the_traceback_and_keeps_the_code(runs: Path) -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
 def test_each_kind_of_error_has_its_exit_code(relight, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> None:
-    """1 is an answer and nothing else: a bug, a full disk, a missing package are 2."""
+    """Exit code 1 is only an answer. Bugs, full disks and missing packages have exit code 2."""
 
     def fail(path: str) -> None:
         raise error

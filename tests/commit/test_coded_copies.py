@@ -67,7 +67,7 @@ def test_a_copy_stands_by_itself(tmp_path: Path) -> None:
 
 
 def test_an_uncoded_pack_is_a_plain_file(tmp_path: Path) -> None:
-    """Shared, but plain: a copy is what anything opens."""
+    """A copy of a shared but uncoded pack is a plain file that other tools can open."""
     store, smaller = LocalStore(tmp_path / "s"), eager(codecs="never")
     attempt = Attempt.begin(store, "r")
     attempt.save(request(0, state(), smaller))

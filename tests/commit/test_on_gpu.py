@@ -46,7 +46,7 @@ def plane(length: int, seed: int = 0) -> memoryview:
 
 @pytest.mark.parametrize("length", [PLANE_BYTES_MIN, PLANE_BYTES_MIN + 1, 5 * PIECE_BYTES - 1, 1 << 21])
 def test_chunks_coded_on_a_gpu_decode_on_the_processor(nvcomp: Any, length: int) -> None:
-    """Consecutive frames, each except the last of a piece."""
+    """A chunk is a sequence of frames. Each frame but the last decodes to one full piece."""
     coder, why = on_gpu()
     assert coder is not None and not why
     frames = coder.compress(plane(length), "entropy")

@@ -132,7 +132,7 @@ def test_only_what_is_new_is_written(number: int, tmp_path: Path) -> None:
 
 
 def test_a_save_without_new_bytes(tmp_path: Path) -> None:
-    """The same state again: the packs' headers, a part and a root."""
+    """A save of an equal state writes only the packs' headers, a part and a root."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
     contents = state()

@@ -90,7 +90,7 @@ def test_damaged_chunks_are_stored_again(tmp_path: Path) -> None:
 
 
 def test_a_save_by_another_process_in_between(tmp_path: Path) -> None:
-    """A trainer saves itself, while its agent goes by an older one that retention has removed since: the agent's next save stores everything."""
+    """If retention removed the agent's last save after a save of the trainer, the agent's next save stores everything."""
     store = LocalStore(tmp_path / "s")
     attempt = Attempt.begin(store, "r")
     agent = Attempt(attempt.place)

@@ -61,7 +61,7 @@ def test_equal_runs_are_ok() -> None:
 
 
 def test_one_different_bit_fails_the_report() -> None:
-    """One bit of one loss turns the answer to no and names the step, in the table and in the JSON."""
+    """One different bit of one loss makes the report fail. Table and JSON name the step."""
     killed = steps()
     killed[13] = replace(killed[13], loss=math.nextafter(float.fromhex(killed[13].loss), 0.0).hex())
     value = report(killed)

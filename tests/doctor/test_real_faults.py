@@ -221,7 +221,7 @@ def test_everybody_may_write(runs: Path) -> None:
 
 
 def test_leftovers_of_a_killed_bench(runs: Path) -> None:
-    """Named, so that it can be removed."""
+    """The finding names the directory, so that the user can remove it."""
     (runs / ".relight-bench-12345678").mkdir()
     assert named(collect(str(runs)), "bench-leftovers").command.endswith("/.relight-bench-12345678")
 

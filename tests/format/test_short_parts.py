@@ -35,7 +35,8 @@ def root_of(sizes: list[int], features: list[str]) -> Root:
 
 @pytest.mark.parametrize("features", [[], [SHORT_PARTS]])
 def test_written_parts_are_read_back(features: list[str]) -> None:
-    """Ranks, files, sizes and hashes, in the long form and in the short one, which is less than half as long."""
+    """Ranks, files, sizes and hashes are read from the long form and the short form. The short form is less than half
+    as long."""
     root = root_of([0, 35, 36, 123_456, PART_BYTES_MAX] * 20, features)
     data = encode_root(root)
     assert decode_root(data, hexdigest(data), "here") == root
