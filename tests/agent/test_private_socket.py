@@ -350,7 +350,8 @@ def tops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
 
 
 def fails_in(top: str, call: Callable[..., object], code: int) -> Callable[..., object]:
-    """Return ``call`` that fails with ``code`` if its first argument is a descriptor in ``top``; short: with 0."""
+    """Return ``call`` that fails with ``code`` if its first argument is a descriptor in ``top``. With code 0 it writes
+    less."""
 
     def failing(fd: int, *rest: object) -> object:
         if os.readlink(f"/proc/self/fd/{fd}").startswith(top):
@@ -478,7 +479,8 @@ def test_the_agent_gets_the_directory_and_checks_it(tmp_path: Path, monkeypatch:
 def test_the_next_directory_is_used_if_no_agent_can_listen_in_the_first(
     tops: tuple[str, str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory that became full after its secret was made gives way to the next; if all are, the error names them."""
+    """If a directory became full after its secret was made, the next one is used. If all are full, the error names
+    them."""
     started: list[str] = []
     monkeypatch.setattr(
         launch, "_start", lambda *of: (started.append(of[3]), SimpleNamespace(poll=lambda: 4, returncode=launch.UNUSABLE))[1]

@@ -96,7 +96,7 @@ def test_unreadable_places_do_not_hide_the_rest(runs: Path, monkeypatch: pytest.
 
 
 def test_destinations(runs: Path) -> None:
-    """A run, made or not; a store, made or to be made; never a surprise."""
+    """A destination is an existing or new run, or an existing or new store. Other directories and files are refused."""
     assert locate_destination("runs", "x")[1] == "x"
     assert locate_destination("new/", "x")[1] == "x"
     assert locate_destination("runs/demo", "x")[1] == "demo"

@@ -89,7 +89,7 @@ def test_one_unreadable_run_does_not_hide_the_others(relight, runs: Path) -> Non
 
 
 def test_a_terminal_of_80_columns_is_enough(runs: Path) -> None:
-    """Tables wrap inside their cells; no line is longer than the terminal, nothing is lost."""
+    """Tables wrap inside their cells. No line is wider than the terminal, and no text is lost."""
     Attempt.begin(open_bytes(runs), "demo", reason="a third time").save(
         request(
             399,
@@ -145,7 +145,7 @@ def test_nothing_stored_drives_the_terminal(relight, runs: Path) -> None:
 
 
 def test_show_has_facts_and_tensors_by_component_with_totals(relight, runs: Path) -> None:
-    """Newest by default; each component's total stands over its tensors."""
+    """The newest checkpoint is the default. Each component's total is above its tensors."""
     out = relight("show", "runs/demo").out
     assert out.startswith(f"checkpoint {ids(runs)[-1]}: step 299 of demo\n")
     lines = [line.split() for line in out.splitlines()]
@@ -177,7 +177,7 @@ def test_show_has_the_notes_on_exactness_and_the_users_note(relight, runs: Path)
 
 
 def test_show_only_and_values(relight, runs: Path) -> None:
-    """``--only`` takes patterns and components; values come as what they are, those that JSON lacks as text."""
+    """``--only`` takes patterns and components. Values keep their types, and values that JSON lacks become text."""
     facts = relight("show", "runs/demo", "--only", "model", "--only", "rng/*", "--json").json
     assert [row["name"] for row in facts["tensors"]] == ["model/layer.weight", "model/layer.bias", "rng/torch"]
     values = relight("show", "runs/demo", "--values", "--json").json["values"]
@@ -242,7 +242,7 @@ def test_log_lists_the_records_in_order(relight, runs: Path) -> None:
 
 
 def test_log_shows_void_and_damaged_records_with_reasons(relight, runs: Path) -> None:
-    """A late commit of a superseded attempt stands there as void; a flipped bit as damage."""
+    """A superseded attempt's late commit is listed as void, and a flipped bit as damage."""
     fenced(runs)
     rows = relight("log", "runs/late", "--json").json
     assert [row["void"] for row in rows if row["void"]] == ["its epoch 1 was fenced by 2"]

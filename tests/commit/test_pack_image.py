@@ -105,7 +105,7 @@ def test_no_thread_reads_the_memory_after_an_error(at: int) -> None:
 
 
 def test_a_thread_steps_back_by_itself_alone() -> None:
-    """It is nicer than its process from then on, at most as nice as can be; the process is not."""
+    """The thread's nice value rises, up to 19. The process keeps its own."""
     before, priorities = os.getpriority(os.PRIO_PROCESS, 0), list[int]()
 
     def work() -> None:

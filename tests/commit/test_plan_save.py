@@ -22,7 +22,7 @@ DTYPE_NAMES = sorted(DTYPES)
 
 @st.composite
 def states(draw: st.DrawFn) -> list[Item]:
-    """A few tensors of any dtype, shape, role; empty and 0-d ones too."""
+    """Draw a few tensors of any dtype, shape and role, also empty and 0-d ones."""
     items = []
     for n in range(draw(st.integers(0, 12))):
         dtype = draw(st.sampled_from(DTYPE_NAMES))

@@ -1,4 +1,4 @@
-"""A plan that was read back once is not decoded again; what the store gives back is compared all the same."""
+"""A plan that was read back once is not decoded again. The bytes that the store returns are still compared."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_damaged_chunks_are_stored_again(tmp_path: Path) -> None:
 
 
 def test_a_save_by_another_process_in_between(tmp_path: Path) -> None:
-    """If retention removed the agent's last save after a save of the trainer, the agent's next save stores everything."""
+    """If a trainer's own save let retention remove the agent's last save, the agent's next save stores everything."""
     store = LocalStore(tmp_path / "s")
     attempt = Attempt.begin(store, "r")
     agent = Attempt(attempt.place)

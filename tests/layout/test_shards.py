@@ -149,7 +149,7 @@ def test_shares_hold_everything_once_and_are_even(seed: int) -> None:
 
 
 def test_real_shares_are_within_five_percent() -> None:
-    """GPT-2 small held by each of two to eight ranks; and a row too long to be given to one."""
+    """GPT-2 small is shared among two to eight ranks within 5 % of the mean. A row too long for one rank is split."""
     shapes = [(50257, 768), (1024, 768), *[(768, 2304), (768, 768), (768, 3072), (3072, 768), (768,), (3072,)] * 12]
     for world in (2, 3, 4, 8):
         pieces = [SharedBox(whole(shape), 4, tuple(range(world))) for shape in shapes]

@@ -29,7 +29,7 @@ def covers_once(shape: tuple[int, ...], boxes: list[Box]) -> bool:
 
 @pytest.mark.parametrize("counts", [(1,), (7,), (1, 9), (9, 1), (5, 6), (3, 1, 4), (2, 2, 2, 2, 2, 2, 2)])
 def test_grids_tile(counts: tuple[int, ...]) -> None:
-    """Cut along any dimensions, in any order; one piece moved by one, twice or missing is found."""
+    """Boxes cut along any dimensions tile in any order. A moved, repeated or missing box is detected."""
     shape, boxes = grid(*counts)
     assert check_tiling(shape, boxes) is None
     assert check_tiling(shape, boxes[::-1]) is None
@@ -58,7 +58,7 @@ def test_it_agrees_with_counting_elements(shape: tuple[int, int], found: list[tu
 
 @given(st.integers(1, 5), st.integers(1, 5), st.data())
 def test_cuts_of_cuts_tile(rows: int, columns: int, data: st.DataObject) -> None:
-    """Boxes halved again and again still tile; then one of them stretched over its neighbour does not."""
+    """Boxes that are halved repeatedly still tile. A box that extends over its neighbour does not."""
     boxes = [Box((0, 0, 0), (rows, columns, 4))]
     for _ in range(data.draw(st.integers(0, 8))):
         box = boxes.pop(data.draw(st.integers(0, len(boxes) - 1)))
