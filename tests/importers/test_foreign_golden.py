@@ -219,7 +219,8 @@ def test_deepspeeds_model_parallel_ranks_are_refused_with_the_reason(tmp_path: P
 
 @pytest.mark.parametrize("form", ["files", "ocdbt", "files3", "ocdbt3"])
 def test_orbax(tmp_path: Path, form: str) -> None:
-    """A tree of zarr 2 or 3 arrays is imported by name. Without tensorstore, the error for an OCDBT names that package."""
+    """A tree of zarr 2 or 3 arrays is imported by name. Without tensorstore, the error for an OCDBT names that
+    package."""
     if form.startswith("ocdbt") and importlib.util.find_spec("tensorstore") is None:
         with pytest.raises(relight.IncompatibleState, match="tensorstore") as error:
             detect(GOLDEN / "orb" / form)
