@@ -73,13 +73,13 @@ def held(process: psutil.Process) -> dict[str, int]:
     return {"rss": process.memory_info().rss, "files": process.num_fds(), "threads": process.num_threads()}
 
 
-def faults(found: dict[str, Any]) -> list[str]:
+def faults(result: dict[str, Any]) -> list[str]:
     """Return the numbers that grew."""
-    growth = found["growth"]
+    growth = result["growth"]
     failures = [f"{key} grew by {growth[key] / 1e6:.1f} MB" for key in ("trainer_rss", "agent_rss") if growth[key] > GROWTH_BYTES]
     failures += [f"{key} grew by {growth[key]:g}" for key in growth if not key.endswith("rss") and growth[key] > 2]
-    if found["agents"] != 1:
-        failures.append(f"{found['agents']} agents served one trainer")
+    if result["agents"] != 1:
+        failures.append(f"{result['agents']} agents served one trainer")
     return failures
 
 

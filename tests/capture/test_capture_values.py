@@ -114,15 +114,15 @@ CLASSES = [
 ]  # fmt: skip
 
 
-def alike(one: Any, other: Any) -> bool:
+def alike(first: Any, second: Any) -> bool:
     """Return whether two values are equal and of the same classes."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, (tuple, collections.deque)):
-        return type(one) is type(other) and len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
-    return type(one) is type(other) and bool(one == other)
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, (tuple, collections.deque)):
+        return type(first) is type(second) and len(first) == len(second) and all(map(alike, first, second))
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(alike(first[key], second[key]) for key in first)
+    return type(first) is type(second) and bool(first == second)
 
 
 class Stateful:

@@ -327,11 +327,11 @@ class _Killed(LocalStore):
         return reader
 
 
-def _exchange(one: socket.socket, rank: int) -> Callable[[bytes, str], list[bytes]]:
+def _exchange(connection: socket.socket, rank: int) -> Callable[[bytes, str], list[bytes]]:
     def gather(data: bytes, doing: str) -> list[bytes]:
-        one.sendall(struct.pack("<I", len(data)) + data)
-        size = struct.unpack("<I", one.recv(4, socket.MSG_WAITALL))[0]
-        other = one.recv(size, socket.MSG_WAITALL)
+        connection.sendall(struct.pack("<I", len(data)) + data)
+        size = struct.unpack("<I", connection.recv(4, socket.MSG_WAITALL))[0]
+        other = connection.recv(size, socket.MSG_WAITALL)
         return [data, other] if rank == 0 else [other, data]
 
     return gather

@@ -117,7 +117,7 @@ def test_a_pool_starts_no_more_threads_than_tasks() -> None:
     """Reuse an idle thread, queue calls if the pool is full, and cancel calls that have not started."""
     with ThreadPool(4, "relight-few") as pool:
         for value in range(10):
-            assert pool.submit(lambda one: one, value).result(10) == value
+            assert pool.submit(lambda argument: argument, value).result(10) == value
             time.sleep(0.01)
         assert len(pool._threads) < 4
     hold, begun = threading.Event(), threading.Event()

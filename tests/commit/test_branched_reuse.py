@@ -52,9 +52,9 @@ def live(run: Path) -> list[Checkpoint]:
     return relight.open(run).checkpoints()
 
 
-def root_of(run: Path, one: Checkpoint) -> Any:
+def root_of(run: Path, checkpoint: Checkpoint) -> Any:
     """Return the checkpoint's root."""
-    return Run(open_bytes(str(run.parent)), run.name).open(one).root
+    return Run(open_bytes(str(run.parent)), run.name).open(checkpoint).root
 
 
 @pytest.fixture

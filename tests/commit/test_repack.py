@@ -47,11 +47,11 @@ def opened(url: str, store: ByteStore | None = None) -> Run:
     return Run(store or open_bytes(Path(url).parent), "run")
 
 
-def sound(found: Run) -> list[int]:
+def sound(run: Run) -> list[int]:
     """The steps of all that is live, each whole."""
-    view = found.view()
+    view = run.view()
     live = fold(view).live
-    assert not any(verify_checkpoint(found.store, view, checkpoint) for checkpoint in live)
+    assert not any(verify_checkpoint(run.store, view, checkpoint) for checkpoint in live)
     return [checkpoint.step for checkpoint in live]
 
 

@@ -52,12 +52,12 @@ def eager(**rules: Any) -> IncrementalState:
     return IncrementalState(Compact(**{"codecs": "always", **rules}), Experience(equal=1.0))
 
 
-def request(step: int, held: State, smaller: IncrementalState | None) -> SaveRequest:
+def request(step: int, contents: State, smaller: IncrementalState | None) -> SaveRequest:
     """A save of it."""
     names = {"<f4": "float32", "<i8": "int64", "|u1": "uint8"}
     items = [
         Item(name, names[values.dtype.str], values.shape, "param", Bytes(values.tobytes()), trainable=name == "adapter")
-        for name, values in held.items()
+        for name, values in contents.items()
     ]
     return SaveRequest(SaveInfo(step=step), tree=encode_tree({}), items=items, smaller=smaller)
 
@@ -91,15 +91,15 @@ def read(store: ByteStore, run: str, which: str) -> State:
     return {tensor.name: np.frombuffer(sinks[index].data, WIDTHS[tensor.dtype]) for index, tensor in enumerate(part.tensors)}
 
 
-def check(store: ByteStore, run: str, which: str, held: State) -> None:
+def check(store: ByteStore, run: str, which: str, contents: State) -> None:
     """Assert that a checkpoint verifies and has the given contents."""
     opened_run = Run(store, run)
     checkpoint = opened_run.history().find(which)
     assert checkpoint is not None
     assert verify_checkpoint(store, opened_run.view(), checkpoint) == []
     seen = read(store, run, which)
-    assert seen.keys() == held.keys()
-    for name, values in held.items():
+    assert seen.keys() == contents.keys()
+    for name, values in contents.items():
         assert np.array_equal(seen[name].view("u1"), values.reshape(-1).view("u1")), name
 
 

@@ -40,8 +40,8 @@ def new_megabytes(run: Run) -> list[float]:
     return [round(checkpoint.body.new_bytes / MIB, 1) for checkpoint in run.history().live]
 
 
-def tensors(run: Run, one: Checkpoint) -> dict[str, bytes]:
-    opened = run.open(one)
+def tensors(run: Run, checkpoint: Checkpoint) -> dict[str, bytes]:
+    opened = run.open(checkpoint)
     part = opened.parts[0]
     rooms = [bytearray(tensor.length) for tensor in part.tensors]
     read_tensors(opened, part, {number: Bytes(room) for number, room in enumerate(rooms)})

@@ -52,16 +52,16 @@ VALUES: dict[str, Any] = {
 BOOLEANS = ("environment.core_dumps", "environment.single_writer", "environment.keys_over_http", "environment.debug")
 
 
-def value_for(one: Setting) -> Any:
+def value_for(setting: Setting) -> Any:
     """Return a valid value of a setting that differs from its default."""
-    if one.name in VALUES:
-        return VALUES[one.name]
-    key = one.name.rpartition(".")[2]
-    if one.kind == "true or false":
-        return one.default == "false"
-    if one.name == "checkpoint.tiers":
+    if setting.name in VALUES:
+        return VALUES[setting.name]
+    key = setting.name.rpartition(".")[2]
+    if setting.kind == "true or false":
+        return setting.default == "false"
+    if setting.name == "checkpoint.tiers":
         return {"cold": {"url": "s3://bucket/runs"}}
-    if one.name.startswith("environment."):
+    if setting.name.startswith("environment."):
         return "5GB" if key == "cache_bytes" else "7" if key == "store_patience_s" else "some"
     if key in ("severity", "runs"):
         return {"severity": "info", "runs": ["prod-*"]}[key]

@@ -34,10 +34,10 @@ def incident(number: int, action: str = "restart", age_s: float = 60.0) -> Incid
     )  # fmt: skip
 
 
-def put(runs: Path, one: Incident | RecoveryRecord) -> None:
+def put(runs: Path, record: Incident | RecoveryRecord) -> None:
     """Store an incident's record as the supervisor does."""
-    name = f"{one.id}.json" if isinstance(one, Incident) else f"{one.id}.after.json"
-    open_bytes(str(runs)).put_once(f"demo/incidents/{name}", msgspec.json.encode(one))
+    name = f"{record.id}.json" if isinstance(record, Incident) else f"{record.id}.after.json"
+    open_bytes(str(runs)).put_once(f"demo/incidents/{name}", msgspec.json.encode(record))
 
 
 @pytest.fixture

@@ -38,15 +38,19 @@ def chunk_bytes(files, piece, length):
     return decoded(stored_bytes, length, base and chunk_bytes(files, base, length)) if coded else stored_bytes
 
 
-def decoded(held, length, base):
-    version, flags, count = held[:3]
+def decoded(stored_bytes, length, base):
+    version, flags, count = stored_bytes[:3]
     width, floating, differences, begin = flags & 15, flags & 16, flags & 32, 3 + 5 * count
     if version != 1 or width not in (1, 2, 4, 8):
         raise ValueError("no coded chunk")
     elements, shift = [0] * (length // width), 8 * width
     for head in range(3, begin, 5):
-        plane_width, frame, size = held[head] >> 4, held[head] & 1, int.from_bytes(held[head + 1 : head + 5], "little")
-        body, begin, shift = held[begin : begin + size], begin + size, shift - 8 * plane_width
+        plane_width, frame, size = (
+            stored_bytes[head] >> 4,
+            stored_bytes[head] & 1,
+            int.from_bytes(stored_bytes[head + 1 : head + 5], "little"),
+        )
+        body, begin, shift = stored_bytes[begin : begin + size], begin + size, shift - 8 * plane_width
         plane = zstd.decompress(body) if frame else body
         for number in range(len(elements)):
             elements[number] |= int.from_bytes(plane[number * plane_width : (number + 1) * plane_width], "little") << shift

@@ -34,9 +34,9 @@ def states() -> dict[str, Any]:
     return {"cpu": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
 
 
-def flat(one: dict[str, Any]) -> dict[str, Any]:
+def flat(states: dict[str, Any]) -> dict[str, Any]:
     """Return the states in the form that most scripts write."""
-    return {"rng_state": one["cpu"], "cuda_rng_state": CUDA, "numpy_rng_state": one["numpy"], "python_rng_state": one["python"]}
+    return {"rng_state": states["cpu"], "cuda_rng_state": CUDA, "numpy_rng_state": states["numpy"], "python_rng_state": states["python"]}
 
 
 SHAPES = {

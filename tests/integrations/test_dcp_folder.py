@@ -38,10 +38,10 @@ def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
     return net, optimizer
 
 
-def equal(one: tuple[nn.Module, torch.optim.Optimizer], other: tuple[nn.Module, torch.optim.Optimizer]) -> bool:
-    ours, theirs = one[1].state_dict(), other[1].state_dict()
+def equal(first: tuple[nn.Module, torch.optim.Optimizer], second: tuple[nn.Module, torch.optim.Optimizer]) -> bool:
+    ours, theirs = first[1].state_dict(), second[1].state_dict()
     return (
-        all(torch.equal(a, b) for a, b in zip(one[0].state_dict().values(), other[0].state_dict().values(), strict=True))
+        all(torch.equal(a, b) for a, b in zip(first[0].state_dict().values(), second[0].state_dict().values(), strict=True))
         and ours["param_groups"] == theirs["param_groups"]
         and all(torch.equal(value, theirs["state"][index][key]) for index, state in ours["state"].items() for key, value in state.items())
     )

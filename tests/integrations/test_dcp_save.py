@@ -55,16 +55,16 @@ def zeroed(state: Any) -> Any:
     return None
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return bool(one.dtype == other.dtype and torch.equal(one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, np.ndarray):
-        return bool(one.dtype == other.dtype and (one == other).all())
-    return bool(one == other)
+def same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return bool(first.dtype == second.dtype and torch.equal(first, second))
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(value, second[key]) for key, value in first.items())
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, np.ndarray):
+        return bool(first.dtype == second.dtype and (first == second).all())
+    return bool(first == second)
 
 
 def caught(action: Any) -> RelightError:

@@ -49,9 +49,9 @@ pieces = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4), st.i
 
 
 @given(st.tuples(st.integers(0, 4), st.integers(0, 4)), st.lists(pieces, max_size=6))
-def test_it_agrees_with_counting_elements(shape: tuple[int, int], found: list[tuple[int, int, int, int]]) -> None:
+def test_it_agrees_with_counting_elements(shape: tuple[int, int], cuts: list[tuple[int, int, int, int]]) -> None:
     """Whatever the boxes, empty ones among them."""
-    boxes = [Box((a, b), (m, n)) for a, b, m, n in found]
+    boxes = [Box((a, b), (m, n)) for a, b, m, n in cuts]
     inside = all(box.inside(shape) for box in boxes)
     assert (check_tiling(shape, boxes) is None) == (inside and covers_once(shape, boxes))
 
