@@ -84,7 +84,7 @@ def test_nothing_of_the_reserved_addresses_is_left() -> None:
     os.close(fd)
 
 
-def test_a_kernel_that_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the kernel refuses huge pages, all memory is allocated in ordinary pages. The refusal is remembered."""
     asked = []
 

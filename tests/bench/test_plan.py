@@ -48,7 +48,7 @@ def test_an_assumed_size_fits_the_memory_the_disk_and_the_time() -> None:
 
 
 @pytest.mark.parametrize("room", [BenchSpace(10 * MB, None), BenchSpace(None, 100 * MB), BenchSpace(0, 0)])
-def test_no_room_at_all_is_refused_without_a_size_too(room: BenchSpace) -> None:
+def test_too_little_space_is_refused_without_a_size_too(room: BenchSpace) -> None:
     """The error has the needed and available bytes, and a hint."""
     with pytest.raises(NoSpace, match=r"needs \d.* (MB|GB)") as refused:
         plan_bench(room, None, 5)

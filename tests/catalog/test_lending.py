@@ -171,13 +171,13 @@ def test_common_chunks_are_read_in_equal_shares(made: Made) -> None:
     assert all(abs(count - total / 4) <= 3 * read_assignment.LENT_RUN_BYTES for count, _ in results)
 
 
-def test_other_nodes_lend_nothing(made: Made) -> None:
+def test_other_nodes_share_nothing(made: Made) -> None:
     """On different nodes, each rank reads all bytes itself."""
     results = outcomes(2, lambda world: read_all(made, world, node=bytes([world.rank])))
     assert results[0][0] == results[1][0] == bytes_of(made.opened(), [all_of(made, made.opened())[0]])
 
 
-def test_little_is_not_lent(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_read_is_not_shared(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small read is not shared, because reading it twice costs less than the exchange."""
     monkeypatch.setattr(node_shared_read, "INLINE_BYTES", 1 << 30)
     monkeypatch.setattr(node_shared_read, "_SharedRead", None)
@@ -194,7 +194,7 @@ def test_damage_found_by_one_rank_is_an_error_on_all_ranks(made: Made) -> None:
     assert sum("rank " in message for message in messages) == 2
 
 
-def test_a_rank_that_goes_silent_is_done_without(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_goes_silent_is_replaced(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a rank's socket closes during the exchange, the other ranks read its remaining chunks."""
     send, count = node_shared_read._Borrower.send, iter(range(1000))
 
@@ -337,7 +337,7 @@ def _exchange(connection: socket.socket, rank: int) -> Callable[[bytes, str], li
     return gather
 
 
-def test_a_killed_reader_is_done_without(made: Made) -> None:
+def test_a_killed_reader_is_replaced(made: Made) -> None:
     """If one of two processes is killed during the read, the other one still gets all bytes."""
     here, theirs = socket.socketpair()
     child = os.fork()

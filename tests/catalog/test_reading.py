@@ -191,7 +191,7 @@ class NoMincore(Disk):
 
 
 @pytest.mark.parametrize("disk", [NoDirect(), NoMincore()], ids=["no direct I/O", "no mincore"])
-def test_systems_that_have_less(made: Made, disk: Disk) -> None:
+def test_systems_without_optional_calls(made: Made, disk: Disk) -> None:
     """Without optional system calls a read may be slower, and is correct."""
     assert read_all(made.opened(disk)) == made.values
 

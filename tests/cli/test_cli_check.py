@@ -174,7 +174,7 @@ def test_prune_by_metric(relight, runs: Path) -> None:
     assert [checkpoint["step"] for checkpoint in answer["checkpoints"] if checkpoint["keep"]] == [99, 199, 299]
 
 
-def test_prune_without_rules_or_without_anybody_to_ask_is_2(relight, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_without_rules_or_a_terminal_is_exit_code_2(relight, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If there are no rules, or no terminal for the question, nothing is deleted."""
     for arguments in (
         ["runs/demo"],

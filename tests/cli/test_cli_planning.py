@@ -28,8 +28,8 @@ def test_outputs_on_the_page_are_current(command: str, printed: str, relight) ->
     assert done.out.rstrip() == printed.rstrip()
 
 
-def test_the_page_works_four_sizes_out() -> None:
-    """8B, 70B, 405B and 1T."""
+def test_the_page_has_four_sizes() -> None:
+    """The page has plans of 8B, 70B, 405B and 1T."""
     assert [command.split()[1] for command, _ in SHOWN if command.startswith("plan ")] == ["8B", "70B", "405B", "1T"]
 
 
@@ -120,7 +120,7 @@ def test_measured_files_take_the_place_of_what_is_assumed(tmp_path: Path, religh
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_questions_that_make_no_sense_are_refused(arguments: list[str], relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_of_plan_are_refused(arguments: list[str], relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Invalid arguments give an error message without a traceback."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad").mkdir()

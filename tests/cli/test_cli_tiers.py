@@ -50,7 +50,7 @@ def test_drain_copies_what_is_lacking_and_reports_it(tmp_path: Path) -> None:
     )
 
 
-def test_a_tier_that_fails_is_a_no(tmp_path: Path) -> None:
+def test_a_tier_that_fails_is_exit_code_1(tmp_path: Path) -> None:
     """Exit code 1, the reason, and the other tier served."""
     attempt = begin(tmp_path)
     save(attempt, 0)

@@ -106,7 +106,7 @@ def test_a_trace_is_shown_by_step_id_and_tag(ask: Any, runs: Path, tmp_path: Pat
     assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_no_trace_is_a_no(ask: Any, runs: Path, tmp_path: Path) -> None:
+def test_no_trace_is_exit_code_1(ask: Any, runs: Path, tmp_path: Path) -> None:
     """Without a trace the exit code is 1, and the message names the saves that have one."""
     shown = ask("trace", f"{runs}/demo")
     assert shown.code == 1 and "no process has kept events" in shown.err

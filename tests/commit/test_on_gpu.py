@@ -122,10 +122,10 @@ def test_frames_that_are_wrong() -> None:
     decompress(memoryview(b""), memoryview(b""))
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_run_records_which_device_coded(there: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("available", [True, False])
+def test_a_run_records_which_device_coded(available: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """The save uses nvCOMP, or reports why not. Every reader gets the same checkpoint."""
-    request.getfixturevalue("nvcomp" if there else "without")
+    request.getfixturevalue("nvcomp" if available else "without")
     model = nn.Linear(1024, 1024)
     rules = relight.Compact(codecs="always", coder="gpu")
     with relight.Checkpointer(tmp_path / "run", model=model, compact=rules, background=False) as ckpt:
@@ -137,9 +137,9 @@ def test_a_run_records_which_device_coded(there: bool, tmp_path: Path, request: 
     expected = model.weight.detach().clone()
     run = Run(LocalStore(tmp_path), "run")
     reason = str(run.open(run.history().live[-1]).root.user[COMPACT])
-    assert ("by nvCOMP, on the GPU" in reason) is there
-    assert ("nvCOMP is not here" in reason) is not there
-    assert bool(fake_nvcomp.CODED) is there or not there
+    assert ("by nvCOMP, on the GPU" in reason) is available
+    assert ("nvCOMP is not here" in reason) is not available
+    assert bool(fake_nvcomp.CODED) is available or not available
     again = nn.Linear(1024, 1024)
     with relight.Checkpointer(tmp_path / "run", model=again, background=False) as ckpt:
         ckpt.restore()

@@ -71,7 +71,8 @@ class _Length:
     pack_bytes_max=st.sampled_from([1 << 40, 200 << 20]),
 )
 def test_lanes_get_packs_of_about_one_size(sizes: list[int], lanes: int, pack_bytes_max: int) -> None:
-    """Never more packs at once than lanes, or than are worth while; each differs from its share by no more than the largest tensor."""
+    """There are at most as many packs as lanes, and fewer for few bytes. A pack differs from its share by at most the
+    largest tensor."""
     items = [Item(f"t{n:03d}", "uint8", (size,), "param", _Length(size)) for n, size in enumerate(sizes)]
     plan = plan_save(items, id="p" * 10, lanes=lanes, pack_bytes_max=pack_bytes_max)
     tensor_bytes = [pack.size - pack.chunks[0] for pack in plan.packs]

@@ -221,7 +221,7 @@ def test_damage_is_reported_and_skipped(tmp_path: Path) -> None:
                 read(store, "r", which)
 
 
-def test_parts_of_chunks(tmp_path: Path) -> None:
+def test_any_range_of_a_pack_is_read(tmp_path: Path) -> None:
     """Any range of a pack is read as from a plain file."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")

@@ -122,7 +122,7 @@ def test_groups_go_though_they_are_more_than_a_share(tmp_path: Path) -> None:
     assert all(verify_checkpoint(store, Run(store, "r").view(), checkpoint) == [] for checkpoint in Run(store, "r").history().live)
 
 
-def test_the_oldest_that_may_go_together(tmp_path: Path) -> None:
+def test_checkpoints_that_need_each_other_go_together(tmp_path: Path) -> None:
     """Checkpoints that need each other are retired together."""
     store, smaller = MemoryStore(), eager()
     attempt = Attempt.begin(store, "r")
@@ -258,7 +258,7 @@ def test_tiers_repair_each_other(tmp_path: Path) -> None:
     assert {checkpoint.id: not findings for checkpoint, findings in relight.open(near).verify()}[newest_near.id]
 
 
-def test_a_smaller_of_its_own_needs_no_past() -> None:
+def test_a_new_incremental_state_reuses_nothing() -> None:
     """A new ``IncrementalState`` knows no chunks and reuses none."""
     smaller = IncrementalState()
     smaller.check_there([])

@@ -151,7 +151,7 @@ def test_space_is_freed_on_a_full_disk_to_publish_the_failure(ranks: Ranks, monk
 
 
 @pytest.mark.parametrize("death", ["before the root", "after the root"])
-def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, death: str) -> None:
+def test_the_committing_rank_may_die(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, death: str) -> None:
     """If the committing rank dies, another rank commits."""
     dead: list[int] = []
     complete, append = multi_rank._complete, multi_rank._append

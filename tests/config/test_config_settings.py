@@ -106,7 +106,7 @@ def effect(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_three_ways_one_effect(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_variable_and_argument_have_one_effect(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting has the same effect from a file, a variable and an argument, and another effect than its default."""
     setting, table = SETTINGS[name], name.rpartition(".")[0]
     value = value_for(setting)

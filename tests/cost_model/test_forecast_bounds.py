@@ -53,7 +53,7 @@ def test_saves_of_half_an_hour_are_as_far_apart_as_is_best() -> None:
     assert result["adaptive,last=4,at_most=1h"] >= result["oracle"] + 0.15, result
 
 
-def test_the_hour_holds_where_saves_are_cheap() -> None:
+def test_the_bound_is_an_hour_for_cheap_saves() -> None:
     """The bound is an hour up to 36 s per save. For longer saves it is the interval at which saves take 1 % of the
     time."""
     assert [IntervalBounds().most_s(stall_s) for stall_s in (0.0, 1.0, 36.0, 72.0, BLOCKED_S)] == [

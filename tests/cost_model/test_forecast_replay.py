@@ -47,7 +47,7 @@ def test_where_young_lives_fail_it_is_used_and_better_on_lives_to_come() -> None
     assert replay(to_come, COSTS, lambda age: aged(rate, aging, age, COSTS, 40.0)) < replay(to_come, COSTS, lambda age: plain)
 
 
-def test_where_there_is_no_pattern_it_is_not() -> None:
+def test_without_a_pattern_none_is_used() -> None:
     """In 20 runs without a pattern, at most one is used. Few lives teach nothing."""
     assert sum(learn_aging(lives(1.0, 60, seed), COSTS, 40.0).aging is not None for seed in range(20)) <= 1
     assert learn_aging(lives(0.4, LIVES_LEAST - 1, 5), COSTS, 40.0).aging is None
@@ -73,7 +73,7 @@ def test_a_decision_states_that_its_pattern_was_learned() -> None:
     assert "learned" not in decide(dataclasses.replace(seen, lives_s=()), None, wide).reason
 
 
-def test_odd_lives_do_no_harm() -> None:
+def test_odd_lives_give_a_decision() -> None:
     """No lives, equal, zero and infinite lives all give a decision."""
     for odd in ((), (0.0,) * 50, (5.0,) * 50, (math.inf,) * 50, (1e-12, 1e12) * 30):
         assert decide(ScheduleInput(stalls_s=(1.0,), lives_s=odd), None, IntervalBounds()).interval_s > 0

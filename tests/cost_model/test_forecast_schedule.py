@@ -69,7 +69,7 @@ def test_a_belief_follows_what_is_seen() -> None:
 
 
 @pytest.mark.parametrize("devices", [0, -1, True, 1.5, 10**9], ids=str)
-def test_devices_are_a_number_that_can_be(devices: object) -> None:
+def test_invalid_numbers_of_devices_are_refused(devices: object) -> None:
     """Other values, unknown names and a weight of zero make no prior."""
     with pytest.raises(ConfigError):
         prior(devices)  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def test_what_makes_saves_more_frequent_and_what_does_not() -> None:
     assert decide(dataclasses.replace(free, pressure=0.5), None, WIDE).interval_s == 12.0
 
 
-def test_it_moves_by_a_factor_of_two_at_most_and_then_arrives() -> None:
+def test_the_interval_moves_by_a_factor_of_two_at_most_and_converges() -> None:
     """From any value the interval rises to the floor at once and converges. Small changes are ignored."""
     wanted = decide(USUAL, None, WIDE).interval_s
     before = ScheduleDecision(wanted / 100, 1, "")
@@ -155,7 +155,7 @@ def test_bounds_hold_whatever_is_seen() -> None:
             IntervalBounds(*wrong)
 
 
-def test_nothing_known_is_a_decision_too() -> None:
+def test_a_decision_without_measurements() -> None:
     """Before the first step priors are used, and the reason calls them guesses."""
     result = decide(ScheduleInput(), None, IntervalBounds())
     assert 0 < result.interval_s <= 3600

@@ -72,7 +72,7 @@ def test_one_different_bit_fails_the_report() -> None:
     assert curve_digest(killed) != curve_digest(steps())
 
 
-def test_a_problem_makes_it_a_no() -> None:
+def test_a_problem_fails_the_report() -> None:
     """Equal curves without enough kills are no proof."""
     value = replace(report(), problem="too few kills")
     assert not value.ok

@@ -212,7 +212,7 @@ def test_a_preloaded_liar(runs: Path) -> None:
     assert "preload" in [finding["name"] for finding in done.json["findings"]]
 
 
-def test_everybody_may_write(runs: Path) -> None:
+def test_a_world_writable_store(runs: Path) -> None:
     """A world-writable store is a finding, unless it has the sticky bit."""
     runs.chmod(0o777)
     assert names(runs) == {"shared-write"}

@@ -274,7 +274,7 @@ def test_residency_shows_where_everything_is(tmp_path: Path) -> None:
     assert [checkpoint.step for checkpoint in merged.history.live] == [0, 1, 2]
 
 
-def test_one_order_of_several_logs(tmp_path: Path) -> None:
+def test_several_logs_have_one_order(tmp_path: Path) -> None:
     """With a stale near disk that returns, or a fresh one after a lost one, the newest checkpoint is the last saved
     one, without clocks."""
     old = begin(tmp_path, near="old")

@@ -58,7 +58,7 @@ def background(request: pytest.FixtureRequest) -> bool:
     return request.param == "agent"
 
 
-def test_a_lost_disk_is_nothing(s3: str, tmp_path: Path, background: bool) -> None:
+def test_a_lost_disk_loses_nothing(s3: str, tmp_path: Path, background: bool) -> None:
     """At the run's end the bucket has all saves. With a wiped disk the run resumes from it bit-exactly.
 
     The disk then has the run's incidents and accounts again.

@@ -68,7 +68,7 @@ def test_a_fresh_run_may_skip_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("before", "skip"), [(None, None), ("25", "x-y"), (True, "1-2-3"), (2.5, 7), (-(10**30), "9" * 40), ("", "-")], ids=str
 )
-def test_a_note_that_makes_no_sense_is_none(before: object, skip: object) -> None:
+def test_an_invalid_note_is_ignored(before: object, skip: object) -> None:
     """An invalid note rolls nothing back and skips no step."""
     attempt = Attempt.begin(MemoryStore(), RUN)
     save(attempt, 10)
@@ -77,7 +77,7 @@ def test_a_note_that_makes_no_sense_is_none(before: object, skip: object) -> Non
     assert not history.skips and not history.rolled_back_ids
 
 
-def test_further_tiers_know_it_too() -> None:
+def test_further_tiers_are_rolled_back_too() -> None:
     """Copies of the same checkpoints in further tiers are rolled back with them."""
     near, far = Attempt.begin(MemoryStore(), RUN), Attempt.begin(MemoryStore(), RUN)
     for step in (10, 20, 30):
