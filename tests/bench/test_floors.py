@@ -22,7 +22,7 @@ def test_all_bytes_are_copied(size: int, threads: int) -> None:
 
 
 @pytest.mark.parametrize("size", [4096, 20_000, 3 * floors.READ_BYTES + 5])
-def test_what_is_written_is_read(tmp_path: Path, size: int) -> None:
+def test_written_bytes_are_read_back(tmp_path: Path, size: int) -> None:
     """Directly, too, where neither the file nor the memory is a multiple of a page."""
     path, block = tmp_path / "floor", floors.random_bytes(size)
     for direct in (False, True) if floors.direct_works(tmp_path) else (False,):

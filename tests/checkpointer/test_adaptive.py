@@ -61,7 +61,7 @@ def test_a_loss_that_fell_brings_a_save_forward() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused(wrong: dict) -> None:
+def test_invalid_settings_are_refused(wrong: dict) -> None:
     """Raise ConfigError for invalid arguments at construction."""
     with pytest.raises(ConfigError):
         adaptive(**wrong)

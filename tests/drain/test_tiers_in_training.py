@@ -367,7 +367,7 @@ def test_two_places_one_run(tmp_path: Path) -> None:
     assert Run(LocalStore(tmp_path / "cold"), "run").history().live[-1].id == Run(LocalStore(tmp_path / "two"), "run").history().live[-1].id
 
 
-def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path) -> None:
+def test_invalid_tiers_are_refused_at_once(tmp_path: Path) -> None:
     """No tier, duplicate places, invalid names, invalid stores and contradictory options are refused."""
     model, optimizer = parts()
     for make in (

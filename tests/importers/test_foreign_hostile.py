@@ -417,7 +417,7 @@ def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
     assert detect(tmp_path / "latest").step == 3
 
 
-def test_what_changes_while_it_is_read_does_not_come_in(tmp_path: Path) -> None:
+def test_a_file_that_changes_during_the_import_is_refused(tmp_path: Path) -> None:
     """If the file was replaced between detection and the end of the import, nothing is committed."""
     save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors")
     detected = detect(tmp_path / "x.safetensors")
