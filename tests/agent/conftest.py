@@ -1,4 +1,4 @@
-"""Where the soak is."""
+"""Import path of ``soak``."""
 
 import sys
 from pathlib import Path

@@ -23,8 +23,8 @@ GROWTH_BYTES = 4 << 20
 """Between the first quarter's median and the last's: allocators breathe, leaks do not stop."""
 
 
-def soak(folder: Path, saves: int, *, width: int = 128, say: bool = False) -> dict[str, Any]:
-    """Save ``saves`` times; what trainer and agent held while they did."""
+def soak(folder: Path, saves: int, *, width: int = 128, progress: bool = False) -> dict[str, Any]:
+    """Save ``saves`` times. Return memory, descriptors and threads of trainer and agent."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(8)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -44,10 +44,14 @@ def soak(folder: Path, saves: int, *, width: int = 128, say: bool = False) -> di
             samples.append(
                 {
                     "step": step,
-                    **{f"{name}_{key}": value for name, one in (("trainer", own), ("agent", agent)) for key, value in held(one).items()},
+                    **{
+                        f"{name}_{key}": value
+                        for name, process in (("trainer", own), ("agent", agent))
+                        for key, value in held(process).items()
+                    },
                 }
             )
-            if say and step % (saves // 20 or 1) == 0:
+            if progress and step % (saves // 20 or 1) == 0:
                 last = samples[-1]
                 print(f"{step:6} saves  trainer {last['trainer_rss'] / 1e6:.1f} MB  agent {last['agent_rss'] / 1e6:.1f} MB", flush=True)
     ckpt.close()
@@ -69,30 +73,30 @@ def held(process: psutil.Process) -> dict[str, int]:
     return {"rss": process.memory_info().rss, "files": process.num_fds(), "threads": process.num_threads()}
 
 
-def faults(found: dict[str, Any]) -> list[str]:
-    """What is not flat."""
-    growth = found["growth"]
-    told = [f"{key} grew by {growth[key] / 1e6:.1f} MB" for key in ("trainer_rss", "agent_rss") if growth[key] > GROWTH_BYTES]
-    told += [f"{key} grew by {growth[key]:g}" for key in growth if not key.endswith("rss") and growth[key] > 2]
-    if found["agents"] != 1:
-        told.append(f"{found['agents']} agents served one trainer")
-    return told
+def faults(result: dict[str, Any]) -> list[str]:
+    """Return the numbers that grew."""
+    growth = result["growth"]
+    failures = [f"{key} grew by {growth[key] / 1e6:.1f} MB" for key in ("trainer_rss", "agent_rss") if growth[key] > GROWTH_BYTES]
+    failures += [f"{key} grew by {growth[key]:g}" for key in growth if not key.endswith("rss") and growth[key] > 2]
+    if result["agents"] != 1:
+        failures.append(f"{result['agents']} agents served one trainer")
+    return failures
 
 
 def main() -> None:
-    """Run it, tell what was found."""
+    """Print what grew, and exit with 1 if anything did."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--saves", type=int, default=2000)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = soak(Path(folder), options.saves, say=True)
+        result = soak(Path(folder), options.saves, progress=True)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"{result['saves']} saves in {result['seconds']} s; growth from the second quarter to the last: {result['growth']}")
-    told = faults(result)
-    print("; ".join(told) or "flat")
-    sys.exit(bool(told))
+    failures = faults(result)
+    print("; ".join(failures) or "flat")
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":

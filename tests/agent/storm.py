@@ -1,12 +1,12 @@
 """Kills at random moments and in each phase of the hand-over: the trainer, its agent, or both, from a seed. ``make storm``; a slice is in
 the suite.
 
-Each trial forks a trainer from a process that has imported torch once. It saves a state whose every element is the step's number, as fast
+Each trial forks a trainer from a process that has imported torch once. It saves a state with the step's number in every element, as fast
 as it can, and writes into shared memory what it was promised: which steps were sealed, which durable. After a random time SIGKILL comes; in
 every other trial the trainer itself sends it, at a certain point of a certain save. What must hold then:
 
 - the trainer alone was killed: every save that was sealed is a checkpoint once the agent has ended;
-- the agent was killed: training goes on, with another agent, and a later save becomes durable;
+- the agent was killed: training continues with another agent, and a later save becomes durable;
 - always: a save that was reported as durable is a checkpoint; every checkpoint verifies, and holds its own step's values in every element;
   the next trainer resumes from the newest; in the end there is no agent, and nothing in the store but what was committed.
 """
@@ -51,8 +51,8 @@ PHASES: dict[str, tuple[type, str, bool, bool]] = {
     "half copied": (Snapshot, "help", True, False),
     "all copied": (Slot, "seal", False, False),
     "sealed": (Slot, "seal", True, True),
-    "agent told": (Agent, "save", True, True),
-    "trainer told": (Background, "_finished", False, True),
+    "agent notified": (Agent, "save", True, True),
+    "trainer notified": (Background, "_finished", False, True),
 }
 """Class and method, whether the kill comes after it (else before it), and whether the save is sealed by then."""
 FOLLOWED_WIDTH = 1500
@@ -83,17 +83,17 @@ def arm(phase: str, victim: str, saves: int, promises: Promises, first: int) -> 
 
     Training may be one step further by then, but the sealed save is that one.
     """
-    kind, name, behind, sealed = PHASES[phase]
+    kind, name, after, sealed = PHASES[phase]
     usual = getattr(kind, name)
     calls = saves * 15 if name == "help" else saves
     left = [calls]
 
     def at_last(self: object, *args: object) -> object:
         left[0] -= 1
-        if left[0] == 0 and not behind:
+        if left[0] == 0 and not after:
             kill()
         result = usual(self, *args)
-        if left[0] == 0 and behind:
+        if left[0] == 0 and after:
             kill()
         return result
 
@@ -102,8 +102,8 @@ def arm(phase: str, victim: str, saves: int, promises: Promises, first: int) -> 
             promises.put(0, max(first + saves - 1, promises.get()[0]))
         promises.put(3, promises.get()[1])
         if victim in ("agent", "both"):
-            for one in agents_of(os.getpid()):
-                one.kill()
+            for agent in agents_of(os.getpid()):
+                agent.kill()
         if victim in ("trainer", "both"):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -186,8 +186,8 @@ def settle(store: str, run: str) -> bool:
     if agent is None:
         return True
     try:
-        for one in agent.held(WAIT_S):
-            one.memory.close()
+        for memory_slot in agent.held(WAIT_S):
+            memory_slot.memory.close()
         agent.bye()
         return True
     except relight.RelightError:
@@ -200,15 +200,15 @@ def check(url: str, run: str, promises: Promises, victim: str) -> list[str]:
     """Return the violations."""
     wrong: list[str] = []
     sealed, durable, *_ = promises.get()
-    there: dict[int, str] = {}
+    ids: dict[int, str] = {}
     with contextlib.suppress(relight.CheckpointNotFound):
-        there = {checkpoint.step: checkpoint.id for checkpoint in relight.open(f"{url}/{run}").checkpoints()}
-    newest = max(there, default=-1)
+        ids = {checkpoint.step: checkpoint.id for checkpoint in relight.open(f"{url}/{run}").checkpoints()}
+    newest = max(ids, default=-1)
     if durable > newest:
         wrong.append(f"step {durable} was reported as durable, the newest checkpoint is step {newest}")
     if victim == "trainer" and sealed > newest:
         wrong.append(f"step {sealed} was sealed and the trainer killed, the newest checkpoint is step {newest}")
-    for step in there:
+    for step in ids:
         try:
             tree = relight.load(f"{url}/{run}", step)
         except relight.RelightError as error:
@@ -238,7 +238,7 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
         wrong.append(f"the trainer did not die as it should: status {status}")
     if victim == "agent":
         if status != 0:
-            wrong.append(f"training did not go on when its agent was killed: status {status}")
+            wrong.append(f"training did not continue after its agent was killed: status {status}")
         elif promises.get()[1] <= promises.get()[3]:
             wrong.append("no save became durable after the agent was killed")
     settle(url, run)
@@ -251,7 +251,7 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
     wrong += check(url, run, second, "none")
     left = [str(path.relative_to(url)) for path in Path(url).rglob("*") if ".tmp-" in path.name or ".probe-" in path.name]
     if left:
-        wrong.append(f"left behind: {left[:3]}")
+        wrong.append(f"files left: {left[:3]}")
     ends = time.monotonic() + 10
     while (agent := reach(url, run)) is not None and time.monotonic() < ends:
         agent.bye()
@@ -306,6 +306,6 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    found = storm(options.count, options.seed, progress=True)
-    print(json.dumps(found, indent=1))
-    sys.exit(1 if found["violations"] else 0)
+    report = storm(options.count, options.seed, progress=True)
+    print(json.dumps(report, indent=1))
+    sys.exit(1 if report["violations"] else 0)

@@ -110,7 +110,7 @@ def test_the_four_facts_come_in_order(run: str) -> None:
     assert [checkpoint.id for checkpoint in relight.open(run).checkpoints()] == [save.id]
 
 
-def test_what_is_saved_is_the_state_at_the_call(run: str) -> None:
+def test_a_save_has_the_state_at_the_call(run: str) -> None:
     """Training continues at once after each save. Every checkpoint has the state at the time of the call."""
     model, optimizer = make(width=2048)
     kept = {}
@@ -126,7 +126,7 @@ def test_what_is_saved_is_the_state_at_the_call(run: str) -> None:
     assert all(torch.equal(a, b["exp_avg"]) for a, b in zip(moments, relight.load(run, 11)["optimizer"]["state"].values()))
 
 
-def test_a_write_behind_the_optimizers_back_fails_the_save_loudly(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_untracked_write_to_a_weight_fails_the_save(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If weights change through ``.data`` while they are copied, that save fails.
 
     Later saves copy at once, and are right.
@@ -175,7 +175,7 @@ def trainer(run: str, until: str, then: str) -> subprocess.CompletedProcess[str]
     return run_script(SCRIPT, run, until, then, timeout_s=120)
 
 
-def test_what_is_sealed_is_committed_though_the_trainer_is_killed(run: str) -> None:
+def test_a_sealed_save_is_committed_after_the_trainer_is_killed(run: str) -> None:
     """If the trainer is killed just after a save is sealed, the agent commits it.
 
     The next trainer restores it from memory, and no agent is left.
@@ -205,7 +205,7 @@ def test_a_trainer_that_finds_all_done_leaves_no_agent(run: str, tmp_path: Path)
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()][-1] == 3
 
 
-def test_who_only_reads_leaves_the_agent_what_it_keeps(run: str) -> None:
+def test_a_reader_leaves_the_agents_slots(run: str) -> None:
     """A process without ``save=`` restores and ends. The agent keeps its snapshots for the next trainer."""
     died = trainer(run, "sealed", "die")
     assert died.returncode == -signal.SIGKILL, died.stderr
@@ -217,7 +217,7 @@ def test_who_only_reads_leaves_the_agent_what_it_keeps(run: str) -> None:
     assert gone(run)
 
 
-def test_training_goes_on_when_the_agent_is_killed(run: str) -> None:
+def test_training_continues_after_the_agent_is_killed(run: str) -> None:
     """If the agent is killed, the current save fails or has become a checkpoint.
 
     The next save gets a new agent and succeeds.
@@ -238,7 +238,7 @@ def test_training_goes_on_when_the_agent_is_killed(run: str) -> None:
 
 
 def test_a_state_larger_than_the_budget_is_saved_all_the_same(run: str) -> None:
-    """Without memory for a slot the trainer writes the save itself, and reports it once."""
+    """Without memory for a slot, the trainer writes the save itself, and reports this once."""
     before = counters["agent.memory"]
     model, optimizer = make(width=4096)
     one_step(model, optimizer)
@@ -290,7 +290,7 @@ def test_an_exception_leaves_no_agent(run: str) -> None:
 
 
 def test_a_superseded_trainer_cannot_save(run: str) -> None:
-    """The agent of an older attempt is fenced like the attempt itself; the trainer's next call raises."""
+    """The agent of an older attempt is fenced like the attempt. The trainer's next call raises."""
     model, optimizer = make()
     old = relight.Checkpointer(run, model=model, optimizer=optimizer)
     old.save(0)
@@ -304,24 +304,24 @@ def test_a_superseded_trainer_cannot_save(run: str) -> None:
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1]
 
 
-def test_a_save_is_told_of_though_its_agent_is_replaced_first() -> None:
+def test_a_save_is_reported_though_its_agent_is_replaced_first() -> None:
     """If the client of a dead agent is closed before its reader thread has reported a save, the save is reported once.
 
     Found by the storm at seed 1003: the caller waited for that save until the deadline.
     """
-    here, there = socket.socketpair()
+    here, remote = socket.socketpair()
     agent = Agent(here)
     outcomes: list[SaveOutcome] = []
     agent.on_done = outcomes.append
     agent.save(0, 1, "x" * 10)
     agent.close()
-    there.close()
+    remote.close()
     time.sleep(0.1)
     assert [done.report.number for done in outcomes] == [1]
     assert isinstance(outcomes[0].error, AgentDied)
 
 
-def test_a_save_tells_how_far_it_is(run: str) -> None:
+def test_a_save_reports_its_progress(run: str) -> None:
     """A save's progress has the copied and written shares, and an estimate of the remaining time.
 
     Both shares are 1 in the end.
@@ -368,7 +368,7 @@ def test_memory_that_is_forgotten_is_given_back() -> None:
     assert not new_descriptors(before, target="memfd:")
 
 
-def test_an_agent_that_crashes_says_where(run: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_crash_of_an_agent_is_logged_with_its_place(run: str, caplog: pytest.LogCaptureFixture) -> None:
     """An agent's SIGSEGV is logged with its source line. The next save has another agent."""
     model, optimizer = make()
     with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, limits=QUEUE) as ckpt:

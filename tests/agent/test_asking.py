@@ -78,7 +78,7 @@ def test_a_part_that_is_being_written_here_is_waited_for(server: AgentServer) ->
 
 
 @pytest.mark.parametrize(("missing", "patience_s"), [([1], NEAR_S), ([2], PATIENT_S), ([1, 2], PATIENT_S)])
-def test_a_part_that_nobody_makes_is_not(server: AgentServer, missing: list[int], patience_s: float) -> None:
+def test_a_part_that_no_rank_writes_is_waited_for_with_a_bound(server: AgentServer, missing: list[int], patience_s: float) -> None:
     """A missing part of this node is waited for ``NEAR_S`` seconds, another node's ``PATIENT_S``."""
     job = at_work(server)
     server._waits(job, "a", missing)
@@ -113,7 +113,7 @@ def test_making_room_for_others_is_not_waited_for(server: AgentServer) -> None:
     assert not server._writes()
 
 
-def test_commits_say_whose_parts_are_missing(tmp_path: Any) -> None:
+def test_commits_report_the_ranks_without_parts(tmp_path: Any) -> None:
     """A commit reports the ranks with missing parts, and none once all parts exist, even if it is slow."""
     from relight.commit import multi_rank
 
@@ -139,7 +139,7 @@ def test_commits_say_whose_parts_are_missing(tmp_path: Any) -> None:
     assert missing_parts == [[], [1], [], [], []]
 
 
-def test_a_trainer_that_is_gone_is_gone_whatever_its_slots_say(server: AgentServer) -> None:
+def test_an_ended_trainer_loses_its_session_whatever_state_its_slots_have(server: AgentServer) -> None:
     """A trainer's session ends with it, even if a slot is unreadable or was sealed before its layout was sent.
 
     Otherwise the agent would never end.
@@ -161,7 +161,7 @@ def test_a_trainer_that_is_gone_is_gone_whatever_its_slots_say(server: AgentServ
     assert not server._sessions and not session.open and closed
 
 
-def test_whoever_dies_as_it_is_answered_is_heard_to_its_end(server: AgentServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_messages_of_a_trainer_killed_during_an_answer_are_read(server: AgentServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer gets its slots, seals one and is killed before the agent's thread has returned from sending.
 
     Its messages count.
@@ -194,7 +194,7 @@ def test_whoever_dies_as_it_is_answered_is_heard_to_its_end(server: AgentServer,
     assert received == ["AllocateSlots", "TensorLayout", "SlotSealed"]
 
 
-def test_who_has_ended_and_was_not_heard_yet_is_waited_for(server: AgentServer) -> None:
+def test_unread_messages_of_an_ended_trainer_are_waited_for(server: AgentServer) -> None:
     """The agent waits for unread messages of an ended trainer: the last one may seal a save."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     session = TrainerSession(wire=None, pid=process.pid)  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ def test_who_has_ended_and_was_not_heard_yet_is_waited_for(server: AgentServer) 
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_what_was_sealed_by_whoever_dies_at_once_is_there(tmp_path: Path, before: bool) -> None:
+def test_a_save_sealed_just_before_or_after_a_kill_is_restored(tmp_path: Path, before: bool) -> None:
     """If a trainer is killed just before or after it reports its first save as sealed, the next trainer restores the
     checkpoint."""
     source = f"""
@@ -236,7 +236,7 @@ ckpt.save(1, block=False)
         shutil.rmtree(tmp_path / "run")
 
 
-def test_an_answer_that_came_too_late_is_to_no_other_question() -> None:
+def test_a_late_answer_is_not_used_for_another_request() -> None:
     """A late answer to a first request is not used for a second one, because its slots would be the wrong ones."""
     ours, theirs = socket.socketpair()
     agent, wire = Agent(ours), AgentConnection(theirs, ToAgent)
@@ -253,7 +253,7 @@ def test_an_answer_that_came_too_late_is_to_no_other_question() -> None:
         wire.close()
 
 
-def test_of_very_many_slots_the_newest_are_given(server: AgentServer) -> None:
+def test_only_the_newest_of_many_slots_are_sent(server: AgentServer) -> None:
     """The newest slots are sent, at most ``FDS_MAX``: the kernel limits the descriptors of a message."""
     ours, theirs = socket.socketpair()
     fd = os.memfd_create("slot", os.MFD_CLOEXEC)
@@ -307,7 +307,7 @@ def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: p
         os.close(fd)
 
 
-def test_who_has_no_descriptor_left_ends_without_a_word_to_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_descriptors_sends_the_agent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run may end without a free descriptor: the agent ends by itself."""
 
     def none_left(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""A save that breaks off while it is copied: told, counted, and nothing of it stays in the way of the next."""
+"""Saves with failed copies: each one is reported and counted, and leaves nothing that stops the next save."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relight.checkpointer.slot_copy_plan import SlotCopyPlan
 
 @pytest.mark.parametrize("error", [RuntimeError("the device is out of memory"), MemoryError("none left")])
 def test_a_copy_that_fails_costs_that_save_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """More often than there are slots: training goes on, the handle says why, the next save is made."""
+    """After more failed copies than slots, training continues, each handle has its error, the next save succeeds."""
     model = torch.nn.Linear(64, 64)
     with relight.Checkpointer(tmp_path / "store" / "run", model=model, signals=False, background=True) as ckpt:
         assert ckpt.save(0).wait(60).error is None

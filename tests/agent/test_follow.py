@@ -52,29 +52,29 @@ def waiting(action, *args) -> tuple[threading.Thread, list[object]]:
     return thread, came
 
 
-def test_the_writer_stays_behind_the_filling(slot: Slot) -> None:
+def test_the_writer_never_overtakes_the_copy(slot: Slot) -> None:
     """A follower waits for bytes that are not copied yet, and for the seal."""
     slot.begin(7)
-    one = SlotFollower(slot, 7, lambda: True)
-    thread, came = waiting(one.until, 5000)
+    follower = SlotFollower(slot, 7, lambda: True)
+    thread, came = waiting(follower.until, 5000)
     slot.set_copied(4999)
     time.sleep(0.02)
     assert not came
     slot.set_copied(6000)
     thread.join(5)
     assert came == [6000]
-    thread, came = waiting(one.sealed)
+    thread, came = waiting(follower.sealed)
     slot.set_copied(1 << 20)
     time.sleep(0.02)
     assert not came, "filled is not sealed"
     slot.seal(7, 4096, 1)
     thread.join(5)
     assert came == [None]
-    assert one.until(123) == 1 << 20
+    assert follower.until(123) == 1 << 20
 
 
-@pytest.mark.parametrize("end", ["cleared", "begun anew", "sealed anew", "its filler died", "it stands still"])
-def test_a_save_that_does_not_go_on_is_abandoned(slot: Slot, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", ["cleared", "begun again", "sealed again", "its filler died", "it stands still"])
+def test_a_save_with_a_stopped_copy_is_abandoned(slot: Slot, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower's waiting callers return, however the copy ends."""
     monkeypatch.setattr(following, "PATIENCE_S", 0.2 if end == "it stands still" else 30.0)
     slot.begin(7)
@@ -82,9 +82,9 @@ def test_a_save_that_does_not_go_on_is_abandoned(slot: Slot, end: str, monkeypat
     thread, came = waiting(SlotFollower(slot, 7, lambda: lives[0]).sealed)
     if end == "cleared":
         slot.clear()
-    elif end == "begun anew":
+    elif end == "begun again":
         slot.begin(8)
-    elif end == "sealed anew":
+    elif end == "sealed again":
         slot.begin(8)
         slot.seal(8, 4096, 1)
     elif end == "its filler died":
@@ -129,24 +129,24 @@ def wait_for(condition, seconds: float = 10.0) -> bool:
     return condition()
 
 
-def test_what_is_copied_is_written_while_the_rest_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_bytes_are_written_while_the_rest_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While half is copied, at most half is written and nothing is committed.
 
     After the copy there is a checkpoint of the state at the call.
     """
     run = str(tmp_path / "store" / "run")
-    held = Held(monkeypatch)
+    copy_gate = Held(monkeypatch)
     model, optimizer = make()
     with relight.Checkpointer(run, model=model, optimizer=optimizer) as ckpt:
         ckpt.save(0)
-        held.go.clear()
+        copy_gate.go.clear()
         expected = model.weight.detach().clone()
         save = ckpt.save(1, block=False)
         assert wait_for(lambda: 0.1 < save.progress.written)
         time.sleep(0.3)
         assert save.progress.written <= 0.6 and not save.sealed and not save.done
         assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0]
-        held.go.set()
+        copy_gate.go.set()
         assert save.wait(20).done
         optimizer.step()
     assert torch.equal(relight.load(run, 1)["model"]["weight"], expected)
@@ -158,17 +158,17 @@ def test_a_touched_state_leaves_nothing_of_what_was_written(tmp_path: Path, monk
     The next save is right.
     """
     run = str(tmp_path / "store" / "run")
-    held = Held(monkeypatch)
+    copy_gate = Held(monkeypatch)
     model, optimizer = make()
     ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer)
     ckpt.save(0)
     before = files(run)
-    held.go.clear()
+    copy_gate.go.clear()
     save = ckpt.save(1, block=False)
     assert wait_for(lambda: save.progress.written > 0.1)
     assert len(set(Path(run).glob("0*-e*"))) == 2
     model.weight.data.mul_(2)
-    held.go.set()
+    copy_gate.go.set()
     with pytest.raises(RelightError, match="training wrote"):
         save.wait(20)
     assert wait_for(lambda: len(set(Path(run).glob("0*-e*"))) == 1)
@@ -245,15 +245,15 @@ def test_a_trainer_that_is_stopped_does_not_hold_the_agent(tmp_path: Path) -> No
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1]
 
 
-def test_slices_are_told_in_order() -> None:
+def test_slices_are_reported_in_order() -> None:
     """For any order of copying threads, reported bytes are copied.
 
     The reports grow, unless the first slice is copied last.
     """
-    assert any(told_in_order() for _ in range(20))
+    assert any(reported_in_order() for _ in range(20))
 
 
-def told_in_order() -> bool:
+def reported_in_order() -> bool:
     """Copy once. Return whether bytes were reported before the end."""
     source = torch.arange(9 << 18, dtype=torch.int32)
     target = torch.full_like(source, -1)

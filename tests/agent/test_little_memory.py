@@ -65,7 +65,7 @@ def run_script(*args: str, before: tuple[str, ...] = ()) -> subprocess.Completed
 
 
 def test_a_memory_limit_is_respected(tmp_path: Path, group: str) -> None:
-    """A control group that has room for the trainer and not for slots: told once, saved all the same, nobody killed."""
+    """With memory for the trainer but not for slots: one refusal is logged, saves succeed, no process is killed."""
     done = run_script(str(tmp_path / "s" / "r"), group)
     assert done.returncode == 0, f"{done.returncode} {done.stdout[-500:]} {done.stderr[-500:]}"
     assert "refused 1 failed 0" in done.stdout

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 AUTOGROUP = Path("/proc/self/autogroup")
-SAY = "from relight.comm import lower_priority; lower_priority(7); import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
-SAY_GROUP = SAY + "; print(open('/proc/self/autogroup').read())"
+PRINT_PRIORITY = "from relight.comm import lower_priority; lower_priority(7); import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
+PRINT_GROUP = PRINT_PRIORITY + "; print(open('/proc/self/autogroup').read())"
 
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel groups nothing by sessions")
@@ -21,7 +21,7 @@ def test_the_session_waits_too_if_it_is_ones_own(leads: bool) -> None:
     Other sessions are unchanged.
     """
     result = subprocess.run(
-        [sys.executable, "-c", SAY_GROUP], start_new_session=leads, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", PRINT_GROUP], start_new_session=leads, capture_output=True, text=True, timeout=60, check=True
     )
     nice, group = result.stdout.split("\n")[:2]
     assert nice == "7"
@@ -30,11 +30,11 @@ def test_the_session_waits_too_if_it_is_ones_own(leads: bool) -> None:
 
 def test_without_such_a_kernel_it_is_the_process_alone() -> None:
     """A priority that the system refuses is no error."""
-    result = subprocess.run([sys.executable, "-c", SAY], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run([sys.executable, "-c", PRINT_PRIORITY], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "7"
 
 
-SAY_BEHIND = """
+PRINT_IDLE = """
 import os, threading
 from relight.comm import idle_priority, lower_priority
 def nice(): return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -54,13 +54,13 @@ except ZeroDivisionError:
 """
 
 
-def test_what_nobody_waits_for_is_done_behind_all() -> None:
+def test_work_without_a_waiting_caller_gets_the_lowest_priority() -> None:
     """``idle_priority`` lowers the thread, threads that it starts, and the session.
 
     It restores them, also after an error.
     """
     result = subprocess.run(
-        [sys.executable, "-c", SAY_BEHIND], start_new_session=True, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", PRINT_IDLE], start_new_session=True, capture_output=True, text=True, timeout=60, check=True
     )
     last, back = ("19", "4") if AUTOGROUP.exists() else ("?", "?")
     assert result.stdout.split("\n")[:2] == [f"19 19 {last} 4 {back}", f"4 {back} 1"]

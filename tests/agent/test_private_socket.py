@@ -37,7 +37,7 @@ AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only the superuser can ac
 
 @pytest.fixture(autouse=True)
 def _own_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests have a directory of their own."""
+    """Use a separate directory for sockets."""
     monkeypatch.setattr(local_sockets, "_tops", lambda: [str(tmp_path)])
 
 
@@ -48,7 +48,7 @@ def name() -> str:
 
 @pytest.fixture
 def agent(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[server.AgentServer]:
-    """An agent in a thread of this process; ``launch.connect`` starts no other."""
+    """Run an agent in a thread of this process. ``launch.connect`` starts no other."""
     monkeypatch.setattr(launch, "_start", lambda *_: pytest.fail("another agent was started"))
     with LocalDirectory() as directory:
         listener = directory.listen(name, 16)
@@ -89,7 +89,8 @@ class Fake:
 
 
 def test_a_fake_agent_gets_neither_key_nor_descriptor(name: str) -> None:
-    """What listens under the agent's name without the secret gets a nonce and nothing else, and the trainer learns at once why it has no agent."""
+    """A process that listens under the agent's name without the secret gets only a nonce, and the trainer learns it at
+    once."""
     fake = Fake(name, answer=os.urandom(64))
     before = time.monotonic()
     with pytest.raises(StoreUnavailable, match=f"process {os.getpid()} is not this run's agent: .*does not know the secret"):
@@ -140,7 +141,7 @@ def test_no_abstract_name_is_left(agent: server.AgentServer, name: str, tmp_path
     result.close()
 
 
-def test_what_is_kept_can_only_be_read(agent: server.AgentServer) -> None:
+def test_a_kept_slot_is_read_only(agent: server.AgentServer) -> None:
     """A trainer that restores from memory cannot write to it, by descriptor, by mapping, or by opening it again."""
     memory = SharedMapping(allocate(PAGE * 4), PAGE * 4, writable=True)
     slot = Slot(memory)
@@ -148,20 +149,20 @@ def test_what_is_kept_can_only_be_read(agent: server.AgentServer) -> None:
     slot.seal(1, PAGE, 10)
     agent._kept.append(server.CommittedSlot("a", 1, slot, 0, (PAGE,), server.TrainerSession(wire=None, open=False)))  # type: ignore[arg-type]
     result = launch.connect("store", "run")
-    (held,) = result.held(10.0)
-    assert os.pread(held.memory.fd, 8, 0) == b"relight1" and held.memory.view.readonly
+    (memory_slot,) = result.held(10.0)
+    assert os.pread(memory_slot.memory.fd, 8, 0) == b"relight1" and memory_slot.memory.view.readonly
     with pytest.raises(OSError):
-        os.pwrite(held.memory.fd, b"x", 0)
+        os.pwrite(memory_slot.memory.fd, b"x", 0)
     with pytest.raises(PermissionError):
-        mmap.mmap(held.memory.fd, PAGE)
-    again = os.open(f"/proc/self/fd/{held.memory.fd}", os.O_RDWR)
+        mmap.mmap(memory_slot.memory.fd, PAGE)
+    again = os.open(f"/proc/self/fd/{memory_slot.memory.fd}", os.O_RDWR)
     with pytest.raises(PermissionError):
         os.pwrite(again, b"x", 0)
     with pytest.raises(PermissionError):
         mmap.mmap(again, PAGE)
     os.close(again)
     assert slot.state() == (2, 1)
-    held.memory.close()
+    memory_slot.memory.close()
     result.close()
     agent._kept.clear()
 
@@ -215,7 +216,7 @@ def test_each_part_of_the_path_is_checked(tmp_path: Path, monkeypatch: pytest.Mo
 
 @AS_ROOT
 def test_another_user_cannot_reach_the_socket(agent: server.AgentServer, name: str, tmp_path: Path) -> None:
-    """Another user's process is refused by the directory, wherever its path is known."""
+    """The directory refuses another user's process, even if its path is known."""
     for above in (tmp_path, *tmp_path.parents[:2]):
         above.chmod(0o755)
     path = tmp_path / f"relight-{os.geteuid()}" / "sockets" / f"{name}.sock"
@@ -234,7 +235,7 @@ def test_another_user_cannot_reach_the_socket(agent: server.AgentServer, name: s
 
 
 def test_a_dead_listener_is_replaced_and_a_live_one_is_not(name: str, tmp_path: Path) -> None:
-    """Of two agents one listens; the file of a killed one is replaced; a forked child's end removes nothing."""
+    """Only one of two agents listens. A killed agent's file is replaced. The end of a forked child removes nothing."""
     with LocalDirectory() as directory:
         first = directory.listen(name, 1)
         with pytest.raises(OSError) as refused:
@@ -254,10 +255,10 @@ def test_a_dead_listener_is_replaced_and_a_live_one_is_not(name: str, tmp_path: 
         second.close()
         assert sorted(os.listdir(directory.fd)) == ["lock", "secret"]
         dead = [directory.listen(name_of(str(number)), 1) for number in range(3)]
-        for one in dead[:2]:
-            one.socket.close()
-        for one in dead[1:]:
-            os.utime(f"{directory.path}/{one.name}.sock", (1, 1))
+        for listener in dead[:2]:
+            listener.socket.close()
+        for listener in dead[1:]:
+            os.utime(f"{directory.path}/{listener.name}.sock", (1, 1))
         os.mkdir(f"{directory.path}/{name_of('9')}.sock")
         (Path(directory.path) / "mine.sock").write_text("not a socket of ours")
         directory.listen(name, 1).close()
@@ -326,7 +327,7 @@ def test_descriptors_that_arrive_unasked_are_closed() -> None:
 
 
 def test_both_ends_of_a_proof_agree() -> None:
-    """Ends with one secret prove it to each other; a silent one is waited for no longer than asked."""
+    """Ends with the same secret prove it to each other. A silent end is awaited no longer than the timeout."""
     ours, theirs = socket.socketpair()
     thread = threading.Thread(target=prove_as_listener, args=(theirs, b"s" * 32, "name", 5.0))
     thread.start()
@@ -340,7 +341,7 @@ def test_both_ends_of_a_proof_agree() -> None:
 
 @pytest.fixture
 def tops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """Two candidates."""
+    """Two candidate directories."""
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
@@ -349,7 +350,8 @@ def tops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
 
 
 def fails_in(top: str, call: Callable[..., object], code: int) -> Callable[..., object]:
-    """Return ``call`` that fails with ``code`` if its first argument is a descriptor in ``top``; short: with 0."""
+    """Return ``call`` that fails with ``code`` if its first argument is a descriptor in ``top``. With code 0 it writes
+    less."""
 
     def failing(fd: int, *rest: object) -> object:
         if os.readlink(f"/proc/self/fd/{fd}").startswith(top):
@@ -396,20 +398,20 @@ def test_a_malformed_secret_is_replaced(agent: server.AgentServer, malformed: by
     with LocalDirectory() as directory:
         path = Path(directory.path) / "secret"
         path.write_bytes(malformed)
-        found: list[bytes] = []
-        threads = [threading.Thread(target=lambda: found.append(directory.secret())) for _ in range(8)]
+        secrets: list[bytes] = []
+        threads = [threading.Thread(target=lambda: secrets.append(directory.secret())) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(found) == 8 and set(found) == {path.read_bytes()} and len(found[0]) == 32
+        assert len(secrets) == 8 and set(secrets) == {path.read_bytes()} and len(secrets[0]) == 32
         assert path.stat().st_mode & 0o777 == 0o600
         path.write_bytes(malformed)
         launch.connect("store", "run").close()
 
 
 def test_a_secret_is_on_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power loss leaves the whole secret or none; file systems without hard links will do."""
+    """After a power loss the secret is complete or absent. No hard link is needed."""
     calls: list[str] = []
     fsync, rename = os.fsync, os.rename
     monkeypatch.setattr(os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd))[1])
@@ -419,7 +421,7 @@ def test_a_secret_is_on_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPa
         assert calls == ["fsync", "rename"]
 
 
-def test_what_is_wrong_with_the_secret_is_not_blamed_on_the_agent(agent: server.AgentServer) -> None:
+def test_an_error_of_the_secret_names_the_secret(agent: server.AgentServer) -> None:
     """If the secret cannot be used, the error names its file and no process."""
     with LocalDirectory() as directory:
         os.chmod(f"{directory.path}/secret", 0o640)
@@ -446,7 +448,7 @@ def test_candidates_do_not_depend_on_the_working_directory(tmp_path: Path, monke
 
 
 def test_the_agent_gets_the_directory_and_checks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A started agent listens where its trainer looks, whatever its own candidates are; a path of another form or a link is refused."""
+    """An agent listens in the directory that its trainer passed. It refuses another form of path, and a link."""
     commands: list[list[str]] = []
 
     def popen(command: list[str], **_: object) -> None:
@@ -461,8 +463,8 @@ def test_the_agent_gets_the_directory_and_checks_it(tmp_path: Path, monkeypatch:
     own = f"relight-{os.geteuid()}/sockets"
     command = commands[0]
     assert command[-1] == f"{tmp_path}/{own}"
-    for one in ("signal.signal", "faulthandler.enable", "lower_priority"):
-        monkeypatch.setattr(f"relight.agent.server.{one}", lambda *_: None)
+    for function in ("signal.signal", "faulthandler.enable", "lower_priority"):
+        monkeypatch.setattr(f"relight.agent.server.{function}", lambda *_: None)
     monkeypatch.setattr(sys, "argv", command[command.index("relight.agent.server") :])
     listening: list[bool] = []
     monkeypatch.setattr(server.AgentServer, "run", lambda _: listening.append(Path(f"{tmp_path}/{own}/{command[-5]}.sock").is_socket()))
@@ -477,7 +479,8 @@ def test_the_agent_gets_the_directory_and_checks_it(tmp_path: Path, monkeypatch:
 def test_the_next_directory_is_used_if_no_agent_can_listen_in_the_first(
     tops: tuple[str, str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory that became full after its secret was made gives way to the next; if all are, the error names them."""
+    """If a directory became full after its secret was made, the next one is used. If all are full, the error names
+    them."""
     started: list[str] = []
     monkeypatch.setattr(
         launch, "_start", lambda *of: (started.append(of[3]), SimpleNamespace(poll=lambda: 4, returncode=launch.UNUSABLE))[1]

@@ -24,7 +24,7 @@ from relight.store import LocalStore
 
 @pytest.fixture
 def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlotWriter:
-    """Of a run with three checkpoints, of which one is to stay; its last save was large."""
+    """Writer of a run with three checkpoints and ``keep=last(1)``. The last save was large."""
     with relight.Checkpointer(tmp_path / "store" / "run", x=torch.arange(30_000.0), background=False) as ckpt:
         for step in range(3):
             ckpt.save(step)
@@ -45,19 +45,19 @@ def live(writer: SlotWriter) -> int:
 
 @pytest.fixture
 def niceness(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of whoever hashes what is read back."""
-    found: list[int] = []
+    """Priorities of the threads that hash bytes which are read back."""
+    priorities: list[int] = []
     sound = read._is_sound
 
-    def look(*args: Any) -> bool:
-        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+    def record_priority(*args: Any) -> bool:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         return sound(*args)
 
-    monkeypatch.setattr(read, "_is_sound", look)
-    return found
+    monkeypatch.setattr(read, "_is_sound", record_priority)
+    return priorities
 
 
-def test_nobody_waits_and_so_it_waits(writer: SlotWriter, niceness: list[int]) -> None:
+def test_a_read_without_a_waiting_caller_has_the_lowest_priority(writer: SlotWriter, niceness: list[int]) -> None:
     """The read has the lowest CPU priority and finishes."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     result = writer.prune(lambda: True, lambda: False, lambda: False)
@@ -115,7 +115,7 @@ def test_a_store_far_away_is_read_as_everything_else(writer: SlotWriter, nicenes
     assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
-def test_a_trainer_that_ends_says_nothing_of_how_fast_saves_come(writer: SlotWriter, niceness: list[int]) -> None:
+def test_an_abort_for_an_ending_trainer_does_not_count_as_a_short_save_interval(writer: SlotWriter, niceness: list[int]) -> None:
     """A read that was aborted for an ending trainer is tried at low priority the next time."""
     assert writer.prune(lambda: False, lambda: False, lambda: False) is None
     niceness.clear()

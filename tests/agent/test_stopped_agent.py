@@ -55,11 +55,11 @@ def seen() -> Iterator[list[Event]]:
 @pytest.fixture
 def stopped() -> Iterator[list[psutil.Process]]:
     """Processes that a test stops, which end with it."""
-    found: list[psutil.Process] = []
-    yield found
-    for one in found:
-        if one.is_running():
-            one.kill()
+    processes: list[psutil.Process] = []
+    yield processes
+    for process in processes:
+        if process.is_running():
+            process.kill()
 
 
 def trained(folder: Path, deadline_s: float = 60.0) -> tuple[relight.Checkpointer, psutil.Process]:
@@ -119,8 +119,8 @@ def test_an_agent_that_stays_stopped_is_replaced(
     assert failed and len(failed) == len(set(failed))
 
 
-def test_saves_that_nobody_waits_for_continue_too(tmp_path: Path, seen: list[Event], stopped: list[psutil.Process]) -> None:
-    """A stopped agent that has a save to write is continued while training goes on, before progress is lost."""
+def test_saves_without_a_waiting_caller_continue_too(tmp_path: Path, seen: list[Event], stopped: list[psutil.Process]) -> None:
+    """A stopped agent that has a save to write is continued during training, before progress is lost."""
     ckpt, agent = trained(tmp_path)
     stopped.append(agent)
     agent.suspend()
@@ -186,8 +186,8 @@ def test_an_agent_is_stopped_before_it_listens(
 def test_an_agent_that_does_nothing_takes_one_deadline(
     tmp_path: Path, seen: list[Event], stopped: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All waits of close() together take one deadline where the agent runs and does nothing; each save is reported once, with its state."""
-    monkeypatch.setattr(standstill.Standstill, "check", lambda self, needed: True)  # as if it looked alive
+    """If the agent runs but does nothing, all waits of close() share one deadline. Each save is reported once."""
+    monkeypatch.setattr(standstill.Standstill, "check", lambda self, needed: True)  # as if the agent made progress
     ckpt, agent = trained(tmp_path, deadline_s=2.0)
     stopped.append(agent)
     agent.suspend()
@@ -222,11 +222,11 @@ ckpt.step(5)
 
 @pytest.mark.parametrize("agent", ["stopped", "dead"])
 def test_a_grace_bounds_every_wait(tmp_path: Path, agent: str) -> None:
-    """SIGTERM with a grace of 8 s ends the process within it, whatever the agent does; a stopped agent costs no step."""
-    told = {**os.environ, "RELIGHT_GRACE_S": "8"}
+    """SIGTERM with a grace period of 8 s ends the process in time. A stopped agent costs no step."""
+    environment = {**os.environ, "RELIGHT_GRACE_S": "8"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "store" / "run"), agent],
-        env=told,
+        env=environment,
         capture_output=True,
         text=True,
         timeout=60,
@@ -244,8 +244,8 @@ def test_a_grace_bounds_every_wait(tmp_path: Path, agent: str) -> None:
 
 
 def test_a_full_socket_ends_the_connection() -> None:
-    """A message that the other end does not read is given up after the bound, and no half message is followed by another."""
-    here, there = socket.socketpair()
+    """A message that the other end does not read fails after the bound, and the connection sends nothing more."""
+    here, remote = socket.socketpair()
     wire: AgentConnection[object] = AgentConnection(here, object)
     wire.bound(0.2, 1.0, lambda: None)
     before = time.monotonic()
@@ -255,11 +255,11 @@ def test_a_full_socket_ends_the_connection() -> None:
     with pytest.raises(ConnectionLost):
         wire.send(b"y")
     wire.close()
-    there.close()
+    remote.close()
 
 
 def test_the_waits_of_close_share_one_deadline() -> None:
-    """Each wait of close() gets what those before it left; a grace that ends sooner counts instead."""
+    """Each wait of close() gets the time that earlier waits left. A grace period that ends sooner counts instead."""
     now = [0.0]
     moments = GracePeriod(lambda: now[0])
     assert moments.bound(5.0) == 5.0
@@ -272,7 +272,8 @@ def test_the_waits_of_close_share_one_deadline() -> None:
 
 
 def test_the_state_of_a_process() -> None:
-    """A process is known by its number and its start; a stopped one is seen as stopped, and a later one with its number is not it."""
+    """A process is identified by its id and start time. A stopped process is reported as stopped, a later one with its
+    id as another."""
     child = subprocess.Popen(["sleep", "60"])
     try:
         result = process_at(child.pid)

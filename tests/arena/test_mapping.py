@@ -1,4 +1,4 @@
-"""Shared memory of huge pages: begun where one may begin, allocated whatever happens, and there as long as somebody looks at it."""
+"""Shared memory of huge pages: its address alignment, its allocation, and its lifetime while views of it exist."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ SIZES = [PAGE, HUGE - PAGE, HUGE, HUGE + PAGE, 3 * HUGE + 5 * PAGE]
 def mapped(address: int) -> bool:
     """Whether some mapping of this process holds that address."""
     for line in Path("/proc/self/maps").read_text(encoding="ascii").splitlines():
-        begin, end = (int(one, 16) for one in line.split(" ", 1)[0].split("-"))
+        begin, end = (int(address, 16) for address in line.split(" ", 1)[0].split("-"))
         if begin <= address < end:
             return not line.split()[1].startswith("---")
     return False
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_all_of_it_is_allocated_and_shared(size: int) -> None:
-    """Every byte of it, before anybody writes: who maps it as well sees what is written."""
+def test_all_memory_is_allocated_and_shared(size: int) -> None:
+    """Every byte is allocated before it is written. Another mapping of the memory sees all writes."""
     fd = allocate(size)
     assert os.fstat(fd).st_blocks * 512 >= size
     ours, theirs = SharedMapping(fd, size, writable=True), adopt(os.dup(fd), writable=False)
@@ -44,48 +44,48 @@ def test_all_of_it_is_allocated_and_shared(size: int) -> None:
     assert not huge_bytes() or size < HUGE or ctypes.addressof(ctypes.c_char.from_buffer(ours.view)) % HUGE == 0
 
 
-def test_its_pages_are_huge_where_the_kernel_makes_them() -> None:
-    """What fits into huge pages is made of them; without that a write past the page cache is handed thousands of small pieces."""
+def test_pages_are_huge_if_the_kernel_supports_it() -> None:
+    """Whole huge pages are used where they fit. Otherwise a write past the page cache has thousands of small pieces."""
     size = 4 * HUGE + PAGE
-    held = SharedMapping(allocate(size), size, writable=True)
-    held.populate()
-    address = ctypes.addressof(ctypes.c_char.from_buffer(held.view))
+    memory = SharedMapping(allocate(size), size, writable=True)
+    memory.populate()
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory.view))
     maps = Path("/proc/self/smaps").read_text(encoding="ascii").split(f"{address:x}-", 1)[1]
-    found = next(int(line.split()[1]) << 10 for line in maps.splitlines() if line.startswith("ShmemPmdMapped"))
-    if not found:
+    huge = next(int(line.split()[1]) << 10 for line in maps.splitlines() if line.startswith("ShmemPmdMapped"))
+    if not huge:
         pytest.skip("this kernel collapses no shared memory")
-    assert found == 4 * HUGE
+    assert huge == 4 * HUGE
 
 
-def test_memory_stays_as_long_as_somebody_looks_at_it() -> None:
-    """A view that is left keeps the mapping, whoever closed it; with the last one it goes."""
+def test_memory_stays_mapped_while_a_view_of_it_exists() -> None:
+    """A remaining view keeps a closed mapping. The memory is unmapped with the last view."""
     size = HUGE + PAGE
-    held = SharedMapping(allocate(size), size, writable=True)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(held.view))
-    kept = held.view[PAGE : 2 * PAGE]
-    held.close()
+    memory = SharedMapping(allocate(size), size, writable=True)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory.view))
+    kept = memory.view[PAGE : 2 * PAGE]
+    memory.close()
     kept[0] = 3
     assert mapped(address)
-    del kept, held
+    del kept, memory
     gc.collect()
     assert not mapped(address)
     assert not mapped(address + size - 1)
 
 
 def test_nothing_of_the_reserved_addresses_is_left() -> None:
-    """What was mapped to find an address at a multiple of a huge page is given back."""
+    """Address space that was reserved to align a mapping to a huge page is released."""
     fd = allocate(HUGE)
     before = len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines())
-    held = [Mapping(fd, HUGE, writable=True) for _ in range(60)]
+    mappings = [Mapping(fd, HUGE, writable=True) for _ in range(60)]
     assert len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines()) <= before + 60 + 30  # others may map as well
-    held.clear()
+    mappings.clear()
     gc.collect()
     assert len(Path("/proc/self/maps").read_text(encoding="ascii").splitlines()) <= before + 30
     os.close(fd)
 
 
-def test_a_kernel_that_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ordinary pages then, all of them allocated; tried once, not for each."""
+def test_a_kernel_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the kernel refuses huge pages, all memory is allocated in ordinary pages. The refusal is remembered."""
     asked = []
 
     def refuse(*arguments: int) -> int:
@@ -101,7 +101,7 @@ def test_a_kernel_that_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(fd)
 
 
-def test_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_memory_raises_no_space(monkeypatch: pytest.MonkeyPatch) -> None:
     """If shared memory is full, ``allocate`` raises ``NoSpace`` and leaves no descriptor open."""
 
     def full(*_: object) -> None:
@@ -128,7 +128,7 @@ def test_no_huge_pages_no_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_actions_before_unmapping_run_once_when_the_last_view_is_gone() -> None:
-    """They see the memory still mapped: page locks must be undone before another mapping can get the address."""
+    """The actions see mapped memory, because page locks must be released before another mapping can get the address."""
     size = 1 << 20
     memory = SharedMapping(allocate(size), size, writable=True)
     address, seen = address_of(memory.view), list[int]()

@@ -40,7 +40,7 @@ def test_an_action_is_written_before_and_after(tmp_path: Path) -> None:
 
 
 def test_any_byte_that_is_changed_is_found(tmp_path: Path) -> None:
-    """Each byte of each record, one after the other; and a record that is gone."""
+    """Any changed byte of a record and any missing record is detected."""
     filled(tmp_path / "audit", 2)
     anchor = check(open_bytes(str(tmp_path / "audit"))).anchor
     records = sorted((tmp_path / "audit" / "audit" / "log").iterdir())
@@ -59,8 +59,8 @@ def test_any_byte_that_is_changed_is_found(tmp_path: Path) -> None:
     assert not check(open_bytes(str(tmp_path / "audit")), anchor).faults
 
 
-def test_a_cut_end_and_a_log_that_was_written_anew_are_found_by_the_anchor(tmp_path: Path) -> None:
-    """The chain alone cannot know that there was more."""
+def test_the_anchor_reveals_a_cut_end_and_a_replaced_log(tmp_path: Path) -> None:
+    """The chain alone cannot show that records are missing at its end."""
     filled(tmp_path / "audit", 3)
     anchor = check(open_bytes(str(tmp_path / "audit"))).anchor
     last = max((tmp_path / "audit" / "audit" / "log").iterdir())
@@ -75,7 +75,7 @@ def test_a_cut_end_and_a_log_that_was_written_anew_are_found_by_the_anchor(tmp_p
     assert "written anew" in check(open_bytes(str(tmp_path / "another")), anchor).faults[0]
 
 
-def test_what_cannot_be_written_down_is_not_done() -> None:
+def test_an_action_that_cannot_be_recorded_is_not_done() -> None:
     """The store's error comes before the action."""
 
     class Full(MemoryStore):
@@ -99,8 +99,8 @@ def test_two_books_of_one_store_write_one_chain(tmp_path: Path) -> None:
     assert check(open_bytes(str(tmp_path / "audit"))).faults == []
 
 
-def test_commands_say_yes_no_and_keep_the_anchor(tmp_path: Path) -> None:
-    """``relight audit verify``: 0, and the anchor moves on; 1 once the end is cut, and the anchor stays."""
+def test_verify_reports_its_result_and_keeps_the_anchor(tmp_path: Path) -> None:
+    """``relight audit verify`` returns 0 and advances the anchor. For a cut log it returns 1 and keeps the anchor."""
     store, anchor = tmp_path / "audit", tmp_path / "anchor"
     filled(store, 2)
     run = CliRunner()
@@ -113,8 +113,8 @@ def test_commands_say_yes_no_and_keep_the_anchor(tmp_path: Path) -> None:
     assert anchor.read_text() == kept
 
 
-def test_what_is_exported_is_no_formula(tmp_path: Path) -> None:
-    """A spreadsheet takes ``=cmd`` for one; a quote in front makes it text."""
+def test_exported_values_are_not_formulas(tmp_path: Path) -> None:
+    """Values that a spreadsheet would evaluate, such as ``=cmd``, are exported with a leading quote."""
     with AuditLog(open_bytes(str(tmp_path / "audit"))).doing('=HYPERLINK("x")', "tag", "@x"):
         pass
     out = tmp_path / "audit.csv"
@@ -123,8 +123,8 @@ def test_what_is_exported_is_no_formula(tmp_path: Path) -> None:
     assert "'=HYPERLINK" in row and "'@x" in row and ",=" not in row
 
 
-def test_the_library_tells_the_audit_store_that_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``RELIGHT_AUDIT``; without it nothing is written anywhere."""
+def test_the_library_records_in_the_audit_store_that_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library records in the store that ``RELIGHT_AUDIT`` names. Without the variable it records nothing."""
     with recorded("export", "runs/demo"):
         pass
     monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
@@ -133,7 +133,7 @@ def test_the_library_tells_the_audit_store_that_is_set(tmp_path: Path, monkeypat
     assert [(entry.what, entry.how) for entry in AuditLog(open_bytes(str(tmp_path / "audit"))).entries()] == [("export", "ok")]
 
 
-def test_commands_that_change_something_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_that_change_something_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that changes something is in the log with its object. A read-only command is not."""
     from tests.serve.made_stores import make_store
 
@@ -151,8 +151,8 @@ def test_commands_that_change_something_are_told(tmp_path: Path, monkeypatch: py
     ]  # fmt: skip
 
 
-def test_exports_and_imports_by_the_library_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program's are entries of their own, also one that fails; what a command has the library do is the command's entry alone."""
+def test_exports_and_imports_by_the_library_are_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export or import by a program is one entry, also if it fails. A command's own entry covers its export."""
     import torch
 
     import relight
@@ -179,7 +179,7 @@ def test_exports_and_imports_by_the_library_are_told_once(tmp_path: Path, monkey
     ]
 
 
-def test_what_cannot_be_written_down_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_cannot_be_recorded_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The audit store is below a file: the command fails first, and creates nothing."""
     import torch
     from safetensors.torch import save_file
@@ -195,7 +195,8 @@ def test_what_cannot_be_written_down_is_not_imported(tmp_path: Path, monkeypatch
 
 
 def test_a_jobs_own_restores_are_written_down_and_never_kept_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who restored what, and which step it was; a failed one, too. An audit store that is away is a warning: the job has its state."""
+    """A restore is recorded with its user and step, also if it fails. If the audit store is unreachable, the restore
+    succeeds with a warning."""
     import torch
 
     import relight
@@ -207,10 +208,10 @@ def test_a_jobs_own_restores_are_written_down_and_never_kept_from_it(tmp_path: P
             ckpt.step(2)
             if turn:
                 with pytest.raises(CheckpointNotFound):
-                    ckpt.restore("nobody")
+                    ckpt.restore("missing")
     entries = AuditLog(open_bytes(str(tmp_path / "audit"))).entries()
     assert [(entry.what, entry.on.rpartition("/")[2], entry.how) for entry in entries] == [
-        ("restore", "demo@latest", "ok"), ("restore", "demo@latest", "ok"), ("restore", "demo@nobody", "failed"),
+        ("restore", "demo@latest", "ok"), ("restore", "demo@latest", "ok"), ("restore", "demo@missing", "failed"),
     ]  # fmt: skip
     assert entries[0].says == "there was none yet" and entries[1].says.startswith("step 2, ") and entries[0].who
     (tmp_path / "file").write_text("no directory")

@@ -43,7 +43,7 @@ CHANGES = {"tag": True, "branch": True, "pin": True, "promote": True}
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """One run of three checkpoints."""
+    """A server with one run of three checkpoints."""
     with serving([make_store(tmp_path / "runs", 1, 3)], tmp_path) as made:
         yield made
 
@@ -203,7 +203,7 @@ def test_arguments_of_a_run_that_cannot_be_read_are_recorded(tmp_path: Path) -> 
 
 
 def test_a_refused_plan_is_recorded_with_known_arguments_alone(server: Server) -> None:
-    """Who plans what he may not do leaves an entry; names of arguments that no action has are not in it."""
+    """A plan without permission is recorded. Unknown argument names are left out of the entry."""
     operator = {"store": "runs", "run": "run-000", "which": "latest", "name": "production"}
     other = {"store": "runs", "run": "secret", "which": "latest", "name": "x"}
     for role, fields in (("operator", operator), ("scoped", other), ("operator", operator | {f"odd-{n}": "x" * 400 for n in range(6)})):
@@ -220,7 +220,8 @@ def test_a_refused_plan_is_recorded_with_known_arguments_alone(server: Server) -
 
 
 def test_a_piece_of_the_audit_log_has_a_bound_in_bytes() -> None:
-    """500 rows of the longest values, of letters that JSON or UTF-8 writes long, are less than 1 MB; short values are left alone."""
+    """500 rows with the longest values, in characters that JSON or UTF-8 expand, take under 1 MB. Short values are
+    unchanged."""
     for letter in ("x", "\U0001f600", "\x01", '"'):
         long = {f"{letter}{n}" * 40: letter * 2000 for n in range(40)}
         row = AuditRow(7, "2026-11-26T10:00:00Z", letter * 500, "tag", letter * 380, "refused", letter * 300, letter * 300, long)
@@ -234,7 +235,7 @@ def test_a_piece_of_the_audit_log_has_a_bound_in_bytes() -> None:
 
 
 def test_a_path_that_is_not_utf_8_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes of a path that are not UTF-8 are recorded by their numbers; neither the entry nor its end fails."""
+    """Bytes of a path that are not UTF-8 are recorded as escapes. Neither begin nor end of the entry fails."""
     book = AuditLog(open_bytes(tmp_path / "audit"))
     path = "/data/\udcff/run"
     book.end(

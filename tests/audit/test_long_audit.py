@@ -7,7 +7,7 @@ from relight.store import MemoryStore
 
 
 def test_the_newest_entries_are_those_of_the_whole_book() -> None:
-    """For few and for many, before and after more is written, by a new reader and by one that follows."""
+    """A new reader and a continuing reader return the newest entries of the whole log, for any count."""
     store = MemoryStore()
     writer, reader = AuditLog(store), AuditLog(store)
     for number in range(90):

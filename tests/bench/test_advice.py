@@ -1,4 +1,4 @@
-"""Advice: each setting follows from the numbers, says them, and can be pasted."""
+"""Advice: each setting follows from the measurements, quotes them, and can be pasted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ GB = 10**9
 
 
 def facts(**changed: Any) -> BenchFacts:
-    """A state of 1 GB on four cores with plenty of memory and a good disk; training is done by the cores."""
-    found: dict[str, Any] = {
+    """Facts for a state of 1 GB on four cores with enough memory and a fast disk, trained on the cores."""
+    values: dict[str, Any] = {
         "store": "runs",
         "state_bytes": GB,
         "asked": True,
@@ -29,16 +29,16 @@ def facts(**changed: Any) -> BenchFacts:
         "durable_s": 0.6,
         "lost_s": 0.3,
     }
-    return BenchFacts(**(found | changed))
+    return BenchFacts(**(values | changed))
 
 
 def setting(advice: Advice, name: str) -> tuple[str, str]:
-    """Value and reason."""
-    return next((one.value, one.reason) for one in advice.settings if one.name == name)
+    """Return a setting's value and reason."""
+    return next((item.value, item.reason) for item in advice.settings if item.name == name)
 
 
 def pasted(advice: Advice) -> dict[str, Any]:
-    """The keywords of the line, worked out."""
+    """Evaluate the advised line and return its keywords."""
     call = ast.parse(advice.line, mode="eval").body
     assert isinstance(call, ast.Call)
     assert ast.unparse(call.func) == "relight.Checkpointer"
@@ -47,7 +47,7 @@ def pasted(advice: Advice) -> dict[str, Any]:
 
 
 def test_background_saves_are_chosen_where_training_loses_less_than_by_waiting() -> None:
-    """The reason has both numbers; what is the default is not in the line."""
+    """The reason has both times. A default setting is not in the advised line."""
     advice = advise(facts())
     value, reason = setting(advice, "background")
     assert value == "True"
@@ -56,15 +56,15 @@ def test_background_saves_are_chosen_where_training_loses_less_than_by_waiting()
 
 
 def test_waiting_is_chosen_where_the_background_costs_training_as_much() -> None:
-    """All cores are training's, and copying and hashing takes more of them than waiting would: no memory is spent on snapshots."""
+    """If copying and hashing take more of training's cores than waiting would, no memory is used for snapshots."""
     advice = advise(facts(lost_s=0.95))
     assert setting(advice, "background")[0] == "False"
     assert pasted(advice)["background"] is False
     assert "limits" not in pasted(advice)
 
 
-def test_what_the_cores_lose_does_not_count_where_a_device_trains() -> None:
-    """With an accelerator ``step()`` is all that training waits for."""
+def test_time_lost_on_cores_does_not_count_if_a_device_trains() -> None:
+    """With an accelerator, training waits only for ``step()``."""
     advice = advise(facts(lost_s=0.95, accelerator=True))
     assert setting(advice, "background")[0] == "True"
     assert "device" in setting(advice, "background")[1]
@@ -82,7 +82,7 @@ def test_the_fewest_threads_that_are_as_good_are_chosen() -> None:
 
 
 def test_more_threads_are_chosen_where_they_help() -> None:
-    """Then they are in the line."""
+    """If more threads are faster, their number is in the advised line."""
     advice = advise(facts(pace={1: 1e9, 2: 1.9e9, 4: 3.5e9}))
     assert pasted(advice)["limits"].threads == 4
     assert "more do not help" not in setting(advice, "threads")[1]
@@ -96,15 +96,15 @@ def test_a_size_that_was_asked_for_bounds_the_memory_at_two_slots() -> None:
     assert memory % (1 << 20) == 0
 
 
-def test_a_size_that_nobody_asked_for_bounds_nothing() -> None:
-    """A limit for a state that isn't the user's would only take snapshots from him; how large his may be is told."""
+def test_an_assumed_state_size_sets_no_memory_limit() -> None:
+    """An assumed state size limits no memory. The advice states the largest state that fits."""
     advice = advise(facts(asked=False))
     assert pasted(advice)["limits"].memory is None
     assert "up to 21.2 GB" in setting(advice, "memory")[1]
 
 
-def test_one_slot_where_there_is_no_room_for_two() -> None:
-    """And what that means; the state that the cores train needs memory too, one on a device does not."""
+def test_one_slot_is_advised_without_memory_for_two() -> None:
+    """One slot postpones saves, which the reason states. A state on a device leaves more memory."""
     advice = advise(facts(available_bytes=int(2.6 * GB), asked=False))
     assert pasted(advice)["limits"].memory == slot_bytes(GB)
     assert "postponed" in setting(advice, "memory")[1]
@@ -112,7 +112,7 @@ def test_one_slot_where_there_is_no_room_for_two() -> None:
 
 
 def test_no_memory_for_a_snapshot_means_waiting() -> None:
-    """However cheap a background save was while it was measured."""
+    """Without memory for a snapshot, foreground saves are advised at any measured cost."""
     advice = advise(facts(available_bytes=GB))
     assert setting(advice, "background")[0] == "False"
     assert "no memory" in setting(advice, "background")[1]
@@ -120,8 +120,8 @@ def test_no_memory_for_a_snapshot_means_waiting() -> None:
     assert "0.90 s" in setting(advice, "save")[1]
 
 
-def test_memory_that_cannot_be_told_is_no_reason_against_it() -> None:
-    """What is not known is said."""
+def test_unknown_memory_is_no_reason_against_background_saves() -> None:
+    """If the free memory is unknown, the advice states it."""
     advice = advise(facts(available_bytes=None))
     assert setting(advice, "background")[0] == "True"
     assert "is unknown" in setting(advice, "memory")[1]
@@ -129,7 +129,7 @@ def test_memory_that_cannot_be_told_is_no_reason_against_it() -> None:
 
 @pytest.mark.parametrize(("cost_s", "minutes"), [(0.001, 1), (0.6, 1), (0.61, 2), (7.0, 15), (100.0, 180), (10_000.0, 1440)])
 def test_the_interval_keeps_the_lost_time_under_one_percent(cost_s: float, minutes: int) -> None:
-    """The shortest round number of minutes that does; the longest there is where none does."""
+    """The interval is the shortest round number of minutes that loses under 1 %, or the longest one."""
     advice = advise(facts(lost_s=cost_s, blocked_s=0.001, waiting_s=10 * cost_s, durable_s=0.1))
     assert setting(advice, "save")[0] == f"relight.every(minutes={minutes})"
     assert pasted(advice)["save"] == relight.every(minutes=minutes)
@@ -142,8 +142,8 @@ def test_saves_are_not_closer_than_one_takes_to_be_durable() -> None:
     assert "durable only after 400 s" in setting(advice, "save")[1]
 
 
-def test_without_direct_io_it_is_said() -> None:
-    """There is nothing to set either way."""
+def test_missing_direct_io_is_reported() -> None:
+    """Without direct I/O there is no setting for it, and the reason states its absence."""
     value, reason = setting(advise(facts(direct=False, write_direct_s=None)), "direct I/O")
     assert value == ""
     assert "does not work" in reason and "1.00 GB/s" in reason
@@ -151,9 +151,9 @@ def test_without_direct_io_it_is_said() -> None:
 
 
 def test_without_measured_saves_no_interval_is_made_up() -> None:
-    """No torch: threads, memory and direct I/O are told, the rest stays as it is."""
+    """Without torch, only threads, memory and direct I/O are advised. The settings of saves keep their defaults."""
     advice = advise(facts(waiting_s=None, blocked_s=None, durable_s=None, lost_s=None))
-    assert [one.name for one in advice.settings] == ["background", "threads", "direct I/O", "memory"]
+    assert [item.name for item in advice.settings] == ["background", "threads", "direct I/O", "memory"]
     assert "save" not in pasted(advice)
 
 

@@ -1,4 +1,4 @@
-"""Plain actions that say what a machine needs: they must do all of it, whatever the sizes, or the floors are lower than they are."""
+"""Plain actions that measure what a machine needs. They must process all bytes, or the measured floors are too low."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ PIECE = floors.PIECE_BYTES
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("size", [1, PIECE, 2 * PIECE + 7])
-def test_all_of_it_is_copied(size: int, threads: int) -> None:
-    """Each byte, whatever the number of threads; out of ordinary pages into huge ones."""
+def test_all_bytes_are_copied(size: int, threads: int) -> None:
+    """All bytes are copied from ordinary pages into huge ones, with any number of threads."""
     source, target = floors.bytes_as_tensors_lie(size), floors.random_bytes(size)
     target[:] = bytes(size)
     floors.copy(target, source, threads)
@@ -22,7 +22,7 @@ def test_all_of_it_is_copied(size: int, threads: int) -> None:
 
 
 @pytest.mark.parametrize("size", [4096, 20_000, 3 * floors.READ_BYTES + 5])
-def test_what_is_written_is_read(tmp_path: Path, size: int) -> None:
+def test_written_bytes_are_read_back(tmp_path: Path, size: int) -> None:
     """Directly, too, where neither the file nor the memory is a multiple of a page."""
     path, block = tmp_path / "floor", floors.random_bytes(size)
     for direct in (False, True) if floors.direct_works(tmp_path) else (False,):
@@ -30,6 +30,6 @@ def test_what_is_written_is_read(tmp_path: Path, size: int) -> None:
         assert path.stat().st_size == (-(-size // 4096) * 4096 if direct else size)
         into, seen = floors.bytes_as_tensors_lie(size), []
         floors.read(path, size, 2, into=into, then=lambda piece, seen=seen: seen.append(len(piece)))
-        whole = size // 4096 * 4096  # behind that the block is begun anew
+        whole = size // 4096 * 4096  # the bytes after it repeat the block's start
         assert into[:whole] == block[:whole]
         assert sum(seen) == size

@@ -20,14 +20,14 @@ def test_shares_are_those_of_the_time_in_which_bytes_were_sent() -> None:
         sent += rate // 10
         samples.append((tenth / 10, sent))
     assert max(windows(samples, 1.0)) == pytest.approx(100)
-    found = shares(samples, 100.0)
-    assert found["copy_s"] == pytest.approx(10, abs=0.5) and found["share"] == pytest.approx(0.55, abs=0.02)
-    assert found["most_in_1_s"] == pytest.approx(1, abs=0.01) and found["most_in_10_s"] <= 0.55
+    result = shares(samples, 100.0)
+    assert result["copy_s"] == pytest.approx(10, abs=0.5) and result["share"] == pytest.approx(0.55, abs=0.02)
+    assert result["most_in_1_s"] == pytest.approx(1, abs=0.01) and result["most_in_10_s"] <= 0.55
 
 
 @pytest.mark.slow
 def test_a_bounded_copy_leaves_most_of_a_link_to_others() -> None:
-    """24 Mbit/s, of which a copy may take 40 %: what the card has sent is that, and hardly more bytes than there are."""
+    """On a link of 24 Mbit/s, a copy bounded to 40 % takes under 60 % and sends at most 15 % more than the state."""
     if why := missing():
         pytest.skip(why)
     from benchmarks.link import measure

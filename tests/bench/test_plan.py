@@ -13,7 +13,7 @@ MB = 10**6
 
 
 def test_a_size_that_was_asked_for_is_taken_or_refused_never_changed() -> None:
-    """Just enough room will do; a byte less will not."""
+    """A given size is accepted with just enough space, and refused with a few bytes less."""
     for torch in (True, False):
         enough = BenchSpace(disk_needed(GB), memory_needed(GB, torch=torch), torch=torch)
         assert plan_bench(enough, GB, 5).size == GB
@@ -27,7 +27,7 @@ def test_a_size_that_was_asked_for_is_taken_or_refused_never_changed() -> None:
     "room", [BenchSpace(GB, 8 * GB), BenchSpace(64 * GB, 2 * GB), BenchSpace(200 * MB, 700 * MB), BenchSpace(GB, 2 * GB, torch=False)]
 )
 def test_the_size_that_a_refusal_names_fits(room: BenchSpace) -> None:
-    """Whoever follows the hint is not refused again."""
+    """The size in the hint of a refusal is accepted."""
     with pytest.raises(NoSpace) as refused:
         plan_bench(room, 100 * GB, 5)
     hint = refused.value.hint
@@ -36,8 +36,8 @@ def test_the_size_that_a_refusal_names_fits(room: BenchSpace) -> None:
     assert plan_bench(room, size, 5).size == size
 
 
-def test_a_size_that_nobody_asked_for_fits_the_room_and_the_time() -> None:
-    """500 MB at most; less on a slow disk, a full one, or where memory is short."""
+def test_an_assumed_size_fits_the_memory_the_disk_and_the_time() -> None:
+    """The assumed size is at most 500 MB. It is smaller on a slow or full disk, and with little memory."""
     assert plan_bench(BenchSpace(None, None, write_bps=3e9), None, 5).size == 500 * MB
     assert 16 * MB <= plan_bench(BenchSpace(None, None, write_bps=50e6), None, 5).size <= 50 * MB
     assert (
@@ -48,22 +48,22 @@ def test_a_size_that_nobody_asked_for_fits_the_room_and_the_time() -> None:
 
 
 @pytest.mark.parametrize("room", [BenchSpace(10 * MB, None), BenchSpace(None, 100 * MB), BenchSpace(0, 0)])
-def test_no_room_at_all_is_refused_without_a_size_too(room: BenchSpace) -> None:
-    """With numbers, and another way out."""
+def test_too_little_space_is_refused_without_a_size_too(room: BenchSpace) -> None:
+    """The error has the needed and available bytes, and a hint."""
     with pytest.raises(NoSpace, match=r"needs \d.* (MB|GB)") as refused:
         plan_bench(room, None, 5)
     assert refused.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "1.2.3MB", "MB", "-5MB", "5 PB", "5M B"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    """With what one looks like."""
+def test_an_invalid_size_is_refused(text: str) -> None:
+    """An invalid size raises ``ConfigError``."""
     with pytest.raises(ConfigError, match="is not a size"):
         parse_size(text)
 
 
-def test_sizes_are_read_as_they_are_written() -> None:
-    """Decimal units; binary ones with an i."""
+def test_sizes_have_decimal_and_binary_units() -> None:
+    """Units are decimal, or binary with an i."""
     assert [parse_size(text) for text in ("256MB", "256mb", "1G", "1.5 GiB", "4096", "2kB")] == [
         256 * MB,
         256 * MB,
@@ -83,11 +83,11 @@ def test_too_small_a_state_is_refused() -> None:
 @pytest.mark.parametrize(("size", "tensors"), [(MB, None), (500 * MB, None), (12 * MB, 3), (12 * MB, 1000), (MB, 1)])
 def test_the_bytes_are_spread_as_asked(size: int, tensors: int | None) -> None:
     """Parameters and both moments together take the size, within a twentieth."""
-    found = spread(size, tensors)
-    assert abs(12 * sum(found) - size) <= size / 20
-    assert min(found) >= 1
+    elements = spread(size, tensors)
+    assert abs(12 * sum(elements) - size) <= size / 20
+    assert min(elements) >= 1
     if tensors is not None:
-        assert len(found) == -(-tensors // 3)
+        assert len(elements) == -(-tensors // 3)
 
 
 def test_ratios_compare_one_round() -> None:

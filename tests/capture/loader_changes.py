@@ -126,52 +126,54 @@ class InPairs(Sampler[list[int]]):
         return iter([order[first : first + self.size] for first in range(0, self.length, self.size)])
 
 
-def _loader(one: Setting, data: Dataset, plain: type[DataLoader] = DataLoader, **options: Any) -> DataLoader:
+def _loader(setting: Setting, data: Dataset, plain: type[DataLoader] = DataLoader, **options: Any) -> DataLoader:
     other = StatefulDataLoader if plain is DataLoader else DataLoader
-    given = {"batch_size": one.size, "num_workers": one.workers, **options}
-    return (other if one.other_class else plain)(data, **given)
+    given = {"batch_size": setting.size, "num_workers": setting.workers, **options}
+    return (other if setting.other_class else plain)(data, **given)
 
 
-def _weighted(one: Setting) -> WeightedRandomSampler:
-    return WeightedRandomSampler(torch.arange(1.0, one.length + 1), one.length, replacement=False)
+def _weighted(setting: Setting) -> WeightedRandomSampler:
+    return WeightedRandomSampler(torch.arange(1.0, setting.length + 1), setting.length, replacement=False)
 
 
 KINDS: dict[str, Callable[[Setting], DataLoader]] = {
-    "`DataLoader`, in order": lambda one: _loader(one, Numbers(one.length)),
-    "`DataLoader`, `shuffle=True`": lambda one: _loader(one, Numbers(one.length), shuffle=True),
-    "`DataLoader`, `generator=`": lambda one: _loader(
-        one, Numbers(one.length), shuffle=True, generator=torch.Generator().manual_seed(one.seed)
+    "`DataLoader`, in order": lambda setting: _loader(setting, Numbers(setting.length)),
+    "`DataLoader`, `shuffle=True`": lambda setting: _loader(setting, Numbers(setting.length), shuffle=True),
+    "`DataLoader`, `generator=`": lambda setting: _loader(
+        setting, Numbers(setting.length), shuffle=True, generator=torch.Generator().manual_seed(setting.seed)
     ),
-    "`DataLoader`, own sampler": lambda one: _loader(one, Numbers(one.length), sampler=Rotated(one.length)),
-    "`DataLoader`, own batch sampler": lambda one: _loader(
-        one, Numbers(one.length), batch_size=1, batch_sampler=InPairs(one.length, one.size)
+    "`DataLoader`, own sampler": lambda setting: _loader(setting, Numbers(setting.length), sampler=Rotated(setting.length)),
+    "`DataLoader`, own batch sampler": lambda setting: _loader(
+        setting, Numbers(setting.length), batch_size=1, batch_sampler=InPairs(setting.length, setting.size)
     ),
-    "`DataLoader`, `BatchSampler` as sampler": lambda one: _loader(
-        one, Numbers(one.length), batch_size=None, sampler=BatchSampler(Rotated(one.length), one.size, False)
+    "`DataLoader`, `BatchSampler` as sampler": lambda setting: _loader(
+        setting, Numbers(setting.length), batch_size=None, sampler=BatchSampler(Rotated(setting.length), setting.size, False)
     ),
-    "`DataLoader`, `DistributedSampler`": lambda one: _loader(
-        one, Numbers(one.length), sampler=DistributedSampler(Numbers(one.length), num_replicas=1, rank=0, seed=one.seed)
+    "`DataLoader`, `DistributedSampler`": lambda setting: _loader(
+        setting, Numbers(setting.length), sampler=DistributedSampler(Numbers(setting.length), num_replicas=1, rank=0, seed=setting.seed)
     ),
-    "`DataLoader`, `WeightedRandomSampler`": lambda one: _loader(one, Numbers(one.length), sampler=_weighted(one)),
-    "`DataLoader`, persistent workers": lambda one: _loader(one, Numbers(one.length), shuffle=True, persistent_workers=one.workers > 0),
-    "`DataLoader`, stream": lambda one: _loader(one, Stream(one.length)),
-    "`DataLoader`, stream with a seed of its own": lambda one: _loader(one, Clocked(one.length)),
-    "`StatefulDataLoader`, in order": lambda one: _loader(one, Numbers(one.length), StatefulDataLoader),
-    "`StatefulDataLoader`, `shuffle=True`": lambda one: _loader(one, Numbers(one.length), StatefulDataLoader, shuffle=True),
-    "`StatefulDataLoader`, stream": lambda one: _loader(one, Stream(one.length), StatefulDataLoader),
-    "`StatefulDataLoader`, stream with a seed of its own": lambda one: _loader(one, Clocked(one.length), StatefulDataLoader),
-    "`StatefulDataLoader`, stream with a state": lambda one: _loader(one, Keeping(one.length), StatefulDataLoader),
+    "`DataLoader`, `WeightedRandomSampler`": lambda setting: _loader(setting, Numbers(setting.length), sampler=_weighted(setting)),
+    "`DataLoader`, persistent workers": lambda setting: _loader(
+        setting, Numbers(setting.length), shuffle=True, persistent_workers=setting.workers > 0
+    ),
+    "`DataLoader`, stream": lambda setting: _loader(setting, Stream(setting.length)),
+    "`DataLoader`, stream with a seed of its own": lambda setting: _loader(setting, Clocked(setting.length)),
+    "`StatefulDataLoader`, in order": lambda setting: _loader(setting, Numbers(setting.length), StatefulDataLoader),
+    "`StatefulDataLoader`, `shuffle=True`": lambda setting: _loader(setting, Numbers(setting.length), StatefulDataLoader, shuffle=True),
+    "`StatefulDataLoader`, stream": lambda setting: _loader(setting, Stream(setting.length), StatefulDataLoader),
+    "`StatefulDataLoader`, stream with a seed of its own": lambda setting: _loader(setting, Clocked(setting.length), StatefulDataLoader),
+    "`StatefulDataLoader`, stream with a state": lambda setting: _loader(setting, Keeping(setting.length), StatefulDataLoader),
 }
 CHANGES: dict[str, Callable[[Setting], Setting]] = {
-    "none": lambda one: one,
-    "batch size": lambda one: replace(one, size=6),
-    "workers": lambda one: replace(one, workers=1 if one.workers else 2),
-    "no workers": lambda one: replace(one, workers=0),
-    "more samples": lambda one: replace(one, length=60),
-    "fewer samples": lambda one: replace(one, length=44),
-    "seed": lambda one: replace(one, seed=9),
-    "prefetcher": lambda one: replace(one, ahead=True),
-    "other class": lambda one: replace(one, other_class=True),
+    "none": lambda setting: setting,
+    "batch size": lambda setting: replace(setting, size=6),
+    "workers": lambda setting: replace(setting, workers=1 if setting.workers else 2),
+    "no workers": lambda setting: replace(setting, workers=0),
+    "more samples": lambda setting: replace(setting, length=60),
+    "fewer samples": lambda setting: replace(setting, length=44),
+    "seed": lambda setting: replace(setting, seed=9),
+    "prefetcher": lambda setting: replace(setting, ahead=True),
+    "other class": lambda setting: replace(setting, other_class=True),
 }
 STARTS = {"0 workers": 0, "2 workers": 2}
 

@@ -78,32 +78,32 @@ def load(stored: Stored, *, only: Sequence[str] | None = None, piece: int = 0) -
     return plan.result()
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     """Return whether two values are equal in type, structure, dtypes, shapes and every bit, NaNs included."""
     import numpy as np
     import torch
 
-    if isinstance(one, torch.Tensor):
-        if not isinstance(other, torch.Tensor) or (one.dtype, one.shape, one.layout) != (other.dtype, other.shape, other.layout):
+    if isinstance(first, torch.Tensor):
+        if not isinstance(second, torch.Tensor) or (first.dtype, first.shape, first.layout) != (second.dtype, second.shape, second.layout):
             return False
-        if one.layout != torch.strided or one.is_quantized:
-            return store(capture({"x": one}, rng=False)).data == store(capture({"x": other}, rng=False)).data
-        return raw(one) == raw(other)
-    if type(one) is not type(other):
+        if first.layout != torch.strided or first.is_quantized:
+            return store(capture({"x": first}, rng=False)).data == store(capture({"x": second}, rng=False)).data
+        return raw(first) == raw(second)
+    if type(first) is not type(second):
         return False
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    if isinstance(one, np.generic):
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-    if isinstance(one, dict):
-        return len(one) == len(other) and all(same(a, b) and same(one[a], other[b]) for a, b in zip(one, other, strict=True))
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, float):
-        return one.hex() == other.hex()
-    if isinstance(one, complex):
-        return same(one.real, other.real) and same(one.imag, other.imag)
-    return bool(one == other)
+    if isinstance(first, np.ndarray):
+        return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
+    if isinstance(first, np.generic):
+        return first.dtype == second.dtype and first.tobytes() == second.tobytes()
+    if isinstance(first, dict):
+        return len(first) == len(second) and all(same(a, b) and same(first[a], second[b]) for a, b in zip(first, second, strict=True))
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(same(a, b) for a, b in zip(first, second, strict=True))
+    if isinstance(first, float):
+        return first.hex() == second.hex()
+    if isinstance(first, complex):
+        return same(first.real, second.real) and same(first.imag, second.imag)
+    return bool(first == second)
 
 
 def raw(tensor: Any) -> bytes:

@@ -12,7 +12,7 @@ import relight
 from relight.capture import math_init, warm_up_vector_math
 
 
-def test_random_states_and_settings_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_states_and_settings_stay_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Change no generator, default device, default dtype or gradient mode."""
     monkeypatch.setattr(math_init, "_done", False)
     torch.manual_seed(3)

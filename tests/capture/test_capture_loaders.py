@@ -457,7 +457,7 @@ def test_a_loader_of_the_other_kind_is_a_mismatch_before_anything_is_written() -
         assert live.item() == 0
 
 
-def test_a_dataset_that_shrank_is_an_error_that_says_so() -> None:
+def test_a_dataset_that_shrank_is_reported_as_an_error() -> None:
     """Raise an error if the data set has fewer batches than were delivered."""
     seed(1)
     loader = plain(shuffle=False)()
@@ -472,7 +472,7 @@ def test_a_dataset_that_shrank_is_an_error_that_says_so() -> None:
         next(iter(small))
 
 
-def test_an_unwatched_loader_is_said_to_be_unknown() -> None:
+def test_an_unwatched_loader_gets_a_note() -> None:
     """Note that resuming is not exact if a loader is captured in the middle of an uncounted epoch."""
     loader = plain()()
     next(iter(loader))
@@ -503,7 +503,7 @@ def _shift(worker: int) -> None:
 
 @pytest.mark.parametrize("init", [None, _shift], ids=["plain", "own init"])
 @pytest.mark.parametrize("at", [EPOCH, 2 * EPOCH, 2 * EPOCH + 2])
-def test_persistent_workers_resume_behind_an_edge(at: int, init) -> None:
+def test_persistent_workers_resume_after_the_end_of_an_epoch(at: int, init) -> None:
     """After a save at or after an epoch's end, draw no seed that living workers would not have needed."""
 
     def trace(stop: int | None) -> list:
@@ -527,7 +527,7 @@ def test_persistent_workers_resume_behind_an_edge(at: int, init) -> None:
     assert trace(at) == trace(None)
 
 
-class Told(DataLoader):
+class PositionLoader(DataLoader):
     """A custom loader that reports its position."""
 
     at = 0
@@ -548,12 +548,12 @@ class Told(DataLoader):
 def test_a_loader_with_a_state_of_its_own_is_asked_for_it() -> None:
     """Use ``state_dict`` and ``load_state_dict`` of a subclass, before the first batch too."""
     for steps in (0, 3):
-        loader = Told(Noisy(False))
+        loader = PositionLoader(Noisy(False))
         loader.at = 2
         iterator = iter(loader)
         for _ in range(steps):
             next(iterator)
-        resumed_loader = Told(Noisy(False))
+        resumed_loader = PositionLoader(Noisy(False))
         restore(save({"data": loader}), {"data": resumed_loader})
         assert next(iter(resumed_loader)).item() == 2 + steps
 

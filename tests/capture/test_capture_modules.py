@@ -287,7 +287,7 @@ def test_spectral_norm_and_parametrizations_resume() -> None:
         assert equal(source, target) and torch.equal(source.eval()(x), target.eval()(x))
 
 
-def test_what_a_state_dict_leaves_out_is_reported() -> None:
+def test_state_missing_from_a_state_dict_is_reported() -> None:
     """List non-persistent buffers as missed."""
     model = nn.Module()
     model.register_buffer("position", torch.ones(2), persistent=False)
@@ -372,7 +372,7 @@ class Versioned(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
 
-def test_modules_that_look_at_their_version_see_the_one_they_have() -> None:
+def test_modules_receive_the_version_that_saved_them() -> None:
     """Pass the version to a module's loading code, so that a state of the present version is not converted."""
     source, target = Versioned(), Versioned()
     with torch.no_grad():

@@ -60,7 +60,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("warm", [False, True], ids=["fresh", "stepped"])
-def test_every_optimizer_goes_on_as_if_nothing_had_happened(kind: str, warm: bool) -> None:
+def test_every_optimizer_continues_as_if_uninterrupted(kind: str, warm: bool) -> None:
     """Take the next steps of the uninterrupted run after a restore, into a fresh optimizer and into one that has
     stepped elsewhere."""
     make = OPTIMIZERS[kind]
@@ -337,7 +337,7 @@ SCHEDULERS = {
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["float", "tensor"])
 @pytest.mark.parametrize("kind", SCHEDULERS)
-def test_every_scheduler_goes_on_as_if_nothing_had_happened(kind: str, rate: object) -> None:
+def test_every_scheduler_continues_as_if_uninterrupted(kind: str, rate: object) -> None:
     """Compute the uninterrupted run's learning rates after a resume, bit for bit."""
     made = []
     for seed in (1, 2):

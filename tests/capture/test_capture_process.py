@@ -27,7 +27,7 @@ def draw() -> tuple:
     return random.random(), random.gauss(0, 1), float(np.random.randn()), np.random.permutation(5).tolist(), torch.randn(3).tolist()
 
 
-def test_host_generators_go_on_where_they_were() -> None:
+def test_host_generators_continue_their_sequences() -> None:
     """Continue Python's, NumPy's and torch's generators by default as in the uninterrupted run."""
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     draw()
@@ -181,7 +181,7 @@ def test_the_environment_is_json_and_equal_to_itself() -> None:
         assert key in now, key
 
 
-def test_flags_that_break_exactness_are_told_one_by_one() -> None:
+def test_differences_that_break_exactness_are_reported_one_by_one() -> None:
     """Report each difference of threads, determinism, precision, TF32 and versions as a sentence."""
     before, threads = environment(), torch.get_num_threads()
     try:
@@ -223,7 +223,7 @@ def test_the_code_revision_is_that_of_the_script_not_of_the_folder(tmp_path: Pat
     assert run()["changes"]
 
 
-def test_git_answers_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_is_awaited_only_when_its_answer_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for git only when its answer is needed, in any number of threads. A missing answer counts as none."""
     module = sys.modules["relight.capture.environment"]
 
@@ -252,7 +252,7 @@ def test_git_answers_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None
     may_answer.set()
 
 
-def test_changed_code_is_told_also_where_it_is_not_committed() -> None:
+def test_changed_code_is_reported_even_if_uncommitted() -> None:
     """Treat equal commits with different uncommitted changes as different code, and with equal changes as equal
     code."""
     clean, first, second = ({"code": {"commit": "a" * 40, "changes": digest}} for digest in (None, "1", "2"))

@@ -221,7 +221,7 @@ def _unsavable() -> dict[str, object]:
     }
 
 
-def test_all_that_cannot_be_saved_is_refused_at_once_by_path() -> None:
+def test_unsupported_values_are_refused_at_once_by_path() -> None:
     """Name every value that cannot be saved in one error, before anything is written."""
     bad = _unsavable()
     with pytest.raises(IncompatibleState) as caught:

@@ -94,7 +94,7 @@ Point = collections.namedtuple("Point", "x y")
 
 
 @pytest.mark.parametrize("value", [Tagged("x"), range(3), slice(1), {Colour.RED}, {Colour.RED: 1}, {(1, Colour.RED): 1}], ids=repr)
-def test_a_value_whose_type_would_change_is_refused(value: object) -> None:
+def test_a_value_that_would_change_its_type_is_refused(value: object) -> None:
     """Refuse subclasses of plain types, and enums as keys, by path at any depth. They are never converted."""
     with pytest.raises(IncompatibleState) as caught:
         capture({"x": {"y": value}}, rng=False)
@@ -114,15 +114,15 @@ CLASSES = [
 ]  # fmt: skip
 
 
-def alike(one: Any, other: Any) -> bool:
+def alike(first: Any, second: Any) -> bool:
     """Return whether two values are equal and of the same classes."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, (tuple, collections.deque)):
-        return type(one) is type(other) and len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
-    return type(one) is type(other) and bool(one == other)
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, (tuple, collections.deque)):
+        return type(first) is type(second) and len(first) == len(second) and all(map(alike, first, second))
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(alike(first[key], second[key]) for key in first)
+    return type(first) is type(second) and bool(first == second)
 
 
 class Stateful:
@@ -266,7 +266,7 @@ def test_the_names_capture_uses_itself_are_refused() -> None:
     ],
     ids=["torch", "pcg64", "mt19937", "philox", "sfc64", "legacy", "python"],
 )
-def test_generators_handed_over_go_on_where_they_were(make) -> None:
+def test_generators_given_as_values_continue_their_sequences(make) -> None:
     """Draw the uninterrupted run's numbers after a resume, also in the middle of a pair of normals."""
 
     def draw(generator) -> list:

@@ -28,12 +28,12 @@ def order_of(length: int, *, shuffle: bool = True, seed: int = 0, epoch: int = 0
 
 
 def maker(length: int, batch: int | None = 2, *, loader: Any = DataLoader, kind: Any = DistributedSampler, drops: bool = False, wrap: bool = False,
-          dealing: dict[str, Any] | None = None, **options: Any) -> Any:  # fmt: skip
+          sampler_options: dict[str, Any] | None = None, **options: Any) -> Any:  # fmt: skip
     """Return a maker of loaders over the numbers below ``length``."""
 
     def make(rank: int, world: int) -> DataLoader:
         data = torch.arange(length)
-        sampler = kind(data, num_replicas=world, rank=rank, **(dealing or {}))
+        sampler = kind(data, num_replicas=world, rank=rank, **(sampler_options or {}))
         if wrap:
             return loader(data, batch_sampler=BatchSampler(sampler, batch, drops), **options)
         return loader(data, batch_size=batch, sampler=sampler, drop_last=drops, **options)
@@ -41,7 +41,7 @@ def maker(length: int, batch: int | None = 2, *, loader: Any = DataLoader, kind:
     return make
 
 
-def test_dealt_out_to_as_many_the_rest_is_what_they_would_have_had() -> None:
+def test_with_unchanged_ranks_the_rest_equals_their_own_shares() -> None:
     """With an unchanged number of ranks, the shares of the rest equal the tails of the sampler's own shares. This
     includes repeated samples. Checked for every length, position and number of ranks."""
     for length in range(1, 14):
@@ -60,12 +60,12 @@ CASES = 240
 def a_chain(dice: random.Random) -> None:
     """Interrupt one training epoch several times, then run the next epoch to its end."""
     length, drop, drops = dice.randint(1, 60), dice.random() < 0.3, dice.random() < 0.3
-    dealing = {"shuffle": dice.random() < 0.8, "seed": dice.randint(0, 5), "drop_last": drop}
+    sampler_options = {"shuffle": dice.random() < 0.8, "seed": dice.randint(0, 5), "drop_last": drop}
     epoch, batch, world = dice.randint(0, 4), dice.randint(1, 4), dice.randint(1, 5)
-    order = order_of(length, shuffle=dealing["shuffle"], seed=dealing["seed"], epoch=epoch)
+    order = order_of(length, shuffle=sampler_options["shuffle"], seed=sampler_options["seed"], epoch=epoch)
 
     def make(rank: int, world: int) -> DataLoader:
-        return maker(length, batch, drops=drops, dealing=dealing)(rank, world)  # type: ignore[no-any-return]
+        return maker(length, batch, drops=drops, sampler_options=sampler_options)(rank, world)  # type: ignore[no-any-return]
 
     job, ledger, over = Job(world, make), [], False
     job.begin(epoch)
@@ -129,7 +129,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda value: value.replace(" ", "-"))
-def test_every_kind_of_loader_goes_on(kind: str) -> None:
+def test_every_kind_of_loader_resumes(kind: str) -> None:
     """Resume with three ranks after two, kill those three twice, resume with two, then run a plain epoch."""
     make, order = KINDS[kind], order_of(35, epoch=1)
     job = Job(2, make)
@@ -193,7 +193,7 @@ def test_a_rest_saved_and_resumed_by_as_many_is_exact() -> None:
         assert delivered == expected, kill_step
 
 
-def test_what_is_dealt_out_is_the_samplers_matter_not_the_worlds() -> None:
+def test_samples_are_sharded_by_the_sampler_not_the_world() -> None:
     """Shard by the sampler's number of replicas, not by the world size. First two groups of two ranks share data, then
     four ranks have a share each, then two ranks have."""
 
@@ -218,7 +218,7 @@ def test_what_is_dealt_out_is_the_samplers_matter_not_the_worlds() -> None:
     assert ledger + in_turn(job.rest()) == order_of(24)
 
 
-def test_one_process_and_many() -> None:
+def test_resume_between_one_rank_and_several() -> None:
     """Resume across one rank and several if the loader has a ``DistributedSampler``. A shuffling loader has another
     order."""
     make = maker(20)
@@ -301,7 +301,7 @@ class Pairs(BatchSampler):
         return super().__iter__()
 
 
-def test_a_sampler_with_an_order_of_its_own_goes_on() -> None:
+def test_a_sampler_with_its_own_order_resumes() -> None:
     """Resume a custom order that depends only on seed and epoch, and is sharded round-robin."""
     make = maker(20, kind=Reversed)
     job = Job(2, make)
@@ -339,14 +339,14 @@ REASONS = {
     "out of order": (maker(12, num_workers=1, in_order=False), None, "with in_order=False it is unknown which samples were delivered"),
     "other sampler": (maker(12), maker(12, kind=Reversed), "its order was made by DistributedSampler.__iter__, and is by Reversed.__iter__ now"),
     "other data": (maker(12), maker(14), "its data set had 12 samples, and has 14 now"),
-    "other seed": (maker(12), maker(12, dealing={"seed": 4}), "its sampler had seed 0, and has seed 4 now"),
-    "no shuffling": (maker(12), maker(12, dealing={"shuffle": False}), "its sampler had seed 0, and has no shuffling now"),
+    "other seed": (maker(12), maker(12, sampler_options={"seed": 4}), "its sampler had seed 0, and has seed 4 now"),
+    "no shuffling": (maker(12), maker(12, sampler_options={"shuffle": False}), "its sampler had seed 0, and has no shuffling now"),
     "no sampler now": (maker(12), lambda rank, world: DataLoader(torch.arange(12), 2), "its SequentialSampler does not shard a seeded order among ranks"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("why", REASONS, ids=lambda value: value.replace(" ", "-"))
-def test_what_cannot_go_on_begins_anew_and_says_why(why: str) -> None:
+def test_a_loader_that_cannot_resume_restarts_and_reports_why(why: str) -> None:
     """Report the loader's name and the reason, and deliver a whole epoch."""
     before, after, reason = REASONS[why]
     job = Job(2, before)
@@ -366,37 +366,37 @@ def test_what_cannot_go_on_begins_anew_and_says_why(why: str) -> None:
     assert epochs[0] == epochs[1] or why == "out of order"
 
 
-def test_ranks_that_were_not_alike_begin_anew() -> None:
+def test_ranks_that_differ_restart_the_epoch() -> None:
     """Restart the epoch if the ranks have unequal batch counts, seeds or epochs. The same holds for a missing rank,
     uncounted batches, and a loader that was not sharded."""
     job = Job(3, PLAIN)
     job.begin(0)
     job.steps(1)
     next(job.iterators[1])  # type: ignore[index]
-    assert said(job) == "its ranks differ: samples delivered 6 on rank 0, 12 on rank 1"
-    job = Job(3, lambda rank, world: maker(12, dealing={"seed": rank // 2})(rank, world))
+    assert restart_reason(job) == "its ranks differ: samples delivered 6 on rank 0, 12 on rank 1"
+    job = Job(3, lambda rank, world: maker(12, sampler_options={"seed": rank // 2})(rank, world))
     job.begin(0)
-    assert said(job) == "its ranks differ: seed 0 on rank 0, 1 on rank 2"
+    assert restart_reason(job) == "its ranks differ: seed 0 on rank 0, 1 on rank 2"
     job = Job(3, lambda rank, world: PLAIN(rank // 2, world))
     job.begin(0)
-    assert said(job) == "of the 3 ranks that shared its samples, number 2 has not saved it"
+    assert restart_reason(job) == "of the 3 ranks that shared its samples, number 2 has not saved it"
     job = Job(3, PLAIN)
     job.begin(0)
     for loader in job.loaders:
         unwatch_loaders({"data": loader})
-    assert said(job) == "batches it delivered before it was watched were not counted"
+    assert restart_reason(job) == "batches it delivered before it was watched were not counted"
     job = Job(3, lambda rank, world: PLAIN(rank, world) if rank < 2 else DataLoader(torch.arange(12), 2))
     job.begin()
-    assert said(job) == "rank 2: its SequentialSampler does not shard a seeded order among ranks"
+    assert restart_reason(job) == "rank 2: its SequentialSampler does not shard a seeded order among ranks"
 
 
-def said(job: Job) -> str:
+def restart_reason(job: Job) -> str:
     """Return why a loader restarts its epoch."""
     _, carried = resumed(job.save(), 2, PLAIN)
     return carried[0].notes[1].removeprefix("data starts its epoch again: ")
 
 
-def test_between_epochs_nothing_is_said_of_loaders() -> None:
+def test_between_epochs_no_note_mentions_loaders() -> None:
     """Report nothing about loaders before the first epoch and after the end of one."""
     job = Job(2, PLAIN)
     for epoch in (0, 1):

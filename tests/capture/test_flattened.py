@@ -105,7 +105,7 @@ def values(components: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("keep", [False, True])
-def test_it_is_captured_as_if_nothing_had_been_flattened(keep: bool) -> None:
+def test_a_flattened_state_is_captured_like_a_plain_one(keep: bool) -> None:
     """Capture the names, roles, shapes, bytes, ties, buffers and extra states of the unflattened module, and an
     optimizer's moments by parameter."""
     torch.manual_seed(0)
@@ -121,7 +121,7 @@ def test_it_is_captured_as_if_nothing_had_been_flattened(keep: bool) -> None:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("keep", [False, True])
-def test_it_is_walked_once(keep: bool) -> None:
+def test_a_flattened_state_is_traversed_once(keep: bool) -> None:
     """Reuse the first capture's walk in the second, also after a forward pass without a backward pass."""
     components = trained(flattened(Net(), keep, Block))
     recall = CaptureCache()
@@ -142,7 +142,7 @@ def test_wrappers_further_in_leave_no_trace_in_names() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_what_cannot_be_told_apart_is_refused() -> None:
+def test_a_flattened_state_that_cannot_be_split_is_refused() -> None:
     """Refuse a module with its own ``state_dict`` code, and parameters that are not stored row by row."""
 
     class Own(nn.Linear):
@@ -259,7 +259,7 @@ def stepped(net: nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.mark.usefixtures("first_of_two")
-def test_what_is_flattened_with_one_of_another_shape_begins_anew_and_that_is_said() -> None:
+def test_a_flattened_state_with_one_wrong_shape_is_skipped_and_reported() -> None:
     """Skip the whole flattened state if one tensor in it does not fit: half a state is worse than none. The components'
     order does not matter."""
 

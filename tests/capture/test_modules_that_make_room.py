@@ -216,7 +216,7 @@ def test_an_entry_that_loading_does_not_take_is_found_without_a_restore() -> Non
 @pytest.mark.parametrize(
     "model", [around(Range()), lazy(), Converted(1.0), around(NoneAtFirst())], ids=["observer", "lazy", "subclass", "none"]
 )
-def test_what_can_be_restored_is_not_refused(model: nn.Module) -> None:
+def test_a_restorable_module_is_not_refused(model: nn.Module) -> None:
     """Accept, at the first save, every module that can be restored."""
     if isinstance(model, nn.Sequential):
         model(torch.randn(6, 5)) if len(model) == 4 else model[1].see(torch.randn(4, 4))

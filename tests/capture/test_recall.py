@@ -167,7 +167,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_was_seen_before_changes_nothing(seed: int) -> None:
+def test_an_incremental_capture_equals_a_full_one(seed: int) -> None:
     """Compare names, roles, bytes and tree with a full capture after random changes."""
     rng = random.Random(seed)
     torch.manual_seed(seed)

@@ -163,9 +163,7 @@ def test_changes_have_a_digest(tmp_path: Path, main: Callable[[Path | None], Non
 
 
 @pytest.mark.parametrize("name, value", [("core.fileMode", "false"), ("core.autocrlf", "true"), ("core.eol", "crlf")])
-def test_what_the_repository_does_not_count_as_a_change_is_none(
-    tmp_path: Path, main: Callable[[Path | None], None], name: str, value: str
-) -> None:
+def test_changes_follow_the_repositorys_settings(tmp_path: Path, main: Callable[[Path | None], None], name: str, value: str) -> None:
     """Follow the repository's settings of modes and line ends for what counts as a change."""
     folder = repository(tmp_path / "repo")
     (folder / ".gitattributes").write_text("*.txt text\n")

@@ -1,4 +1,4 @@
-"""Where the forge and the examiner are."""
+"""Import paths of ``forge`` and ``examine``."""
 
 import sys
 from pathlib import Path

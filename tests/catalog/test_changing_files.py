@@ -90,7 +90,7 @@ class Meddling(Disk):
 @pytest.mark.parametrize("at", [1, 2, 3, 5])
 @pytest.mark.parametrize(("name", "change"), CHANGES, ids=[name for name, _ in CHANGES])
 def test_a_pack_changed_while_it_is_read(name: str, change: Change, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one reader hands out comes from one file and is what was committed, whatever happens to the name meanwhile."""
+    """If a pack's name changes during a read, all returned bytes are from one file and equal the committed ones."""
     monkeypatch.setattr(read, "READ_BYTES", 1)  # each chunk by itself
     opened = opened_at(tmp_path)
     disk = Meddling(change, tmp_path / PACK, at)
@@ -140,8 +140,8 @@ def test_one_hostile_run_hides_no_other(tmp_path: Path) -> None:
         Run(store, "evil").view()
 
 
-def test_verify_says_when_it_names_not_all() -> None:
-    """Of many tensors in one damaged chunk the first are named, and how many more there are."""
+def test_verify_counts_the_tensors_that_it_does_not_name() -> None:
+    """If one damaged chunk has many tensors, the first ones are named and the rest is counted."""
     store = load({})
     items = [Item(f"t{n:02d}", "uint8", (4,), "value", Bytes(bytes([n] * 4))) for n in range(30)]
     saved = Attempt.begin(store, RUN).save(SaveRequest(SaveInfo(step=1), tree=encode_tree(None), items=items))
@@ -157,14 +157,14 @@ class Private(Disk):
     """A disk on which one directory is another user's."""
 
     def lstat(self, path: str) -> os.stat_result:
-        """Refuses below that directory."""
+        """Refuse every path inside that directory."""
         if "/private/" in path:
             raise PermissionError(errno.EACCES, "Permission denied", path)
         return super().lstat(path)
 
 
-def test_another_users_directory_beside_the_runs_is_no_obstacle(tmp_path: Path) -> None:
-    """A store may be made and listed in a directory where not all can be read, such as /tmp."""
+def test_an_unreadable_directory_next_to_the_runs_is_no_obstacle(tmp_path: Path) -> None:
+    """A store can be created and listed in a directory with unreadable entries, such as /tmp."""
     (tmp_path / "private").mkdir()
     store = LocalStore(tmp_path, disk=Private())
     Attempt.begin(store, RUN).save(request(1))

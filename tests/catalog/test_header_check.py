@@ -35,7 +35,7 @@ def made(items: list[Item]) -> tuple[Part, bytes]:
 
 
 def changed(header: bytes, change: Any) -> bytes:
-    """Another header of the same length."""
+    """Return a changed header of the same length."""
     entries = json.loads(header[8:])
     change(entries)
     body = json.dumps(entries, ensure_ascii="ud800" in str(entries), separators=(",", ":")).encode()
@@ -43,7 +43,7 @@ def changed(header: bytes, change: Any) -> bytes:
     return header[:8] + body.ljust(len(header) - 8)
 
 
-LIES: dict[str, Any] = {
+DIFFERENCES: dict[str, Any] = {
     "a tensor more": lambda entries: entries.update(x={"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}),
     "a tensor less": lambda entries: entries.pop("a"),
     "another name": lambda entries: entries.update(b=entries.pop("a")),
@@ -55,22 +55,22 @@ SAME: dict[str, Any] = {
     "other metadata": lambda entries: entries["__metadata__"].update(id="q" * 10, more="x"),
     "no metadata": lambda entries: entries.pop("__metadata__"),
     "another order": lambda entries: entries.update(a=entries.pop("a")),
-    "metadata that are no texts": lambda entries: entries.update(__metadata__={"a": [1]}),
+    "metadata that are not texts": lambda entries: entries.update(__metadata__={"a": [1]}),
     "half a character": lambda entries: entries["__metadata__"].update(more="\ud800"),
-    "as it is": lambda entries: None,
+    "unchanged": lambda entries: None,
 }
 
 
 @pytest.mark.parametrize("items", [ITEMS, [*ITEMS, EMPTY]], ids=["whole", "one takes no bytes"])
 @pytest.mark.parametrize("at_a_glance", [True, False])
-def test_lies_are_refused(items: list[Item], at_a_glance: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_that_differ_from_the_part_are_refused(items: list[Item], at_a_glance: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every difference is found. A header with equal contents in another notation is accepted."""
     if not at_a_glance:
         monkeypatch.setattr(verify, "_as_written", lambda *_: None)
     part, header = made(items)
-    for lie in LIES.values():
+    for edit in DIFFERENCES.values():
         with pytest.raises(CorruptCheckpoint, match="disagrees with the part about"):
-            verify._check_header(changed(header, lie), part, 0, "pack")
+            verify._check_header(changed(header, edit), part, 0, "pack")
     for other in SAME.values():
         verify._check_header(changed(header, other), part, 0, "pack")
     for cut in (header[:-1], header[:8] + b"x" * (len(header) - 8), header[:9]):
@@ -79,7 +79,7 @@ def test_lies_are_refused(items: list[Item], at_a_glance: bool, monkeypatch: pyt
 
 
 def test_headers_that_no_tensor_fits_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is made of countless tensors for the sake of a few bytes; nor is one taken that is longer than others allow."""
+    """A header that is too short for the tensors, or too long for other readers, is refused before one is built."""
     part, header = made(ITEMS)
     monkeypatch.setattr(verify, "encode_header", lambda *_: pytest.fail("it was made"))
     short = b'{"__metadata__":{}}'
@@ -99,6 +99,6 @@ def test_the_usual_header_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     "data", [b"", b"x" * 40, b'12345678{"__metadata__":', b'12345678{"__metadata__":7,', b'12345678{"__metadata__":{"a":"b","a":"c"},',
              b'12345678{"__metadata__":' + b"[" * 100_000, b'12345678{"__metadata__":{"a":' + b"9" * 100_000]
 )  # fmt: skip
-def test_metadata_that_are_none(data: bytes) -> None:
-    """Nothing is made of them, in no time."""
+def test_invalid_metadata_are_ignored_quickly(data: bytes) -> None:
+    """``header_metadata`` returns None for an invalid header, without parsing deep nesting or long numbers."""
     assert header_metadata(data) is None

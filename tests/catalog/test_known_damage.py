@@ -28,7 +28,8 @@ PACK = "pack-00000-000.safetensors"
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """``demo`` with four checkpoints; one byte of the third is wrong, in its pack: metadata and sizes do not show it."""
+    """A store whose run ``demo`` has four checkpoints. One byte in the third one's pack is wrong, which its metadata
+    and sizes do not show."""
     fill(tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     flip(directory(tmp_path / "runs", 2) / PACK)
@@ -42,12 +43,13 @@ def relight(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
 
 
 def history(path: Path):
-    """Of ``demo``, as its log has it now."""
+    """Return the present history of ``demo``."""
     return Run(open_bytes(path), "demo").history()
 
 
-def test_what_verify_finds_is_shown_by_all(relight, runs: Path) -> None:
-    """ls, show, doctor, ready, and what is watched name the damaged checkpoint, what is wrong, and what found it."""
+def test_damage_found_by_verify_is_shown_by_all_commands(relight, runs: Path) -> None:
+    """ls, show, doctor, ready and the monitoring name the damaged checkpoint, the damage, and the command that found
+    it."""
     bad, good = ids(runs)[2], ids(runs)[3]
     findings = relight("doctor", "runs/demo", "--json").json["findings"]
     assert not [finding for finding in findings if "demo" in finding["where"]], "metadata and sizes are as committed"
@@ -66,8 +68,8 @@ def test_what_verify_finds_is_shown_by_all(relight, runs: Path) -> None:
     assert seen.damaged == 1 and dict(seen.bad)[bad].startswith("damaged: ")
 
 
-def test_what_is_whole_again_is_no_longer_shown(relight, runs: Path) -> None:
-    """A verification that finds every byte as committed clears what an earlier one found; so does scrub's repair."""
+def test_repaired_damage_is_no_longer_shown(relight, runs: Path) -> None:
+    """A verification without damage clears recorded damage. A repair by scrub does, too."""
     bad = ids(runs)[2]
     relight("verify", "runs/demo")
     relight("verify", "runs/demo")
@@ -81,13 +83,13 @@ def test_what_is_whole_again_is_no_longer_shown(relight, runs: Path) -> None:
 
 
 def test_a_restore_has_its_next_attempt_record_what_it_skipped(tmp_path: Path) -> None:
-    """What a restore could not read is in the log once the run saves again; the restore itself writes nothing."""
+    """The next attempt records what a restore could not read. The restore itself writes nothing."""
     script = f"""
 import sys, torch, relight
 model = torch.nn.Linear(2, 2)
 with relight.Checkpointer({str(tmp_path / "runs/demo")!r}, model=model, save=relight.every(steps=1), background=False) as ckpt:
     first = ckpt.restore()
-    if sys.argv[1] == "look":
+    if sys.argv[1] == "restore":
         sys.exit(0)
     for step in range(first, first + 2):
         ckpt.step(step)
@@ -97,7 +99,7 @@ with relight.Checkpointer({str(tmp_path / "runs/demo")!r}, model=model, save=rel
     newest = ids(tmp_path / "runs")[-1]
     flip(directory(tmp_path / "runs", -1) / PACK)
     head = Run(open_bytes(tmp_path / "runs"), "demo").view().head
-    run("look")
+    run("restore")
     assert Run(open_bytes(tmp_path / "runs"), "demo").view().head == head
     run("train")
     assert damage(history(tmp_path / "runs"))[newest].by.startswith("a restore on ")
@@ -135,7 +137,7 @@ def test_retention_keeps_at_least_what_it_kept(runs: Path) -> None:
 
 
 def test_nothing_is_recorded_where_it_cannot_be_or_would_not_count(runs: Path, tmp_path: Path) -> None:
-    """A store that refuses writes is read all the same; a log that is signed gets no unsigned record."""
+    """A store that refuses writes can still be read. A signed log gets no unsigned record."""
 
     class ReadOnly(LocalStore):
         def put_once(self, key: str, data: bytes) -> bool:

@@ -102,7 +102,7 @@ def all_of(made: Made, opened: Opened) -> tuple[Wants, list[Some]]:
 
 
 def read_all(made: Made, world: ThreadGroup, node: bytes = NODE, **options: Any) -> tuple[int, list[bytes]]:
-    """As a rank that wants everything: what it read, and what it has."""
+    """Read all tensors as one rank. Return the bytes that the rank read itself, and all contents."""
     opened = made.opened()
     wants, sinks = all_of(made, opened)
     report = read_together(world.gather, world.rank, node, opened, {0: wants}, **options)
@@ -111,7 +111,7 @@ def read_all(made: Made, world: ThreadGroup, node: bytes = NODE, **options: Any)
 
 
 def outcomes(size: int, action: Callable[[ThreadGroup], Any]) -> list[Any]:
-    """What each rank gave, or the error that it raised."""
+    """Return each rank's result, or the error that it raised."""
 
     def guarded(world: ThreadGroup) -> Any:
         try:
@@ -123,8 +123,8 @@ def outcomes(size: int, action: Callable[[ThreadGroup], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_what_each_wants_arrives_and_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Random tensors, chunks, runs, places, ranks on one or two nodes, each wanting random stretches."""
+def test_each_rank_gets_its_tensors_and_bytes_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Random tensors, chunks and runs, with ranks on one or two nodes that each need random ranges."""
     chance = random.Random(seed)
     chunk = 16 * chance.randrange(16, 1000)
     monkeypatch.setattr("relight.commit.plan.cut_chunks", partial(cut_chunks, chunk_bytes=chunk, group_bytes=min(chunk, 700)))
@@ -159,43 +159,43 @@ def test_what_each_wants_arrives_and_is_read_once(tmp_path: Path, monkeypatch: p
     by_rank = ThreadGroup.run(size, rank, timeout_s=20)
     if read_assignment.LENT_CHUNK_BYTES_MAX > chunk:
         for node in (b"a", b"b"):
-            reports = [one for one, name in zip(by_rank, nodes, strict=True) if name == node]
+            reports = [result for result, name in zip(by_rank, nodes, strict=True) if name == node]
             assert sum(count for count, _ in reports) == bytes_of(made.opened(), [wants for _, wants in reports])
 
 
-def test_what_all_want_is_dealt_evenly(made: Made) -> None:
-    """Each of four reads a quarter, within a few runs."""
+def test_common_chunks_are_read_in_equal_shares(made: Made) -> None:
+    """Each of four ranks reads a quarter, to within a few runs of chunks."""
     results = outcomes(4, lambda world: read_all(made, world))
     total = sum(count for count, _ in results)
     assert all(contents == made.values for _, contents in results)
     assert all(abs(count - total / 4) <= 3 * read_assignment.LENT_RUN_BYTES for count, _ in results)
 
 
-def test_other_nodes_lend_nothing(made: Made) -> None:
-    """Each reads all of it."""
+def test_other_nodes_share_nothing(made: Made) -> None:
+    """On different nodes, each rank reads all bytes itself."""
     results = outcomes(2, lambda world: read_all(made, world, node=bytes([world.rank])))
     assert results[0][0] == results[1][0] == bytes_of(made.opened(), [all_of(made, made.opened())[0]])
 
 
-def test_little_is_not_lent(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading it twice costs less than meeting."""
+def test_a_small_read_is_not_shared(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small read is not shared, because reading it twice costs less than the exchange."""
     monkeypatch.setattr(node_shared_read, "INLINE_BYTES", 1 << 30)
     monkeypatch.setattr(node_shared_read, "_SharedRead", None)
     assert all(contents == made.values for _, contents in outcomes(2, lambda world: read_all(made, world)))
 
 
-def test_damage_that_one_finds_is_an_error_on_all(made: Made) -> None:
-    """Who reads it names file and chunk; the others name the rank."""
+def test_damage_found_by_one_rank_is_an_error_on_all_ranks(made: Made) -> None:
+    """The rank that reads the damage reports file and chunk. The other ranks report that rank."""
     made.damage()
     errors = outcomes(3, lambda world: read_all(made, world))
     assert all(isinstance(result, CorruptCheckpoint) for result in errors)
     messages = [str(result) for result in errors]
-    assert all("is not what was committed" in one and "pack-" in one for one in messages)
-    assert sum("rank " in one for one in messages) == 2
+    assert all("is not what was committed" in message and "pack-" in message for message in messages)
+    assert sum("rank " in message for message in messages) == 2
 
 
-def test_a_rank_that_goes_silent_is_done_without(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its socket ends in the middle: what it had not lent yet the others read."""
+def test_a_rank_that_goes_silent_is_replaced(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a rank's socket closes during the exchange, the other ranks read its remaining chunks."""
     send, count = node_shared_read._Borrower.send, iter(range(1000))
 
     def fails(self: node_shared_read._Borrower, *frame: Any) -> None:
@@ -256,7 +256,7 @@ def test_a_fake_door_gets_no_memory() -> None:
 
 
 def test_a_rank_that_does_not_take_is_not_waited_for(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is late: its places are used again, and it reads by itself what it could not take in time."""
+    """If a rank is too slow to take chunks, their memory is used again, and the rank reads these chunks itself."""
     take, late = node_shared_read._ReadTable.take, threading.Event()
 
     def slow(self: node_shared_read._ReadTable, number: int, data: memoryview) -> None:
@@ -327,18 +327,18 @@ class _Killed(LocalStore):
         return reader
 
 
-def _exchange(one: socket.socket, rank: int) -> Callable[[bytes, str], list[bytes]]:
+def _exchange(connection: socket.socket, rank: int) -> Callable[[bytes, str], list[bytes]]:
     def gather(data: bytes, doing: str) -> list[bytes]:
-        one.sendall(struct.pack("<I", len(data)) + data)
-        size = struct.unpack("<I", one.recv(4, socket.MSG_WAITALL))[0]
-        other = one.recv(size, socket.MSG_WAITALL)
+        connection.sendall(struct.pack("<I", len(data)) + data)
+        size = struct.unpack("<I", connection.recv(4, socket.MSG_WAITALL))[0]
+        other = connection.recv(size, socket.MSG_WAITALL)
         return [data, other] if rank == 0 else [other, data]
 
     return gather
 
 
-def test_a_killed_reader_is_done_without(made: Made) -> None:
-    """Two processes; one is killed as it reads: the other has all of it all the same."""
+def test_a_killed_reader_is_replaced(made: Made) -> None:
+    """If one of two processes is killed during the read, the other one still gets all bytes."""
     here, theirs = socket.socketpair()
     child = os.fork()
     if not child:
@@ -357,8 +357,8 @@ def test_a_killed_reader_is_done_without(made: Made) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-def test_nothing_is_left_behind(made: Made) -> None:
-    """After three shared reads no new descriptor is open and no new thread runs."""
+def test_no_descriptor_and_no_thread_is_left(made: Made) -> None:
+    """Three shared reads leave no new descriptor open and no new thread running."""
     outcomes(3, lambda world: read_all(made, world))
     threads, descriptors = threading.enumerate(), open_descriptors()
     for _ in range(3):
@@ -368,8 +368,8 @@ def test_nothing_is_left_behind(made: Made) -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_dealing_covers_what_several_need_once(seed: int) -> None:
-    """Each chunk that two or more need is in one run; its takers are those who need it, its owner one of them; loads are even."""
+def test_runs_cover_each_chunk_that_several_ranks_need_once(seed: int) -> None:
+    """Each chunk that two or more ranks need is in one run, owned by one of them. The ranks' loads are even."""
     chance = random.Random(seed)
     ranks = range(chance.randrange(2, 7))
     lengths = {(0, pack): [chance.randrange(1, 3 << 20) for _ in range(chance.randrange(1, 60))] for pack in range(3)}
@@ -402,8 +402,8 @@ def test_dealing_covers_what_several_need_once(seed: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 1000])
-def test_needs_are_heard_as_they_were_told(count: int) -> None:
-    """Some, none, all; what says of too many chunks, or nothing, is refused."""
+def test_encoded_needs_decode_to_the_same_chunks(count: int) -> None:
+    """Any set of chunks survives encoding. Needs for too many chunks, and invalid bytes, are refused."""
     chance = random.Random(count)
     for chunks in ([], list(range(count)), sorted(chance.sample(range(count), count // 2))):
         encoded = encode_needs(chunks, count)

@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 class Parts(nn.Module):
-    """Two large tensors and small ones of other kinds."""
+    """A module with two large tensors and small ones of other dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def read_fixture(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_tensor_is_read_when_it_is_touched(tmp_path: Path, read: list[int]) -> None:
-    """Loading reads no tensor; touching one brings its bytes in and leaves the others out; all are equal to what was saved."""
+    """Loading reads no tensor. Touching a tensor reads only its bytes. All values equal the saved ones."""
     state = saved(tmp_path)
     whole = sum(value.nbytes for value in state.values())
     loaded = relight.load(tmp_path / "run", mmap=True)
@@ -94,8 +94,8 @@ def test_the_file_is_never_written(tmp_path: Path) -> None:
     assert torch.equal(loaded["second"], state["second"])
 
 
-def test_what_is_not_raw_is_read_and_checked(tmp_path: Path, read: list[int]) -> None:
-    """Coded chunks are decoded as ever."""
+def test_coded_packs_are_read_and_checked(tmp_path: Path, read: list[int]) -> None:
+    """Coded chunks are read, verified and decoded, because they cannot be mapped."""
     state = saved(tmp_path, compact=relight.Compact(reuse=False, lossy={"none/*": "int8"}, codecs="always"))
     model = Parts()
     with relight.Checkpointer(
@@ -109,8 +109,8 @@ def test_what_is_not_raw_is_read_and_checked(tmp_path: Path, read: list[int]) ->
     assert all(torch.equal(value, loaded[name]) for name, value in state.items())
 
 
-def test_what_cannot_be_mapped_is_refused(tmp_path: Path) -> None:
-    """An encrypted store, and a store in memory; a pack that is shorter than was committed."""
+def test_stores_that_cannot_be_mapped_are_refused(tmp_path: Path) -> None:
+    """Encrypted stores, stores in memory, and packs shorter than committed are refused."""
     key = tmp_path / "key"
     write_key_file(str(key))
     saved(tmp_path / "hidden", encrypt=f"file:{key}")

@@ -1,4 +1,4 @@
-"""How tensors are read: what goes past the page cache, what comes from it, how often, and what becomes of an error in the middle."""
+"""How tensors are read: around or through the page cache, how often, and with which result after an error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def made(tmp_path: Path) -> Made:
 
 
 def forget(path: Path) -> None:
-    """Out of the page cache with it."""
+    """Drop a file from the page cache."""
     fd = os.open(path, os.O_RDONLY)
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -118,8 +118,8 @@ class Bytesize(KnowsStraight, CountingDisk):
         return got
 
 
-def test_what_is_not_cached_is_read_past_the_cache_and_each_byte_once(made: Made) -> None:
-    """A restore leaves the page cache to others, and reads the file once but for the pages that two reads share."""
+def test_uncached_bytes_are_read_directly_and_once(made: Made) -> None:
+    """A restore leaves the page cache to others. It reads the file once, except for pages that two reads share."""
     if not direct_io(made.pack):
         pytest.skip("no direct I/O on this file system")
     disk = Bytesize()
@@ -130,8 +130,8 @@ def test_what_is_not_cached_is_read_past_the_cache_and_each_byte_once(made: Made
     assert cached(made.pack) == 0
 
 
-def test_what_is_cached_is_taken_from_there(made: Made) -> None:
-    """No device is asked for what memory holds."""
+def test_cached_bytes_are_read_from_the_cache(made: Made) -> None:
+    """Bytes in the page cache are not read from the device."""
     made.pack.read_bytes()
     if cached(made.pack) < made.pack.stat().st_size // 4096:
         pytest.skip("the system did not cache it")
@@ -191,8 +191,8 @@ class NoMincore(Disk):
 
 
 @pytest.mark.parametrize("disk", [NoDirect(), NoMincore()], ids=["no direct I/O", "no mincore"])
-def test_systems_that_have_less(made: Made, disk: Disk) -> None:
-    """Slower, perhaps; right all the same."""
+def test_systems_without_optional_calls(made: Made, disk: Disk) -> None:
+    """Without optional system calls a read may be slower, and is correct."""
     assert read_all(made.opened(disk)) == made.values
 
 
@@ -211,7 +211,7 @@ def test_an_error_in_the_middle_ends_the_reading(made: Made, after: int) -> None
 
 @pytest.mark.parametrize("place", [0.02, 0.3, 0.5, 0.9, 0.9999])
 def test_damage_in_the_middle_is_named_and_ends_the_reading(made: Made, place: float) -> None:
-    """One flipped bit anywhere: the chunk and its tensors are named, and no thread leaks."""
+    """For one flipped bit anywhere, the chunk and its tensors are reported, and no thread leaks."""
     threads = threading.enumerate()
     offset = int(made.pack.stat().st_size * place)
     with open(made.pack, "r+b") as file:
@@ -226,7 +226,7 @@ def test_damage_in_the_middle_is_named_and_ends_the_reading(made: Made, place: f
 
 
 def test_only_what_is_asked_for_is_read(made: Made) -> None:
-    """One tensor of many: its chunks, nothing else."""
+    """To read one tensor of many, only its chunks are read."""
     disk = Bytesize()
     opened = made.opened(disk)
     part = opened.parts[0]

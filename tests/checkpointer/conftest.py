@@ -1,4 +1,4 @@
-"""What tests of the Checkpointer share."""
+"""Fixtures of the Checkpointer's tests."""
 
 from __future__ import annotations
 

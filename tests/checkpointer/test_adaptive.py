@@ -28,7 +28,7 @@ def facts(now_s: float, interval_s: float | None, **more: object) -> TriggerInpu
     return TriggerInput(7, now_s, None, 0.0, interval_s=interval_s, **more)  # type: ignore[arg-type]
 
 
-def test_it_is_due_when_the_interval_is_over_and_never_without_one() -> None:
+def test_a_save_is_due_after_the_interval_and_never_without_one() -> None:
     """Ask for nothing on ranks without an interval. Combine with other triggers by ``|``."""
     trigger = adaptive()
     assert trigger.due(facts(39, 40)) is None
@@ -61,7 +61,7 @@ def test_a_loss_that_fell_brings_a_save_forward() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused(wrong: dict) -> None:
+def test_invalid_settings_are_refused(wrong: dict) -> None:
     """Raise ConfigError for invalid arguments at construction."""
     with pytest.raises(ConfigError):
         adaptive(**wrong)
@@ -120,7 +120,7 @@ class Clock:
         return self.now
 
 
-def test_it_learns_what_a_save_takes_from_the_steps() -> None:
+def test_the_cost_of_a_save_is_learned_from_the_steps() -> None:
     """Count the extra time of steps during a save as the save's stall, also if ``step()`` did not block. The interval
     grows with it."""
     clock = Clock()
@@ -213,7 +213,7 @@ with relight.Checkpointer(sys.argv[1], model=model, save=relight.adaptive(at_mos
 
 
 @pytest.mark.crash
-def test_what_was_killed_counts_as_a_failure_and_what_ended_does_not(tmp_path: Path) -> None:
+def test_a_killed_attempt_counts_as_a_failure_and_an_ended_one_does_not(tmp_path: Path) -> None:
     """Count a process that dies by SIGKILL after some saves as one failure in the next attempt's schedule. A run that
     ended normally is no failure."""
     path = tmp_path / "runs/demo"
@@ -232,7 +232,7 @@ def test_what_was_killed_counts_as_a_failure_and_what_ended_does_not(tmp_path: P
     assert seconds >= lives[0] >= 0
 
 
-def test_restarts_are_read_from_incidents_and_nonsense_is_passed_over(tmp_path: Path) -> None:
+def test_restarts_are_read_from_incidents_and_invalid_files_are_skipped(tmp_path: Path) -> None:
     """Read the seconds from failure to step that ``relight run`` recorded. Skip damaged files and files of another
     kind."""
     store = open_bytes(str(tmp_path / "runs"))

@@ -284,7 +284,8 @@ def durable(loss: float) -> CommittedSave:
 
 
 def test_a_save_that_fails_is_not_the_best(tmp_path: Path) -> None:
-    """While a save is written, its value is the best so far. If it fails, or gives its slot away, a later value may be."""
+    """While a save is written, its value counts as the best. If the save fails or is dropped, a later value can be the
+    best."""
     under_way: list[dict[str, float]] = []
     best = BestSoFar(relight.best("loss"), under_way=lambda: under_way)
     best.on_durable(durable(0.7))

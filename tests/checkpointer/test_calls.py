@@ -1,4 +1,4 @@
-"""Which process calls a Checkpointer, and with which steps."""
+"""Which processes may call a Checkpointer, and with which steps."""
 
 from __future__ import annotations
 

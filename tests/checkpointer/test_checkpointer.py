@@ -61,7 +61,7 @@ def run(tmp_path: Path) -> str:
     return str(tmp_path / "store" / "run")
 
 
-def test_a_resume_says_which_generators_found_no_place(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_reports_generators_without_a_device(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Report which generators could not be restored in a run that was saved with more accelerators."""
     from relight.capture import rng
 
@@ -80,7 +80,7 @@ def test_a_resume_says_which_generators_found_no_place(run: str, monkeypatch: py
     assert any("xpu" in difference for event in events if event.name == "environment.differs" for difference in event.fields["differences"])
 
 
-def test_a_fresh_run_starts_at_zero_and_a_resumed_one_behind_its_last_save(run: str) -> None:
+def test_a_fresh_run_starts_at_zero_and_a_resumed_one_after_its_last_save(run: str) -> None:
     """Return the first step still to do from ``restore``."""
     model, optimizer = make()
     with relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=2)) as ckpt:
@@ -149,7 +149,7 @@ def test_only_restores_a_part_and_map_renames(run: str) -> None:
 
 
 @pytest.mark.parametrize("prunes", [False, True])
-def test_a_damaged_newest_is_passed_over_with_a_warning(run: str, caplog: pytest.LogCaptureFixture, prunes: bool) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(run: str, caplog: pytest.LogCaptureFixture, prunes: bool) -> None:
     """Restore the newest good checkpoint. The warning names file, chunk and tensor of the skipped one, which is deleted
     only on request."""
     model, optimizer = make()
@@ -243,7 +243,7 @@ def test_the_policy_may_retry_and_may_raise(run: str, monkeypatch: pytest.Monkey
         ckpt.save(3)
 
 
-def test_a_model_that_does_not_change_is_said(run: str) -> None:
+def test_a_model_that_does_not_change_is_reported(run: str) -> None:
     """Warn about a save in which every trainable tensor equals the previous save's."""
     model, optimizer = make()
     ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer)
@@ -308,7 +308,7 @@ def test_restoring_alone_does_not_supersede_a_running_job(run: str) -> None:
     assert job.save(1)
 
 
-def test_what_cannot_be_saved_is_refused_before_anything_is_written(run: str) -> None:
+def test_an_unsupported_state_is_refused_before_a_file_is_written(run: str) -> None:
     """List every refusal with its path in one error at the first call."""
     before = signal.getsignal(signal.SIGTERM)
     ckpt = relight.Checkpointer(run, save=None, a={"f": print}, b=[object()])
@@ -320,7 +320,7 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(run: str) ->
         assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_what_cannot_be_saved_any_more_is_refused_at_the_first_step(run: str) -> None:
+def test_a_state_that_becomes_unsupported_is_refused_at_the_first_step(run: str) -> None:
     """Check the state of a resumed run at the end of its first step, before anything is written."""
     model, optimizer = make()
     with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
@@ -389,7 +389,7 @@ class Average:
 
 @pytest.mark.parametrize("changes", [True, False])
 @pytest.mark.parametrize("how", ["in place", "replaced", "array"])
-def test_what_a_component_of_ones_own_holds_is_as_it_was_at_the_boundary(run: str, how: str, changes: bool) -> None:
+def test_a_custom_component_is_saved_with_its_state_at_the_boundary(run: str, how: str, changes: bool) -> None:
     """Save nothing if an average was updated after the boundary: no consistent state exists any more."""
     model, optimizer = make()
     average = Average(how)
@@ -413,7 +413,7 @@ def test_what_a_component_of_ones_own_holds_is_as_it_was_at_the_boundary(run: st
         assert float(restored.held[0]) == 3
 
 
-def test_an_exception_behind_the_update_saves_nothing_inconsistent(run: str) -> None:
+def test_an_exception_after_the_update_saves_nothing_inconsistent(run: str) -> None:
     """Save nothing and report it if parameters changed after the last step's end."""
     model, optimizer = make()
     before = counters["save.inconsistent"]
@@ -540,7 +540,7 @@ def test_a_step_that_is_not_over_is_not_taken_for_one_that_is(run: str, saved: b
         assert ckpt.micro_step == (1 if saved or not fails else None)
 
 
-def test_a_boundary_has_values_as_they_were_set_since(run: str) -> None:
+def test_a_boundary_save_has_the_values_that_were_set_for_it(run: str) -> None:
     """Save values that the loop sets with the step's end, as weights are. This includes a value that was not a tensor
     before."""
     model, optimizer = make()
@@ -559,7 +559,7 @@ def test_a_boundary_has_values_as_they_were_set_since(run: str) -> None:
     assert ckpt["mean"].tolist() == [3.0, 3.0]
 
 
-def test_what_does_not_fit_and_is_left_out_is_told(tmp_path: Path) -> None:
+def test_entries_that_do_not_fit_are_reported(tmp_path: Path) -> None:
     """Name five of the omitted entries and count the rest. Report nothing if everything fits."""
     layers = torch.nn.ModuleList(torch.nn.Linear(2, 2, bias=False) for _ in range(9))
     relight.Checkpointer(tmp_path / "run", save=None, model=layers).save(0)
@@ -575,7 +575,7 @@ def test_what_does_not_fit_and_is_left_out_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_save_in_the_midst_of_a_step_is_not_its_end(run: str, fails: bool) -> None:
+def test_a_save_during_a_step_is_not_the_steps_end(run: str, fails: bool) -> None:
     """Save the end of a step after a save inside that step, at ``close`` or after an exception. A resume repeats no
     half step."""
     model, optimizer = make()
@@ -591,7 +591,7 @@ def test_a_save_in_the_midst_of_a_step_is_not_its_end(run: str, fails: bool) -> 
     assert len(relight.open(run).checkpoints()) == 2, "the restored state is saved already"
 
 
-def test_what_was_restored_in_the_midst_of_a_step_is_saved_already(run: str) -> None:
+def test_a_restored_state_of_a_step_in_progress_is_not_saved_again(run: str) -> None:
     """Save nothing in a process that restores a mid-step checkpoint and ends. A process that ends the step saves."""
     model, optimizer = make()
     relight.Checkpointer(run, save=None, model=model, optimizer=optimizer).save(0, micro_step=1)
@@ -606,7 +606,7 @@ def test_what_was_restored_in_the_midst_of_a_step_is_saved_already(run: str) -> 
     assert len(relight.open(run).checkpoints()) == 2
 
 
-def test_a_save_that_failed_unheard_is_told_and_made_up_for_behind_an_exception(run: str) -> None:
+def test_a_pending_save_that_fails_after_an_exception_is_reported_and_repeated(run: str) -> None:
     """Report a pending save that fails after the exception came, and save its step again."""
     model, optimizer = make()
     before = counters["save.failed"]
@@ -626,7 +626,7 @@ def test_a_save_that_failed_unheard_is_told_and_made_up_for_behind_an_exception(
 
 
 @pytest.mark.parametrize("how", ["closed", "closing", "failed"])
-def test_a_signal_behind_the_last_step_is_not_swallowed(run: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_after_the_last_step_is_not_swallowed(run: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Call the script's own handler for a signal that arrives during ``close``, and restore the handler."""
     received: list[int] = []
     former = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))

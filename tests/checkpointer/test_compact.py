@@ -65,7 +65,7 @@ def rows(run: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_what_is_frozen_is_stored_once(background: bool, tmp_path: Path) -> None:
+def test_frozen_tensors_are_stored_once(background: bool, tmp_path: Path) -> None:
     """Write only what is trained from the second save on, also in the next attempt. A resume is bit-exact."""
     run = str(tmp_path / "store" / "run")
     model, optimizer = make()
@@ -82,7 +82,7 @@ def test_what_is_frozen_is_stored_once(background: bool, tmp_path: Path) -> None
     assert {id_ for body in bodies[1:] for id_ in body.requires} == {bodies[0].id}
 
 
-def test_urgent_saves_are_stored_as_they_are(tmp_path: Path) -> None:
+def test_urgent_saves_are_stored_uncoded(tmp_path: Path) -> None:
     """Skip deduplication and coding in a signal's save. The next save uses both again."""
     run = str(tmp_path / "store" / "run")
     model, optimizer = make()

@@ -1,4 +1,4 @@
-"""Which step follows: micro-batches end no step, and what is restored in part, or for a fresh start, may be the start of another training."""
+"""Order of steps. Micro-batches end no step. A partial restore or a fresh start may begin another training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def steps_of(run: Path) -> list[int]:
 @pytest.mark.parametrize("options", [{}, {"fresh": True}])
 @pytest.mark.parametrize("first", [0, 19])
 def test_weights_of_a_run_may_begin_another_training(tmp_path: Path, options: dict[str, Any], first: int) -> None:
-    """After ``restore(WHICH, only=…)`` steps may count from 0 again. The checkpoints before are another line, which retention keeps."""
+    """After ``restore(WHICH, only=…)``, steps may count from 0 again. Retention keeps the earlier checkpoints."""
     run = tmp_path / "store" / "run"
     train(run, 0, 20)
     ckpt, _ = make(run, keep=relight.keep(last=2), **options)

@@ -35,7 +35,7 @@ class Elsewhere:
         raise AssertionError("the device was synchronised")
 
 
-def test_a_step_a_second_told_each_ten_seconds(feed: Any) -> None:
+def test_fast_steps_are_reported_in_groups(feed: Any) -> None:
     """Report 250 steps of 25 seconds as 25 points in three events, the last on ``flush``. Each metric has the same
     number of values."""
     now, events = feed
@@ -53,7 +53,7 @@ def test_a_step_a_second_told_each_ten_seconds(feed: Any) -> None:
     assert events[0].fields["metrics"]["late"] == [None] * 6 + [1.0] * 5 and set(events[1].fields["metrics"]) == {"loss", "late"}
 
 
-def test_other_ranks_and_odd_metrics_tell_nothing(feed: Any) -> None:
+def test_other_ranks_and_invalid_metrics_are_not_reported(feed: Any) -> None:
     """Leave out NaN, names that are too long, and metrics above the limit. A rank that does not report keeps nothing."""
     now, events = feed
     silent, meter = MetricFeed(False), MetricFeed(True)
@@ -70,7 +70,7 @@ def test_other_ranks_and_odd_metrics_tell_nothing(feed: Any) -> None:
     assert len(events[0].fields["metrics"]) == metric_feed.METRICS_MAX
 
 
-def test_a_run_that_ends_has_told_all(feed: Any, tmp_path: Path) -> None:
+def test_the_end_of_a_run_reports_the_last_steps(feed: Any, tmp_path: Path) -> None:
     """Report the last steps at the run's end, whatever its length."""
     _, events = feed
     model = torch.nn.Linear(2, 2)

@@ -117,7 +117,7 @@ def test_a_pool_starts_no_more_threads_than_tasks() -> None:
     """Reuse an idle thread, queue calls if the pool is full, and cancel calls that have not started."""
     with ThreadPool(4, "relight-few") as pool:
         for value in range(10):
-            assert pool.submit(lambda one: one, value).result(10) == value
+            assert pool.submit(lambda argument: argument, value).result(10) == value
             time.sleep(0.01)
         assert len(pool._threads) < 4
     hold, begun = threading.Event(), threading.Event()
@@ -155,7 +155,7 @@ def test_no_memory_for_an_answer_ends_the_wait_for_it(monkeypatch: pytest.Monkey
     here, remote = socket.socketpair()
 
     def none(self: AgentConnection[object]) -> tuple[object, list[int]]:
-        remote.recv(1)  # the question
+        remote.recv(1)  # the request
         raise MemoryError
 
     monkeypatch.setattr(AgentConnection, "receive", none)
@@ -170,7 +170,8 @@ def test_no_memory_for_an_answer_ends_the_wait_for_it(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("who", ["thread", "trainer"])
 def test_no_memory_while_copying_holds_no_step(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice that a thread could not copy is the trainer's. If it cannot either, the snapshot counts as changed; nothing waits for good."""
+    """The trainer copies a slice that a thread could not copy. If the trainer fails, too, the snapshot counts as
+    changed, and no wait is endless."""
     tensor = torch.arange((3 * SLICE_BYTES) // 4, dtype=torch.float32)
     watched, target = GuardedTensors([("t", tensor, 0)]), ctypes.create_string_buffer(3 * SLICE_BYTES)
     completions: list[list[str]] = []
@@ -224,7 +225,7 @@ def test_the_end_of_a_run_that_saved_nothing(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_end_of_a_run_that_is_stored(tmp_path: Path, asked: bool) -> None:
-    """Nothing is unsaved if the last step is stored, or was not to be."""
+    """No step is unsaved if the last one is stored, or if no save was wanted."""
     ckpt = relight.Checkpointer(tmp_path / "s" / "run", model=nn.Linear(8, 8), save=None, background=False, signals=False)
     ckpt.restore()
     ckpt.step(0)

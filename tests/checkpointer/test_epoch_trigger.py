@@ -83,17 +83,17 @@ def test_a_resumed_run_saves_where_the_uninterrupted_one_would(tmp_path: Path, s
 
 
 def test_batches_that_are_summed_up(tmp_path: Path) -> None:
-    """Two batches a step leave one of five over: the epoch has ended when the next one begins."""
+    """With two batches a step, one of five batches remains. The epoch has ended when the next one begins."""
     assert [step for step, _ in train(tmp_path, relight.every(epochs=1), 3, each=2)] == [2, 4]
 
 
 def test_a_stream_without_a_length(tmp_path: Path) -> None:
-    """Its end is known when the next pass begins: the first step of that is saved."""
+    """A stream's end is known when the next pass begins. The first step of that pass is saved."""
     assert [step for step, _ in train(tmp_path, relight.every(epochs=1), 3, data=Endless())] == [5, 10]
 
 
-def test_a_batch_that_is_looked_at_before_training_is_no_epoch(tmp_path: Path) -> None:
-    """Scripts take one to find the model's shapes."""
+def test_a_batch_drawn_before_training_is_no_epoch(tmp_path: Path) -> None:
+    """A script that draws one batch to find the model's shapes starts no epoch."""
     model, loader = nn.Linear(1, 1), DataLoader(samples(10), batch_size=2)
     with relight.Checkpointer(
         tmp_path / "run", model=model, data=loader, save=relight.every(epochs=1), signals=False, background=False
@@ -114,7 +114,7 @@ def test_without_a_loader_step_counts_epochs(tmp_path: Path) -> None:
     assert [step for step, _ in train(tmp_path, relight.every(epochs=1), 3, loaders=lambda loader: {}, count=True)] == [5, 10]
 
 
-def test_what_cannot_be_counted_is_refused_at_the_first_step(tmp_path: Path) -> None:
+def test_uncountable_epochs_are_refused_at_the_first_step(tmp_path: Path) -> None:
     """Refuse an epoch trigger without a loader or ``epoch=``, with two loaders and no name, and with an unknown
     name."""
     with pytest.raises(ConfigError, match=r"a loader, or epoch= of step"):

@@ -21,7 +21,7 @@ QUEUE = relight.Limits(when_busy="queue", deadline_s=30.0)
 
 
 class FailingDevice:
-    """Copies of a device: ``begin`` or ``finish`` raises what is next in ``errors``; None: all goes well."""
+    """Device copies in which ``begin`` or ``finish`` raises the next entry of ``errors``, unless it is None."""
 
     def __init__(self, at: str, errors: list[Exception | None]) -> None:
         self.at, self.errors = at, errors
@@ -70,7 +70,7 @@ def test_an_error_that_a_copy_reports_late_ends_that_save_only(tmp_path: Path, m
 
 
 def test_no_device_memory_ends_that_save_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not raised in the training loop."""
+    """A lack of device memory fails the save, and raises nothing in the training loop."""
     failing(monkeypatch, "begin", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64 MiB")])
     with relight.Checkpointer(tmp_path / "s" / "r", save=None, background=True, limits=QUEUE, signals=False, x=torch.zeros(8)) as ckpt:
         ckpt.restore()

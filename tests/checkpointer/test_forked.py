@@ -44,7 +44,7 @@ def child(act):
 
 ckpt = relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=1))
 ckpt.restore()
-ckpt.save(0)  # the agent is there, and has memory for it
+ckpt.save(0)  # starts the agent and allocates its memory
 """
 
 
@@ -128,7 +128,7 @@ def test_a_childs_checkpointer_has_its_own_signals(tmp_path: Path) -> None:
 
 
 def test_a_child_does_not_write_to_its_parents_page(tmp_path: Path) -> None:
-    """What a forked child reports of its steps does not become the step of the rank that ``relight run`` watches."""
+    """Steps of a forked child do not overwrite the rank's heartbeat that ``relight run`` reads."""
     page = tmp_path / "page"
     make_page(page)
     printed = trainer(

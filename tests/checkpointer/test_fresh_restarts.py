@@ -21,7 +21,8 @@ MOUNT = "512 498 8:1 /var/lib/kubelet/pods/{pod}/containers/train/{start} /dev/t
 
 
 def start(path: Any, variables: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, *, steps: int = 4, wait: bool = False) -> int:
-    """Start a job's script with ``fresh=True`` under a launcher with these variables; train ``steps``. Return where it began."""
+    """Start a job's script with ``fresh=True`` under a launcher with these variables, and train ``steps``. Return the
+    first step."""
     for name in (*NAMES, "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

@@ -108,7 +108,8 @@ def test_spawned_workers_survive_the_signal(tmp_path: Path, number: str) -> None
 @pytest.mark.parametrize("scope", ["with ckpt: ", ""], ids=["with", "bare"])
 @pytest.mark.parametrize("number", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
 def test_a_dead_worker_is_part_of_the_ending(tmp_path: Path, scope: str, number: str) -> None:
-    """What torch raises about a worker that the job's signal ended saves the last finished step, and ends as the signal asks."""
+    """If the job's signal ends a worker, torch's error about it saves the last finished step and ends as the signal
+    requires."""
     done, saved, last = script(
         tmp_path,
         f"""
@@ -148,7 +149,7 @@ def test_a_dead_worker_without_an_ending_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_a_program_that_a_worker_starts_can_be_terminated(tmp_path: Path) -> None:
-    """Neither ignored nor blocked signals are inherited by a program that a worker starts."""
+    """A program that a worker starts inherits neither ignored nor blocked signals."""
     done, _, _ = script(
         tmp_path,
         """

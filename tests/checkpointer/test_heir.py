@@ -33,7 +33,7 @@ STEP = 5
 
 
 class Rank:
-    """One rank: its components, its boundary, and its side of a handover."""
+    """A rank with its components, its boundary, and its side of a handover."""
 
     def __init__(self, number: int, world: int, folder: Path, monkeypatch: pytest.MonkeyPatch, run: str, **more: object) -> None:
         self.teller = HeartbeatWriter(str(folder / f"pulse-{number}"))
@@ -89,7 +89,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     return made
 
 
-def test_one_who_cannot_save_leaves_it_to_the_next(
+def test_a_rank_that_cannot_save_leaves_the_save_to_the_next(
     ranks: Callable[..., list[Rank]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leave the save to the next rank if the first one cannot read its state, because its device has failed."""
@@ -115,9 +115,7 @@ def test_one_who_cannot_save_leaves_it_to_the_next(
 
 
 @pytest.mark.parametrize(("run", "alike"), [("run", False), ("other", True)])
-def test_what_is_left_for_another_checkpointer_is_not_taken(
-    ranks: Callable[..., list[Rank]], tmp_path: Path, run: str, alike: bool
-) -> None:
+def test_rank_states_of_another_checkpointer_are_not_used(ranks: Callable[..., list[Rank]], tmp_path: Path, run: str, alike: bool) -> None:
     """Ignore the rank state of a second Checkpointer in the same process. Its checkpoint is for another run, or is not
     made."""
     more = {"generator": torch.Generator()}
@@ -129,9 +127,7 @@ def test_what_is_left_for_another_checkpointer_is_not_taken(
     assert second[0].hand_over(attempt)
 
 
-def test_what_has_come_since_the_ranks_compared_what_they_hold_is_not_taken_for_all(
-    ranks: Callable[..., list[Rank]], tmp_path: Path
-) -> None:
+def test_tensors_added_after_the_comparison_are_not_taken_for_replicas(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
     """Save nothing if state was added after the ranks compared their states before the first step. Optimizer state may
     be sharded, and the dead rank's shard would be lost."""
     living, dead = ranks(2)
@@ -146,7 +142,7 @@ def test_what_has_come_since_the_ranks_compared_what_they_hold_is_not_taken_for_
     assert not living.hand_over(attempt) and not attempt.history().live
 
 
-def test_what_is_each_ranks_own_and_has_become_large_is_not_left_out(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
+def test_a_rank_state_that_became_large_is_not_left_out(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
     """Save nothing if a rank's own value has become a tensor. It is not in the published rank state, and a checkpoint
     without it is incomplete."""
     living, dead = ranks(2, mine=3)
@@ -158,7 +154,7 @@ def test_what_is_each_ranks_own_and_has_become_large_is_not_left_out(ranks: Call
 
 
 @pytest.mark.parametrize(("alike", "drawn", "taken"), [(3, "", True), (2, "", False), (9, "by it", False), (9, "by both", False)])
-def test_what_was_left_in_front_of_an_update_counts_if_it_has_always_been_what_it_was_at_the_end(
+def test_the_rank_state_before_an_update_counts_if_it_always_equalled_the_one_at_the_end(
     ranks: Callable[..., list[Rank]], tmp_path: Path, alike: int, drawn: str, taken: bool
 ) -> None:
     """A rank dies in its update, and the other one ends the step. The state published before the update counts only if
@@ -189,7 +185,7 @@ def test_what_was_left_in_front_of_an_update_counts_if_it_has_always_been_what_i
     assert [checkpoint.step for checkpoint in attempt.history().live] == [alike + 1] * taken
 
 
-def test_who_is_told_that_another_has_failed_ends_its_step_and_hands_it_over(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
+def test_a_rank_that_learns_of_a_failure_ends_its_step_and_hands_it_over(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
     """End the step and hand it over if another rank has failed. The rank learns of it at the step's end, because its
     next exchange may be far."""
     living, dead = ranks(2)
@@ -204,7 +200,7 @@ def test_who_is_told_that_another_has_failed_ends_its_step_and_hands_it_over(ran
     assert [checkpoint.step for checkpoint in attempt.history().live] == [STEP]
 
 
-def test_what_is_slow_to_leave_is_given_up_by_its_quickest(tmp_path: Path) -> None:
+def test_publishing_that_is_slow_is_abandoned_by_its_fastest_time(tmp_path: Path) -> None:
     """Stop publishing before the update if it is always slow. A machine that is busy now and then is no reason."""
     make_rank_state(tmp_path / "ahead-0")
     state = PreUpdateState()

@@ -308,7 +308,7 @@ AHEAD = {"one": one_ahead, "copies": copies_ahead, "object": Preloading, "thread
 
 
 def trained(path: Any, loader: DataLoader, through: Callable[[DataLoader], Any], steps: int, each: bool) -> list[int]:
-    """Train through a prefetcher; save the last step."""
+    """Train with a prefetcher, and save the last step."""
     torch.manual_seed(0)
     seen: list[int] = []
     ckpt = checkpointer(path, loader)
@@ -328,7 +328,7 @@ def trained(path: Any, loader: DataLoader, through: Callable[[DataLoader], Any],
 @pytest.mark.parametrize("steps", [2, 5, 10, 11])
 @pytest.mark.parametrize("name", AHEAD)
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
-def test_what_a_prefetcher_holds_comes_again(kind, name, steps, each, tmp_path) -> None:
+def test_prefetched_batches_are_delivered_again(kind, name, steps, each, tmp_path) -> None:
     """Lose no batch and use none twice, wherever the save is."""
     if name == "several" and steps < 5 and not each:
         pytest.skip("one save of two steps does not show how many batches a step uses")
@@ -395,7 +395,7 @@ def test_used_states_what_was_used(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 99, True, "3"])
-def test_used_refuses_what_is_no_count_of_delivered_batches(wrong, tmp_path) -> None:
+def test_used_refuses_an_invalid_count_of_batches(wrong, tmp_path) -> None:
     """Refuse more batches than were delivered, and a value that is not a count."""
     loader = build()
     with checkpointer(tmp_path, loader):
@@ -460,7 +460,7 @@ def test_asking_a_loader_for_its_position_ends_with_the_first_report(kind, tmp_p
 
 
 def test_a_batch_of_any_size_costs_a_few_reads(monkeypatch) -> None:
-    """At most eight places of a tensor are read, and no tensor is copied."""
+    """At most eight positions of a tensor are read, and no tensor is copied."""
     from relight.capture import delivered
 
     read: list[int] = []

@@ -70,7 +70,7 @@ def test_anything_of_one_element_is_read(tmp_path: Path, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [decimal.Decimal("sNaN"), fractions.Fraction(10**400), Late()])
 @pytest.mark.parametrize("background", [False, True])
-def test_what_cannot_be_read_is_left_out(tmp_path: Path, events: list[Event], value: Any, background: bool) -> None:
+def test_unreadable_metrics_are_left_out(tmp_path: Path, events: list[Event], value: Any, background: bool) -> None:
     """Save the other metrics. One warning names the missing metric."""
     path = tmp_path / "store" / "run"
     with relight.Checkpointer(path, x=torch.zeros(2), save=relight.best("odd", "min"), background=background, signals=False) as ckpt:
@@ -84,7 +84,7 @@ def test_what_cannot_be_read_is_left_out(tmp_path: Path, events: list[Event], va
 
 @pytest.mark.parametrize("name", ["x" * 501, "\ud800"])
 def test_a_name_that_no_record_can_hold_is_refused_at_the_step(tmp_path: Path, name: str) -> None:
-    """It would fail each save, hours later."""
+    """Such a name is refused at the step. Otherwise each save would fail, hours later."""
     ckpt = relight.Checkpointer(tmp_path / "run", x=torch.zeros(2), save=None, background=False, signals=False)
     ckpt.restore()
     with pytest.raises(ConfigError, match="at most 500 characters"):

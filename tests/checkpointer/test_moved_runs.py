@@ -21,7 +21,7 @@ from relight.store import open_bytes
 
 
 def train(path: Path, steps: int, *, background: bool = False) -> int:
-    """Train up to ``steps`` from the newest checkpoint; return the step at which it began. The weight is the number of steps."""
+    """Train up to ``steps`` from the newest checkpoint. The weight counts the steps. Return the first step."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     with relight.Checkpointer(path, model=model, save=relight.every(steps=2), background=background, on_failure="raise") as ckpt:
@@ -43,7 +43,7 @@ def rename(top: Path) -> Path:
     return (top / "a" / "mine").rename(top / "a" / "other")
 
 
-def copy_beside(top: Path) -> Path:
+def copy_next_to_it(top: Path) -> Path:
     return Path(shutil.copytree(top / "a" / "mine", top / "a" / "copy"))
 
 
@@ -58,11 +58,11 @@ def into_a_new_place(top: Path) -> Path:
 
 def without_the_stores_record(top: Path) -> Path:
     (top / "a" / "relight.json").unlink()
-    train(top / "a" / "new", 2)  # which makes another
+    train(top / "a" / "new", 2)  # this creates another store record
     return top / "a" / "mine"
 
 
-@pytest.mark.parametrize("how", [move, rename, copy_beside, copy_elsewhere, into_a_new_place, without_the_stores_record])
+@pytest.mark.parametrize("how", [move, rename, copy_next_to_it, copy_elsewhere, into_a_new_place, without_the_stores_record])
 @pytest.mark.parametrize("background", [False, True])
 def test_training_continues_and_verify_finds_nothing(tmp_path: Path, how: Callable[[Path], Path], background: bool) -> None:
     """Keep the ids that the run's records and checkpoints name, whatever store it is in."""
@@ -75,11 +75,11 @@ def test_training_continues_and_verify_finds_nothing(tmp_path: Path, how: Callab
     assert cli.main(["verify", str(path.parent)], standalone_mode=False) == 0
     assert cli.main(["cp", str(path), str(tmp_path / "copies" / "run")], standalone_mode=False) == 0
     assert train(tmp_path / "copies" / "run", 12) == 10
-    if how in (copy_beside, copy_elsewhere, into_a_new_place):
+    if how in (copy_next_to_it, copy_elsewhere, into_a_new_place):
         assert train(tmp_path / "a" / "mine", 6) == 4
 
 
-def test_a_copy_trains_beside_the_run_that_it_was_made_of(tmp_path: Path) -> None:
+def test_a_copy_trains_at_the_same_time_as_its_original(tmp_path: Path) -> None:
     """Treat the two copies as two runs, though they have the same ids and the same attempt: neither takes over or ends
     the other."""
     model = torch.nn.Linear(1, 1, bias=False)

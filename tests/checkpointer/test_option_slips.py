@@ -83,7 +83,7 @@ def made(path: Any, **options: Any) -> relight.Checkpointer:
     ],
     ids=str,
 )
-def test_a_keyword_that_is_no_option_and_no_component_is_refused(tmp_path: Path, slip: dict[str, Any], hint: str) -> None:
+def test_a_keyword_that_is_neither_option_nor_component_is_refused(tmp_path: Path, slip: dict[str, Any], hint: str) -> None:
     """A misspelt or foreign option never becomes a component: the error names it, and the option that was meant."""
     with pytest.raises(ConfigError, match=re.escape(repr([*slip][0]))) as caught:
         made(tmp_path / "store" / "run", **slip)
@@ -91,7 +91,7 @@ def test_a_keyword_that_is_no_option_and_no_component_is_refused(tmp_path: Path,
     assert not (tmp_path / "store").exists()
 
 
-def test_what_has_a_state_is_a_component_under_any_name(tmp_path: Path) -> None:
+def test_an_object_with_state_is_a_component_under_any_name(tmp_path: Path) -> None:
     """Containers, arrays, tensors and NumPy's values stay components, also where their names resemble an option's."""
     parts: dict[str, Any] = {
         "stats": {"seen": 1}, "states": [1, 2], "signal": np.ones(3), "limi": torch.ones(2), "seen": np.int64(3), "log": [], "names": ("a", "b"),
@@ -202,7 +202,7 @@ def test_an_option_of_another_type_is_refused(tmp_path: Path, options: dict[str,
 @pytest.mark.parametrize(
     "path", [None, 3, "", "  ", ".", b"runs/demo", Path(), ["runs/demo"], torch.nn.Linear(1, 1), relight.tier("a/b")], ids=str
 )
-def test_a_path_that_is_none_is_refused(path: Any) -> None:
+def test_an_invalid_path_is_refused(path: Any) -> None:
     """A path is a text, a Path or Tiers, and names a store and a run."""
     with pytest.raises(ConfigError):
         made(path)

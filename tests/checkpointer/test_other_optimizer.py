@@ -122,7 +122,7 @@ def test_an_older_checkpoint_is_judged_by_its_entries(tmp_path: Path, before: st
         restored(tmp_path / "run", model=live_model, optimizer=OPTIMIZERS[after](live_model.parameters()))
 
 
-def test_what_does_not_fit_is_left_alone_and_listed(tmp_path: Path, events: list[Event]) -> None:
+def test_state_that_does_not_fit_is_left_alone_and_listed(tmp_path: Path, events: list[Event]) -> None:
     """Restore the weights with ``strict=False``. The SGD keeps its own settings and state, and the note names what was
     left out."""
     model, live_model = nn.Linear(3, 1), nn.Linear(3, 1)

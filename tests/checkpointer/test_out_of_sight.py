@@ -25,7 +25,7 @@ SLEEPS = ["sh", "-c", "echo && exec sleep 60"]
 
 @pytest.fixture
 def process(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
-    """One that sleeps: as this user, as another user, or with another directory of sockets."""
+    """A sleeping process of this user, of another user, or with another directory of sockets."""
     monkeypatch.setattr(local_sockets, "_tops", lambda: [str(tmp_path)])
     kind = getattr(request, "param", "this user")
     command, user = list(SLEEPS), None
@@ -48,7 +48,7 @@ def process(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     "process", ["this user", pytest.param("other user", marks=AS_ROOT), pytest.param("other directory", marks=AS_ROOT)], indirect=True
 )
 def test_a_process_without_a_socket_is_known_by_its_id_and_start(process: subprocess.Popen[str]) -> None:
-    """It may live if it began before its record: a later process with its id is another one."""
+    """A process may be alive if it started before its record. A later process with its id is another one."""
     address = name_of("attempt")
     assert may_live(process.pid, time.time(), address)
     assert not may_live(process.pid, time.time() - 1000, address)
@@ -59,7 +59,7 @@ def test_a_process_without_a_socket_is_known_by_its_id_and_start(process: subpro
 
 
 def test_a_left_socket_proves_that_its_attempt_has_ended(process: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A live process has ended its attempt if the file is there and has no listener; a lock that is held proves nothing."""
+    """A live process has ended its attempt if its socket file exists without a listener. A held lock proves nothing."""
     address = name_of("attempt")
     with LocalDirectory() as directory:
         listener = directory.listen(address, 1)
@@ -70,7 +70,7 @@ def test_a_left_socket_proves_that_its_attempt_has_ended(process: subprocess.Pop
         monkeypatch.setattr(local_sockets, "_LOCK_S", 0.01)
         with directory._locked():
             assert may_live(process.pid, time.time(), address)
-        directory.listen(address, 1).close()  # as a cleaner does: the file is gone
+        directory.listen(address, 1).close()  # simulate a cleaner: the file is gone
         assert may_live(process.pid, time.time(), address)
 
 
@@ -99,7 +99,8 @@ def trained(process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.
 def test_a_second_start_is_refused_if_the_socket_is_not_found(
     trained: relight.Checkpointer, process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """A live process of this host without a socket here may still train, however seldom it saves; a dead one is not in the way."""
+    """A live process of this host without a socket may still train, even if it saves rarely. A dead process does not
+    block a start."""
     listener = trained._takeover._listener
     assert listener is not None
     file = Path(listener._path) / f"{listener.name}.sock"
@@ -136,12 +137,12 @@ def test_a_process_that_listens_for_other_runs_only_is_not_in_the_way(process: s
     with LocalDirectory() as directory:
         listener = directory.listen(theirs, 1)
     read, write = os.pipe()
-    if not (child := os.fork()):  # it holds the listener, as the kernel shows
+    if not (child := os.fork()):  # the child holds the listener, and the kernel lists it
         os.read(read, 1)
         os._exit(0)
     assert not may_live(child, time.time(), ours)
     assert may_live(child, time.time(), theirs)
-    Path(listener._path, f"{theirs}.sock").unlink()  # a cleaner
+    Path(listener._path, f"{theirs}.sock").unlink()  # simulate a cleaner
     assert may_live(child, time.time(), theirs)
     assert may_live(process.pid, time.time(), ours)
     os.write(write, b"x")
@@ -152,7 +153,7 @@ def test_a_process_that_listens_for_other_runs_only_is_not_in_the_way(process: s
 
 
 def test_a_trainer_makes_a_removed_socket_again(trained: relight.Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a cleaner removed its socket's file, a process that trains can soon be connected to again."""
+    """If a cleaner removed a trainer's socket file, the trainer creates it again at a later step."""
     listener, store = trained._takeover._listener, LocalStore(tmp_path / "store")
     assert listener is not None
     (Path(listener._path) / f"{listener.name}.sock").unlink()
@@ -176,7 +177,7 @@ def test_a_second_start_sees_another_users_process(trained: relight.Checkpointer
     """A run that another user's process of this host saved seconds ago shows a sign of life."""
     listener = trained._takeover._listener
     assert listener is not None
-    listener.close()  # its socket is not to be seen here
+    listener.close()  # its socket is not visible here
     store = LocalStore(tmp_path / "store")
     sign = takeover.sign_of_life(store, "run")
     assert sign is not None and not sign.certain and sign.pid == process.pid

@@ -138,8 +138,11 @@ def test_an_attribute_of_a_module_is_reported_once(
 ) -> None:
     """Make one report in four saves. It names the component, the attribute and the ways to save it."""
     assert train(tmp_path / "run", events, model=Net(change, **attributes)) == [expected]
-    [say] = [event.fields["say"] for event in events if event.name == "state.missed"]
-    assert say.startswith(f"model: the attribute {expected[0]} changed in training and is in no checkpoint") and "register_buffer()" in say
+    [message] = [event.fields["say"] for event in events if event.name == "state.missed"]
+    assert (
+        message.startswith(f"model: the attribute {expected[0]} changed in training and is in no checkpoint")
+        and "register_buffer()" in message
+    )
 
 
 def test_an_attribute_of_a_module_below_is_named_by_its_path(tmp_path: Path, events: list[Event]) -> None:
@@ -153,12 +156,12 @@ def test_an_attribute_of_a_module_below_is_named_by_its_path(tmp_path: Path, eve
     [Net(activation), Net(nothing), WithExtraState(counter, updates=0), nn.BatchNorm1d(3)],
     ids=lambda module: type(module).__name__,
 )
-def test_what_a_resume_does_not_need_is_not_reported(tmp_path: Path, events: list[Event], model: nn.Module) -> None:
+def test_state_without_effect_on_a_resume_is_not_reported(tmp_path: Path, events: list[Event], model: nn.Module) -> None:
     """Ignore constants, activations of the last forward pass, extra state, and torch's own modules."""
     assert train(tmp_path / "run", events, model=model) == []
 
 
-def test_objects_and_optimizers_with_a_state_of_their_own_are_looked_at(tmp_path: Path, events: list[Event]) -> None:
+def test_objects_and_optimizers_with_their_own_state_are_checked(tmp_path: Path, events: list[Event]) -> None:
     """Check objects and optimizers with ``state_dict``. Values that are saved under another name, or without a leading
     underscore, count as saved."""
     model, curriculum = Net(nothing), Curriculum()
@@ -177,8 +180,8 @@ def test_a_given_optimizer_that_never_steps_is_reported(tmp_path: Path, events: 
             model(torch.randn(4, 3)).square().mean().backward()
             used.step()
             ckpt.step(step)
-    [say] = [event.fields["say"] for event in events if event.name == "optimizer.missed"]
-    assert say.startswith(f"the given optimizer has not made one step, and another {kind.__name__} steps 2 of its parameters")
+    [message] = [event.fields["say"] for event in events if event.name == "optimizer.missed"]
+    assert message.startswith(f"the given optimizer has not made one step, and another {kind.__name__} steps 2 of its parameters")
 
 
 def test_given_optimizers_that_take_turns_are_not_reported(tmp_path: Path, events: list[Event]) -> None:
@@ -210,5 +213,5 @@ def test_an_optimizer_of_a_model_that_was_not_given_is_reported(tmp_path: Path, 
                 optimizer.step()
             ckpt.step(step)
     second_ckpt.close(save=False)
-    says = [event.fields["say"] for event in events if event.name == "optimizer.missed"]
-    assert len(says) == 1 and says[0].startswith("optimizer SGD steps 2 parameters that no component has")
+    messages = [event.fields["say"] for event in events if event.name == "optimizer.missed"]
+    assert len(messages) == 1 and messages[0].startswith("optimizer SGD steps 2 parameters that no component has")

@@ -127,7 +127,7 @@ def test_a_save_of_ones_own_does_not_count_as_busy(monkeypatch: pytest.MonkeyPat
     assert ResourceUse(str(tmp_path), clock).sample(writing=False)
 
 
-def test_what_is_no_phase_and_no_resource_is_refused() -> None:
+def test_an_invalid_phase_or_resource_is_refused() -> None:
     """Refuse invalid phases and resources when the trigger is made."""
     for wrong in ({"phases": {"a": 0}}, {"phases": ["a"]}, {"busy": {"disk": 2}}, {"busy": {"network": 0.5}}, {"busy": 0.5}):
         with pytest.raises(ConfigError, match="phases|busy"):

@@ -49,7 +49,7 @@ class Runtime:
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
-    """In the place of CUDA, with segments of 1 MiB."""
+    """A substitute for CUDA with segments of 1 MiB."""
     made = Runtime()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
     monkeypatch.setattr(torch.cuda, "device", made.device)
@@ -68,7 +68,8 @@ def mapping() -> SharedMapping:
 
 @pytest.mark.parametrize("way", ["close", "forget"])
 def test_memory_is_unlocked_before_it_is_unmapped(runtime: Runtime, way: str) -> None:
-    """Also without a close(), as after the death of an agent: CUDA would copy the old pages for whatever gets the address next."""
+    """Memory is unlocked also without close(). Otherwise CUDA would copy old pages for the next mapping at the
+    address."""
     memory = mapping()
     base = address_of(memory.view)
     assert pin_memory([memory], CUDA)

@@ -126,7 +126,7 @@ def _audit(name: str, words: object) -> None:
 @pytest.fixture
 def descriptors() -> Iterator[Refusals]:
     if not hasattr(_audit, "installed"):
-        sys.addaudithook(_audit)  # stays for ever, and does nothing without an entry in the list
+        sys.addaudithook(_audit)  # stays for the process's lifetime, and does nothing if the list is empty
         _audit.installed = True  # type: ignore[attr-defined]
     _hooked.append(Refusals(lambda: OSError(errno.EMFILE, "Too many open files")))
     yield _hooked[-1]
@@ -195,8 +195,8 @@ def test_a_pool_without_threads(threads: Refusals) -> None:
     """Run a pool's calls in its caller if there is no thread. Results, errors and order are equal, and each call is
     made once."""
     threads.on = True
-    for at, always in ((1, True), (1, False), (2, True)):
-        threads.calls, threads.at, threads.always = 0, at, always
+    for refused_call, always in ((1, True), (1, False), (2, True)):
+        threads.calls, threads.at, threads.always = 0, refused_call, always
         made: list[int] = []
         with ThreadPool(3, "relight-try") as pool:
             # the pool's own module counts as ours
@@ -226,7 +226,7 @@ def test_the_first_contact_has_a_bound() -> None:
 
 @pytest.mark.parametrize("name", ["fsync", "link", "mkdir", "pwrite"])
 def test_one_failing_write_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """One write that fails (EIO), the very first or any later one, costs one save at most."""
+    """A single write that fails with EIO, at any position, costs at most one save."""
     monkeypatch.setattr("relight.store.retry.FirstContact.__new__.__defaults__", (3.0, 0.001, 0.01))
     refusals, real = Refusals(lambda: OSError(errno.EIO, "Input/output error")), getattr(os, name)
 

@@ -17,7 +17,7 @@ from relight.store import open_bytes
 
 
 def train(path: Path, *, removes: str, background: bool, begin_again: bool) -> relight.Checkpointer:
-    """Train six steps; ``removes`` is deleted after the third."""
+    """Train six steps. ``removes`` is deleted after the third."""
     ckpt = relight.Checkpointer(
         path / "store" / "run", model=torch.nn.Linear(4, 4), save=relight.every(steps=1), background=background, signals=False,
         on_failure=relight.failure_policy(begin_again=begin_again), limits=relight.Limits(deadline_s=20, when_busy="queue"),
@@ -58,7 +58,8 @@ def test_no_log_is_begun_unasked(tmp_path: Path) -> None:
 
 
 def test_checkpoints_that_are_left_are_not_hidden(tmp_path: Path) -> None:
-    """Where only the log was removed, no new log is begun: it would hide the checkpoints. That is reported once."""
+    """If only the log was removed, no new log is begun, because it would hide the checkpoints. This is reported
+    once."""
     before = counters["save.failed"]
     ckpt = train(tmp_path, removes="store/run/log", background=False, begin_again=True)
     assert counters["save.failed"] - before == 3 + 1

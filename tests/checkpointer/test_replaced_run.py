@@ -84,7 +84,7 @@ def test_a_copy_of_the_attempt_fails_one_save(tmp_path: Path, background: bool) 
 
 
 def test_a_copy_that_has_grown_is_found_by_the_records_bytes(tmp_path: Path) -> None:
-    """Another process has appended to the copy, so that no record number is missing."""
+    """The replacement is detected, even if another process appended to the copy so that no record number is missing."""
     ckpt = trainer(tmp_path, False)
     assert ckpt.save(0).error is None
     copy(tmp_path, "older")

@@ -27,7 +27,7 @@ class Gives(nn.Module):
 
 
 def checkpointer(path: Path, **components: Any) -> relight.Checkpointer:
-    """One that saves at each step, in this process."""
+    """Return a Checkpointer that saves at each step, in this process."""
     return relight.Checkpointer(str(path / "x"), save=relight.every(steps=1), background=False, signals=False, **components)
 
 
@@ -43,7 +43,7 @@ def test_the_first_save_is_refused_with_the_path(tmp_path: Path, first: str) -> 
 
 
 def test_a_structure_that_changes_is_planned_again(tmp_path: Path) -> None:
-    """A state that loses its restorable form during training is refused at the next save; the saves before it stay."""
+    """A state that becomes unrestorable during training is refused at the next save. Earlier saves stay."""
     model = Gives(odd=False)
     c = checkpointer(tmp_path, model=model)
     for step in range(3):

@@ -1,4 +1,4 @@
-"""What a restore does for each tensor, counted in calls: seconds depend on the machine, these do not."""
+"""Calls that a restore makes for each tensor. Unlike seconds, their number does not depend on the machine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def calls(work: Callable[[], object]) -> tuple[int, int]:
             counts[event] += 1
 
     gc.collect()
-    gc.disable()  # a collection in the midst would count finalizers of what other tests left
+    gc.disable()  # a collection here would count finalizers of other tests' objects
     sys.setprofile(watch)
     try:
         work()
@@ -65,7 +65,7 @@ def per_tensor(tmp_path: Path, build: Callable[[int], dict[str, Any]], work: Cal
         components = build(count)
         relight.save(tmp_path / f"{count}", components, step=1)
         run, live = f"{count}", build(count)
-        work(run, live)  # what is done once a process is done
+        work(run, live)  # run once what each process does once
         costs.append(calls(lambda run=run, live=live: work(run, live)))
     (few, few_c), (double, double_c) = costs
     return [(double - few) / 400, (double_c - few_c) / 400]

@@ -34,7 +34,7 @@ class Loop:
         self.states: dict[int, torch.Tensor] = {}
         self.ckpt.restore()
         self.train(0)
-        self.ckpt.save(0)  # agent and memory are there
+        self.ckpt.save(0)  # starts the agent and allocates its memory
 
     def train(self, step: int) -> None:
         """Do one step."""
@@ -85,7 +85,7 @@ def test_an_urgent_save_goes_before_one_that_waits(tmp_path: Path, events: list[
         ({"priority": "low"}, {"priority": "low"}),
     ],
 )
-def test_what_is_as_urgent_or_tagged_keeps_its_place(tmp_path: Path, second: dict[str, str], third: dict[str, str]) -> None:
+def test_an_urgent_or_tagged_save_keeps_its_place(tmp_path: Path, second: dict[str, str], third: dict[str, str]) -> None:
     """Saves of one priority are made in their order, and a tag is never lost."""
     loop = Loop(tmp_path)
     saves = [loop.save(1), loop.save(2, **second), loop.save(3, **third)]

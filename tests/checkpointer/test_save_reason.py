@@ -1,4 +1,4 @@
-"""The reason of a save: its kind decides on urgency, retention and tiers; its text is for people, and nothing reads it."""
+"""The reason of a save. Its kind decides on urgency, retention and tiers. Its text is only for people."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ def test_a_users_text_decides_nothing(tmp_path: Path, text: str, background: boo
 
 
 def test_each_trigger_names_its_kind() -> None:
-    """Of several triggers that are due, the first one that is not adaptive gives the kind: then a tier gets the checkpoint at once."""
+    """If several triggers are due, the first one that is not adaptive gives the kind, so that tiers get the checkpoint
+    at once."""
 
     class Own(relight.Trigger):
         def due(self, facts: TriggerInput) -> str | None:
-            return "adaptive, or so it says"
+            return "adaptive, by its own text"
 
     facts = TriggerInput(step=3, now_s=100.0, last_save_step=None, last_save_s=0.0, metrics={"loss": 1.0}, interval_s=10.0)
     every, best, adaptive = relight.every(steps=2), relight.best("loss"), relight.adaptive()
@@ -54,7 +55,7 @@ def test_each_trigger_names_its_kind() -> None:
 
 
 def test_properties_of_each_kind() -> None:
-    """Urgent: somebody waits for it. Final: the process ends after it. Routine: tiers may hold it back."""
+    """Urgent: a caller waits for it. Final: the process ends after it. Routine: tiers may postpone it."""
     expected = {
         ASKED: (False, False, False), END: (False, True, False), of_signal("SIGTERM"): (True, True, False),
         of_signal("SIGUSR1"): (True, False, False), of_exception(ValueError()): (True, True, False), requested_by("anna"): (True, False, False),
@@ -74,14 +75,14 @@ def test_properties_of_each_kind() -> None:
     ],
 )  # fmt: skip
 def test_records_of_earlier_versions_are_mapped_by_their_text(text: str, kind: str, by: str) -> None:
-    """They have no kind. A kind that this version does not know is mapped as well."""
+    """Records without a kind are mapped by their text, and so are unknown kinds."""
     for recorded in ("", "of another version"):
         reason = of_record(text, recorded, "")
         assert (reason.kind, reason.text, reason.by) == (kind, text, by)
 
 
 def test_the_record_has_kind_and_signal(tmp_path: Path) -> None:
-    """They are left out where they are empty, so records of earlier versions are encoded as before."""
+    """Empty fields are left out, so records are encoded as by earlier versions."""
     run = tmp_path / "s" / "run"
     with relight.Checkpointer(run, model=torch.nn.Linear(2, 2), save=relight.every(steps=1), background=False) as ckpt:
         ckpt.restore()

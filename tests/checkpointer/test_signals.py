@@ -27,7 +27,7 @@ def kill(number): os.kill(os.getpid(), number)
 
 
 def script(run: str, text: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """What a script does that is given the run. With ``options``, it has an interpreter of its own."""
+    """Run a script for the run. With ``options``, it has its own interpreter."""
     if not options:
         return run_script(HEAD + textwrap.dedent(text), run)
     command = [sys.executable, "-c", HEAD + textwrap.dedent(text), run]
@@ -53,7 +53,7 @@ def events() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_an_ignored_signal_stays_ignored(run: str, number: str) -> None:
-    """What nohup, or & in a script, has a process ignore does not end it: the whole loop is trained."""
+    """A signal that nohup or a shell's & lets the process ignore does not end it. The whole loop is trained."""
     ignored = textwrap.dedent(
         f"""
         with relight.Checkpointer(run, state=dict(x=1), save=None) as ckpt:
@@ -71,7 +71,8 @@ def test_an_ignored_signal_stays_ignored(run: str, number: str) -> None:
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGUSR1"])
 def test_a_handler_that_sets_a_flag_is_called_at_the_signal_and_decides(run: str, number: str) -> None:
-    """The script sees its flag in the step of the signal, trains two more steps as it likes, and ends by itself; each stage is saved."""
+    """The script sees its flag in the step of the signal, trains two more steps, and ends by itself. Each stage is
+    saved."""
     done = script(
         run,
         f"""
@@ -150,7 +151,7 @@ def test_a_later_handler_is_reported_once(run: str, events: list[str]) -> None:
 
 
 def test_a_later_handler_that_calls_the_former_one_decides(run: str) -> None:
-    """It is the script's own: the step is saved, and the process is not ended."""
+    """The script's own handler decides: the step is saved, and the process does not end."""
     done = script(
         run,
         """
@@ -171,7 +172,7 @@ def test_a_later_handler_that_calls_the_former_one_decides(run: str) -> None:
 
 
 def test_two_runs_in_one_script_with_its_own_handler(tmp_path: Path) -> None:
-    """Two Checkpointers of different runs both save, and the script's handler is called once."""
+    """Two Checkpointers of different runs both save. The script's handler is called once."""
     done = script(
         str(tmp_path / "store"),
         """
@@ -220,7 +221,7 @@ def test_a_signal_during_a_save_is_for_the_next_step() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "with", "error", "signal"])
-def test_a_closed_checkpointer_says_why_it_is_closed(run: str, how: str) -> None:
+def test_the_error_of_a_closed_checkpointer_states_why_it_is_closed(run: str, how: str) -> None:
     """Report what closed it, after which step, when, and what to do."""
     ckpt = relight.Checkpointer(run, state={"x": 1}, save=None, background=False)
     if how == "close":
@@ -255,7 +256,7 @@ def interrupt():
     while shell.locals["ticks"] < 5: time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
 def cell(text, interrupted=False):
-    # as ipykernel does: Python's own handler in each cell, the former one between them
+    # like ipykernel: Python's own handler during each cell, the former one between cells
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     shell.locals["ticks"] = 0
     if interrupted:
@@ -264,7 +265,7 @@ def cell(text, interrupted=False):
         exec(compile(text, "<cell>", "exec"), shell.locals)
         return None
     except KeyboardInterrupt:
-        sys.last_traceback = sys.exc_info()[2]  # a shell keeps it, and by it the frames of the cell
+        sys.last_traceback = sys.exc_info()[2]  # a shell keeps the traceback, and with it the cell's frames
         return "interrupted"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
@@ -286,7 +287,8 @@ for step in range(start, start + 500):
 @pytest.mark.parametrize("background", ["0", "1"])
 @pytest.mark.parametrize("how", ["handled", "outside"])
 def test_a_notebook_cell_is_interrupted_and_run_again(run: str, how: str, background: str) -> None:
-    """Three times over: the interrupt ends the cell, the cell run again continues at the next step, and Ctrl-C still works after it."""
+    """For three times, the interrupt ends the cell, the cell continues at the next step, and Ctrl-C works
+    afterwards."""
     text = NOTEBOOK + textwrap.dedent(
         f"""
         text = CELL if {how!r} == "handled" else CELL.replace("save=", "signals=False, save=").replace("step(step)", "save(step, block=False)")
@@ -295,7 +297,7 @@ def test_a_notebook_cell_is_interrupted_and_run_again(run: str, how: str, backgr
             assert cell(text, True) == "interrupted"
             starts.append((shell.locals["start"], shell.locals["last"]))
         for (_, last), (start, _) in zip(starts, starts[1:]):
-            # what our handler saved is the step of the interrupt; else the last save that was begun
+            # with our handler the step of the interrupt is saved, else the last begun save
             assert start in ((last + 1, last + 2) if {how!r} == "handled" else (last - 1, last, last + 1, last + 2)), starts
         assert cell("while ticks < 500: time.sleep(0.01); ticks += 1", True) == "interrupted"
         found = cell("ckpt.step(last + 1)")

@@ -108,7 +108,7 @@ def test_numbers_are_metrics(ckpt: relight.Checkpointer, value: Any) -> None:
      np.complex64(1), 1j, 10**400, object(), Unshowable()],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_what_is_no_number_is_refused_by_its_name(ckpt: relight.Checkpointer, value: Any) -> None:
+def test_an_invalid_metric_is_refused_by_its_name(ckpt: relight.Checkpointer, value: Any) -> None:
     """Refuse a metric that no save could store at ``step()``, not hours later at the save that reads it."""
     calls: list[Callable[[], Any]] = [
         lambda: ckpt.step(0, val=value), lambda: ckpt.save(0, metrics={"val": value}),
@@ -134,7 +134,7 @@ def test_a_tag_and_a_reason_are_texts(ckpt: relight.Checkpointer, options: dict[
     ckpt.close()
 
 
-def heard_while(call: Callable[[], Any]) -> list[Event]:
+def failures_during(call: Callable[[], Any]) -> list[Event]:
     """Return the failed saves that were reported during a call."""
     events: list[Event] = []
     undo = subscribe(events.append)
@@ -164,7 +164,7 @@ def test_a_fault_in_our_code_is_named_as_one(
     with relight.Checkpointer(tmp_path / "run", save=None, model=model, on_failure="retry", signals=False, background=False) as ckpt:
         with monkeypatch.context() as patch:
             patch.setattr(commit_save, "encode_root", fails)
-            failures = heard_while(lambda: ckpt.save(0))
+            failures = failures_during(lambda: ckpt.save(0))
         assert ckpt.save(1)
     assert len(calls) == 1, "a fault in code is not retried"
     assert [event.fields["kind"] for event in failures] == ["internal"]
@@ -187,7 +187,7 @@ def test_a_store_that_fails_is_still_retried(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(commit_save, "encode_root", once)
     with relight.Checkpointer(tmp_path / "run", save=None, model=torch.nn.Linear(2, 2), on_failure="retry", background=False) as ckpt:
-        failures = heard_while(lambda: ckpt.save(0))
+        failures = failures_during(lambda: ckpt.save(0))
     assert len(calls) >= 2 and [event.fields["kind"] for event in failures] == ["save_failed"]
 
 

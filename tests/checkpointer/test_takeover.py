@@ -65,7 +65,7 @@ class Trainer:
             )  # fmt: skip
 
     def until(self, line: str) -> None:
-        """Read its output up to ``line``."""
+        """Read the process's output up to ``line``."""
         assert self.process.stdout is not None and self.process.stderr is not None
         for printed in self.process.stdout:
             if printed.strip() == line:
@@ -73,7 +73,7 @@ class Trainer:
         raise AssertionError(self.process.stderr.read())
 
     def ends(self) -> tuple[int, str, str]:
-        """Its exit status and output."""
+        """Return exit code, stdout and stderr."""
         out, err = self.process.communicate(timeout=60)
         return self.process.returncode, out, err
 
@@ -129,7 +129,7 @@ def test_a_restart_right_after_a_kill_needs_no_option(run: str, background: str)
     """A trainer that was killed a moment ago is never in the way of the next start on its host."""
     first = Trainer(run, "saved", steps=100, pause=0.2, forked=False, RELIGHT_BACKGROUND=background)
     first.until("step 2")
-    first.process.kill()  # and not waited for
+    first.process.kill()  # killed, and not reaped
     started = time.monotonic()
     with make(run) as ckpt:
         assert ckpt.restore() >= 3
@@ -272,7 +272,7 @@ def test_an_unknown_way_is_refused(run: str) -> None:
 
 
 def test_a_process_of_another_host_that_saves_is_refused(run: str) -> None:
-    """Of another host only the log is known: a start waits, and is refused once another checkpoint comes."""
+    """A process on another host is known only by its log. A start waits, and is refused at the next checkpoint."""
     first = Trainer(run, "elsewhere", steps=1000, pause=1.0)
     try:
         first.until("step 2")
@@ -282,7 +282,7 @@ def test_a_process_of_another_host_that_saves_is_refused(run: str) -> None:
         first.kill()
 
 
-def test_an_evaluation_beside_training_takes_nothing_over(run: str, events: list[str]) -> None:
+def test_an_evaluation_during_training_takes_nothing_over(run: str, events: list[str]) -> None:
     """restore() alone fences no process, whatever ``takeover=`` is: the warning states that, and the trainer continues."""
     first = Trainer(run, steps=60, pause=0.1)
     try:
@@ -296,7 +296,7 @@ def test_an_evaluation_beside_training_takes_nothing_over(run: str, events: list
 
 
 def test_a_dead_host_delays_a_start_for_a_bounded_time(run: str, events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that was lost seconds ago delays a start, by a stated time; takeover="take" skips it."""
+    """A host that was lost seconds ago delays a start by a stated time. takeover="take" skips the wait."""
     first = Trainer(run, "elsewhere", steps=3, pause=0.1)
     first.until("step 2")
     first.kill()
@@ -325,7 +325,7 @@ def test_another_host_that_ended_properly_delays_nothing(run: str, events: list[
 
 
 def test_reading_a_run_that_trains_is_only_warned_of(run: str, events: list[str]) -> None:
-    """A restore of a certain checkpoint, or of a part, may be an evaluation: it is not refused; its first step is."""
+    """A restore of a given checkpoint or a part may be an evaluation. It is allowed, and its first step is refused."""
     first = Trainer(run)
     try:
         first.until("step 2")
@@ -339,7 +339,8 @@ def test_reading_a_run_that_trains_is_only_warned_of(run: str, events: list[str]
 
 
 def test_a_second_checkpointer_of_one_process_takes_over(run: str, events: list[str]) -> None:
-    """In one process the later Checkpointer has the run, with one line about it; the first raises Fenced, and its close() is quiet."""
+    """The later Checkpointer of a process takes the run over, with one log line. The first one raises Fenced, and
+    closes quietly."""
     with make(run) as first:
         first.step(0)
         second = make(run)

@@ -41,8 +41,9 @@ def steps_in(url: Path) -> list[int]:
     return [checkpoint.step for checkpoint in relight.open(url).checkpoints("demo")]
 
 
-def test_a_run_is_copied_where_the_file_says(here: Path, tmp_path: Path) -> None:
-    """The newest save reaches the further store, under the run's own name, with its own retention; a restore reads from there."""
+def test_a_run_is_copied_to_the_tiers_of_the_file(here: Path, tmp_path: Path) -> None:
+    """The newest save reaches the further store under the run's name and the tier's retention. A restore can read it
+    there."""
     here.write_text(f'[checkpoint.keep]\nlast = 1\n[checkpoint.tiers.cold]\nurl = "{tmp_path}/cold"\nlag = 0\nkeep = {{last = 2}}\n')
     train(tmp_path / "runs", 6)
     assert steps_in(tmp_path / "runs") == [5] and steps_in(tmp_path / "cold")[-1:] == [5]
@@ -55,7 +56,7 @@ def test_a_run_is_copied_where_the_file_says(here: Path, tmp_path: Path) -> None
 
 
 def test_the_nearest_may_have_a_table_of_its_own(here: Path, tmp_path: Path) -> None:
-    """The first table without a URL is the script's store; several URLs of a tier are several places."""
+    """The first table without a URL is the script's store. Several URLs of a tier are several places."""
     here.write_text(
         f'[checkpoint.tiers.hot]\nkeep = {{last = 1}}\n[checkpoint.tiers.cold]\nurl = ["{tmp_path}/a", "{tmp_path}/b"]\nlag = 0\n'
     )
@@ -72,7 +73,7 @@ def test_a_script_that_names_tiers_has_these(here: Path, tmp_path: Path) -> None
     assert own and steps_in(tmp_path / "two") == [1] and not (tmp_path / "cold").exists()
 
 
-def test_a_file_that_nobody_named_sends_no_run_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_not_named_adds_no_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relight.toml in the working directory alone cannot have a run copied to a place, as it cannot name keys."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RELIGHT_SETTINGS", raising=False)

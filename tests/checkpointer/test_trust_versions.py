@@ -85,7 +85,7 @@ def test_each_save_restores(tmp_path: Path, in_background: bool, events: list[Ev
     assert not of(events, "frozen_param.modified") and not of(events, "save.failed")
 
 
-def test_what_is_frozen_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_tensors_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hash only what is trained, and a small sample, from the third save on. By then two saves were compared."""
     hashed = [0]
     make = incremental_writer._Coder.make
@@ -105,7 +105,7 @@ def test_what_is_frozen_is_hashed_once(tmp_path: Path, monkeypatch: pytest.Monke
     run.check()
 
 
-def test_what_is_frozen_is_copied_once_into_each_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_tensors_are_copied_once_into_each_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copy frozen parameters once into each slot in background saves: two slots, two copies."""
     copied: list[int] = []
     made = SlotCopyPlan.__init__
@@ -127,7 +127,7 @@ def test_what_is_frozen_is_copied_once_into_each_slot(tmp_path: Path, monkeypatc
 
 @WAYS
 @pytest.mark.parametrize("how", ["in place", "data", "replaced", "loaded", "restored", "rows"])
-def test_what_is_written_to_is_stored(tmp_path: Path, in_background: bool, how: str, events: list[Event]) -> None:
+def test_modified_tensors_are_stored(tmp_path: Path, in_background: bool, how: str, events: list[Event]) -> None:
     """Store a changed weight in the next save, however it was written to."""
     run = Run(tmp_path, in_background)
     weight = run.model.base[2].weight

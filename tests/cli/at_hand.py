@@ -1,4 +1,4 @@
-"""States to look at, made without torch, and ways to ask the command line about them."""
+"""Stores with checkpoints, written without torch, and functions that run the command line on them."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def floats(*values: float) -> bytes:
-    """As float32 lie in a pack."""
+    """Return values as float32 bytes, as a pack stores them."""
     return struct.pack(f"<{len(values)}f", *values)
 
 
 def request(step: int, **more: Any) -> SaveRequest:
     """A small model, its optimizer, random states, plain values."""
     weights = floats(*(step + n / 8 for n in range(32)))
-    held = [
+    tensors = [
         ("model/layer.weight", "float32", (8, 4), "param", weights),
         ("model/layer.bias", "bfloat16", (4,), "param", bytes.fromhex("803f 0040 80ff c07f")),  # 1, 2, -inf, NaN
         ("optimizer/state/0/exp_avg", "float32", (8, 4), "optim", weights[::-1]),
         ("rng/torch", "uint8", (16,), "rng", bytes(range(16))),
         ("scalar", "int64", (), "value", struct.pack("<q", -(2**62) - 1)),
     ]
-    items = [Item(name, dtype, shape, role, Bytes(data), trainable=role == "param") for name, dtype, shape, role, data in held]
+    items = [Item(name, dtype, shape, role, Bytes(data), trainable=role == "param") for name, dtype, shape, role, data in tensors]
     tree = {
         "model": {"layer.weight": Leaf("tensor", (0,)), "layer.bias": Leaf("tensor", (1,))},
         "optimizer": {
@@ -70,7 +70,7 @@ def request(step: int, **more: Any) -> SaveRequest:
 
 
 def fill(path: Path) -> None:
-    """The store that most tests look at."""
+    """Write the store that most tests use."""
     store = open_bytes(path)
     first = Attempt.begin(store, "demo")
     first.save(request(STEPS[0]))
@@ -114,7 +114,7 @@ def flip(path: Path, at: int = -1) -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said, and its exit code."""
+    """A command's output and exit code."""
 
     code: int
     out: str
@@ -139,12 +139,12 @@ def in_process(monkeypatch: Any, capfd: Any, arguments: list[str]) -> Answer:
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)
-    said = capfd.readouterr()
-    return Answer(code, said.out, said.err)
+    output = capfd.readouterr()
+    return Answer(code, output.out, output.err)
 
 
 def environment(**more: str) -> dict[str, str]:
-    """For child processes: this Relight, no colours or widths from outside."""
+    """Return environment variables for child processes: this Relight, and no colours or widths of the caller."""
     kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR", "RELIGHT_DEBUG")}
     return {**kept, "PYTHONPATH": str(SOURCE), "TERM": "xterm-256color", **more}
 
@@ -159,36 +159,36 @@ def in_child(*arguments: object, **more: str) -> Answer:
 TAKE_TERMINAL = """
 import fcntl, os, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever was started in the background ignores it, and so would all it starts
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # background processes and their children ignore SIGINT
 os.execv(sys.executable, [sys.executable, "-m", "relight", *sys.argv[1:]])
 """
 
 
 def on_terminal(*arguments: object, typed: str = "", prompt: str = "", columns: int = 80) -> Answer:
-    """A process with a terminal of so many columns; ``typed`` is typed once ``prompt`` shows.
+    """Run a command in a terminal of ``columns`` columns. Type ``typed`` once ``prompt`` shows.
 
-    ``out`` is what the terminal was sent, without colour codes; ``err`` the same with them.
+    ``out`` is the text that the terminal received, without colour codes. ``err`` is the same text with them.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     command = [sys.executable, "-c", TAKE_TERMINAL, *map(str, arguments)]
-    said = b""
+    output = b""
     deadline = time.monotonic() + 60
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(), start_new_session=True) as child:
         os.close(theirs)
         while True:
             if time.monotonic() > deadline:
                 child.kill()
-                raise AssertionError(f"it hangs: {said[-200:]!r}")
+                raise AssertionError(f"it hangs: {output[-200:]!r}")
             if not select.select([ours], [], [], 1.0)[0]:
-                if typed and prompt.encode() in said:  # only now: an interrupt just before the reading starts would be slept through
+                if typed and prompt.encode() in output:  # only now: an earlier interrupt would be lost
                     os.write(ours, typed.encode())
                 continue
             try:
                 got = os.read(ours, 65536)
             except OSError:
                 break
-            said += got
+            output += got
         os.close(ours)
-    text = said.decode().replace("\r\n", "\n")
+    text = output.decode().replace("\r\n", "\n")
     return Answer(child.returncode, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text), text)

@@ -1,4 +1,4 @@
-"""Lets these tests share ``at_hand``; a store made once, copied for each test."""
+"""Fixtures of these tests: ``at_hand``, and a store that is made once and copied for each test."""
 
 from __future__ import annotations
 

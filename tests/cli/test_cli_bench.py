@@ -22,40 +22,41 @@ OURS = ["save_waiting", "save_blocked", "save_durable", "save_lost", "restore_co
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Answer, Path]:
-    """One run of it in a directory that is not there yet, and the picture."""
+    """Run the benchmark once in a directory that does not exist yet. Return its answer, and the folder with its
+    picture."""
     folder = tmp_path_factory.mktemp("bench")
     return in_child("bench", folder / "deep" / "runs", *SMALL, "--tensors", 30, "--json", "--plot", folder / "ratios.png"), folder
 
 
 def test_json_has_all_floors_and_all_that_relight_does(measured: tuple[Answer, Path]) -> None:
-    """With seconds, bytes a second, each round, and the ratio to floors that are there."""
+    """Each measurement has seconds, bytes per second, each round, and its ratio to existing floors."""
     answer, folder = measured
     assert answer.code == 0, answer.err
-    found = answer.json
-    assert list(found) == [
+    report = answer.json
+    assert list(report) == [
         "store", "state_bytes", "tensors", "rounds", "machine", "floors", "relight", "pace", "notes", "settings", "line",
     ]  # fmt: skip
-    assert (found["store"], found["tensors"], found["rounds"]) == (str(folder / "deep" / "runs"), 40, 2)
-    assert abs(found["state_bytes"] - 4_000_000) < 40_000
-    floors = {floor["name"]: floor for floor in found["floors"]}
-    assert list(floors) == [name for name in FLOORS if name != "write_direct" or found["machine"]["direct_io"]]
-    assert [one["name"] for one in found["relight"]] == OURS
-    for one in [*found["floors"], *found["relight"]]:
-        assert 0 < one["seconds"] < 30, one
-        assert len(one["seconds_each"]) == 2 and one["what"]
-        assert min(one["seconds_each"]) <= one["seconds"] <= max(one["seconds_each"])
-    for one in found["relight"]:
-        assert one["ratio"] > 0 and one["floor"] and set(one["floor"]) <= floors.keys(), one
+    assert (report["store"], report["tensors"], report["rounds"]) == (str(folder / "deep" / "runs"), 40, 2)
+    assert abs(report["state_bytes"] - 4_000_000) < 40_000
+    floors = {floor["name"]: floor for floor in report["floors"]}
+    assert list(floors) == [name for name in FLOORS if name != "write_direct" or report["machine"]["direct_io"]]
+    assert [measurement["name"] for measurement in report["relight"]] == OURS
+    for measurement in [*report["floors"], *report["relight"]]:
+        assert 0 < measurement["seconds"] < 30, measurement
+        assert len(measurement["seconds_each"]) == 2 and measurement["what"]
+        assert min(measurement["seconds_each"]) <= measurement["seconds"] <= max(measurement["seconds_each"])
+    for measurement in report["relight"]:
+        assert measurement["ratio"] > 0 and measurement["floor"] and set(measurement["floor"]) <= floors.keys(), measurement
 
 
 def test_numbers_stand_to_each_other_as_they_must(measured: tuple[Answer, Path]) -> None:
     """Saving returns before it is durable, threads are measured up to the cores, the machine is described."""
     answer = measured[0].json
-    ours = {one["name"]: one for one in answer["relight"]}
+    ours = {measurement["name"]: measurement for measurement in answer["relight"]}
     assert all(a < b for a, b in zip(ours["save_blocked"]["seconds_each"], ours["save_durable"]["seconds_each"], strict=True))
-    assert [one["threads"] for one in answer["pace"]][0] == 1
-    assert [one["threads"] for one in answer["pace"]][-1] == min(answer["machine"]["cores"], 16)
-    assert all(one["bytes_per_second"] > 1e6 for one in answer["pace"])
+    assert [measurement["threads"] for measurement in answer["pace"]][0] == 1
+    assert [measurement["threads"] for measurement in answer["pace"]][-1] == min(answer["machine"]["cores"], 16)
+    assert all(measurement["bytes_per_second"] > 1e6 for measurement in answer["pace"])
 
 
 def test_settings_come_with_reasons_and_a_line(measured: tuple[Answer, Path]) -> None:
@@ -86,8 +87,8 @@ def test_on_a_terminal_there_is_progress_a_table_and_sentences(runs: Path) -> No
     assert sorted(runs.rglob("*")) == before
 
 
-def test_without_torch_the_floors_are_measured_and_it_is_said(tmp_path: Path) -> None:
-    """Nothing tries to import it."""
+def test_without_torch_the_floors_are_measured_and_a_note_is_printed(tmp_path: Path) -> None:
+    """Without torch, no code tries to import it."""
     script = f"""
 import sys
 sys.modules["torch"] = None
@@ -114,7 +115,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(relight, tm
 
 
 def test_too_little_memory_is_refused_before_anything_is_made(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the disk is."""
+    """Too little memory is refused before a file is written, as too little disk space is."""
     monkeypatch.setattr("relight.bench.measure.available_bytes", lambda: 1_000_000_000)
     answer = relight("bench", tmp_path / "runs", "--size", "1GB")
     assert answer.code == 2
@@ -145,7 +146,7 @@ def test_bad_usage_is_2_and_makes_nothing(
 
 
 def test_a_picture_without_matplotlib_is_refused_at_once(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not after a minute of measuring."""
+    """Without matplotlib a picture is refused before measuring begins."""
     monkeypatch.setattr("relight.cli.bench.importlib.util.find_spec", lambda name: None)
     answer = relight("bench", tmp_path / "runs", "--plot", tmp_path / "x.png")
     assert answer.code == 2
@@ -175,7 +176,7 @@ def test_a_restore_that_gives_other_bytes_is_noticed(relight, tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_bench_left_is_told_of(relight, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_bench_are_reported(relight, tmp_path: Path) -> None:
     """A leftover directory is not removed: it may belong to a running benchmark."""
     old = tmp_path / ".relight-bench-0000"
     old.mkdir()
@@ -187,15 +188,15 @@ def test_what_a_killed_bench_left_is_told_of(relight, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
 def test_an_interrupt_leaves_neither_files_nor_an_agent(tmp_path: Path, number: int, code: int) -> None:
-    """In the middle of saves; quietly."""
+    """An interrupt during saves removes all files and processes, and prints no traceback."""
     store = tmp_path / "runs"
     command = [sys.executable, "-m", "relight", "bench", str(store), "--size", "4MB", "--rounds", "500"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()) as child:
         deadline = time.monotonic() + 60
-        while not (found := list(store.glob(".relight-bench-*/background/0*"))):
+        while not (saves := list(store.glob(".relight-bench-*/background/0*"))):
             assert time.monotonic() < deadline and child.poll() is None
             time.sleep(0.01)
-        folder = found[0].parents[1]
+        folder = saves[0].parents[1]
         child.send_signal(number)
         out, err = child.communicate(timeout=60)
     assert (child.returncode, out) == (code, ""), err

@@ -18,7 +18,8 @@ LINE = "best by acc (max): 0.9 at step 1"
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Run ``named`` records ``acc``; ``bare`` records nothing. The lowest loss is the last checkpoint's, the best accuracy step 1's."""
+    """A store with two runs. ``named`` records ``acc``, and ``bare`` records nothing. Step 2 has the lowest loss, and
+    step 1 the best accuracy."""
     monkeypatch.chdir(tmp_path)
     store = open_bytes(tmp_path / "lab")
     for name in ("named", "bare"):
@@ -51,8 +52,9 @@ def test_every_command_takes_the_run_s_own_best(lab: Path, relight) -> None:
     assert LINE in both.err and "best by loss (min): 7 at step 2" in both.err
 
 
-def test_what_is_not_clear_is_an_error_that_lists_the_metrics(lab: Path, relight) -> None:
-    """Several metrics without a recorded one, an unknown name, a name without a mode, a mode without a name, options without best."""
+def test_an_ambiguous_metric_is_an_error_that_lists_the_metrics(lab: Path, relight) -> None:
+    """Errors: several metrics without a recorded one, an unknown name, a name without a mode, a mode without a name,
+    options without best."""
     for words, shown in (
         (["show", "lab/bare", "best"], "the checkpoints have acc, loss, val/top"),
         (["tag", "lab/bare", "x", "best"], "best:acc:max"),
@@ -68,7 +70,8 @@ def test_what_is_not_clear_is_an_error_that_lists_the_metrics(lab: Path, relight
 
 
 def test_prune_by_the_recorded_metric_and_never_by_one_that_is_not_there(lab: Path, relight) -> None:
-    """``--keep-best 1`` keeps step 1; without a recorded metric, or by a misspelt one, it removes nothing and each line has the reason."""
+    """``--keep-best 1`` keeps step 1. Without a recorded metric, or with an unknown one, nothing is removed, and each
+    line has the reason."""
     rows = relight("prune", "lab/named", "--keep-best", "1", "--dry-run", "--json").json["checkpoints"]
     assert [(row["step"], row["keep"]) for row in rows] == [(0, False), (1, True), (2, True)]
     assert rows[1]["reason"] == "best 1 by acc (max): number 1" and rows[0]["reason"] == "not among the best 1 by acc"

@@ -20,16 +20,16 @@ from relight.store import open_bytes
 PACK = "pack-00000-000.safetensors"
 
 
-def test_verify_says_yes(relight, runs: Path) -> None:
+def test_verify_of_a_sound_run_exits_with_0(relight, runs: Path) -> None:
     """For a sound run ``verify`` exits with 0 and lists each checkpoint, also in JSON."""
     answer = relight("verify", "runs/demo")
     assert answer.code == 0
     assert answer.out.count("  ok\n") == 4
     assert answer.out.splitlines()[-1].endswith("as committed, to the byte")
-    found = relight("verify", "runs/demo", "--json").json
-    assert found["ok"] is True
-    assert found["log"] == []
-    assert [(checkpoint["id"], checkpoint["ok"], checkpoint["errors"]) for checkpoint in found["checkpoints"]] == [
+    report = relight("verify", "runs/demo", "--json").json
+    assert report["ok"] is True
+    assert report["log"] == []
+    assert [(checkpoint["id"], checkpoint["ok"], checkpoint["errors"]) for checkpoint in report["checkpoints"]] == [
         (id_, True, []) for id_ in ids(runs)
     ]
 
@@ -52,7 +52,7 @@ def test_verify_names_the_damaged_file_and_tensor(relight, runs: Path) -> None:
     assert bad["errors"][0]["kind"] == "corrupt"
 
 
-def test_verify_of_some_looks_at_those_alone(relight, runs: Path) -> None:
+def test_verify_reads_only_the_given_checkpoints(relight, runs: Path) -> None:
     """Checkpoints are chosen by argument, ``@`` or directory. A repeated one is verified once."""
     flip(directory(runs, 1) / PACK)
     assert relight("verify", "runs/demo", "latest", "99").code == 0
@@ -63,7 +63,7 @@ def test_verify_of_some_looks_at_those_alone(relight, runs: Path) -> None:
     assert relight("verify", "runs/demo", "nope").code == 1
 
 
-def test_verify_quick_does_not_read_tensors_and_says_so(relight, runs: Path) -> None:
+def test_verify_quick_reads_no_tensors_and_states_it(relight, runs: Path) -> None:
     """``--quick`` detects a missing file, not a flipped bit, and the output states this."""
     flip(directory(runs, 1) / PACK)
     answer = relight("verify", "runs/demo", "--quick")
@@ -88,7 +88,7 @@ def test_verify_counts_damage_of_the_log_and_of_the_store(relight, runs: Path) -
 
 
 def test_verify_of_a_store_is_of_all_its_runs(relight, runs: Path) -> None:
-    """Damage in one run is named with it; a run that cannot be opened is damage too."""
+    """Damage is reported with its run's name. A run that cannot be opened counts as damage."""
     flip(directory(runs, 0, "baseline") / PACK)
     answer = relight("verify", "runs")
     assert answer.code == 1
@@ -120,9 +120,9 @@ def test_verify_on_a_terminal_draws_on_stderr_and_leaves_stdout_to_the_pipe(runs
                 break
         os.close(ours)
         assert child.stdout is not None
-        said = child.stdout.read()
+        output = child.stdout.read()
     assert child.returncode == 0
-    assert said.count("  ok\n") == 1
+    assert output.count("  ok\n") == 1
     assert b"verifying" in drawn
     answer = on_terminal("verify", "runs/big")
     assert "  ok\n" in answer.out
@@ -132,7 +132,7 @@ def test_verify_on_a_terminal_draws_on_stderr_and_leaves_stdout_to_the_pipe(runs
 RULES = ("--keep-last", 1, "--keep-every", 100)
 
 
-def test_prune_dry_run_says_why_and_does_nothing(relight, runs: Path) -> None:
+def test_prune_dry_run_states_reasons_and_deletes_nothing(relight, runs: Path) -> None:
     """A dry run lists each checkpoint with its verdict and reason."""
     answer = relight("prune", "runs/demo", "--keep-last", 1, "--dry-run", "--json")
     fates = {checkpoint["step"]: (checkpoint["keep"], checkpoint["reason"]) for checkpoint in answer.json["checkpoints"]}
@@ -147,7 +147,7 @@ def test_prune_dry_run_says_why_and_does_nothing(relight, runs: Path) -> None:
     assert len(ids(runs)) == 4
 
 
-def test_prune_removes_what_it_said(relight, runs: Path) -> None:
+def test_prune_removes_what_its_plan_lists(relight, runs: Path) -> None:
     """``prune`` removes checkpoints from the history and the disk. The others still verify."""
     going = directory(runs, 2)
     answer = relight("prune", "runs/demo", *RULES, "--yes")
@@ -159,7 +159,7 @@ def test_prune_removes_what_it_said(relight, runs: Path) -> None:
     assert relight("prune", "runs/demo", *RULES).out.endswith("nothing was done\n")
 
 
-def test_prune_json_tells_what_was_done(relight, runs: Path) -> None:
+def test_prune_json_lists_what_was_deleted(relight, runs: Path) -> None:
     """The JSON has ids, directories and bytes."""
     gone = ids(runs)[2]
     answer = relight("prune", "runs/demo", *RULES, "--yes", "--json").json
@@ -174,8 +174,8 @@ def test_prune_by_metric(relight, runs: Path) -> None:
     assert [checkpoint["step"] for checkpoint in answer["checkpoints"] if checkpoint["keep"]] == [99, 199, 299]
 
 
-def test_prune_without_rules_or_without_anybody_to_ask_is_2(relight, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without rules, or without a terminal for the question, nothing is deleted."""
+def test_prune_without_rules_or_a_terminal_is_exit_code_2(relight, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there are no rules, or no terminal for the question, nothing is deleted."""
     for arguments in (
         ["runs/demo"],
         ["runs/demo", "--keep-last", 0],
@@ -183,8 +183,8 @@ def test_prune_without_rules_or_without_anybody_to_ask_is_2(relight, runs: Path,
         ["runs", "--keep-last", 1],
     ):
         assert relight("prune", *arguments).code == 2
-    with open(os.devnull) as nobody:
-        monkeypatch.setattr("sys.stdin", nobody)
+    with open(os.devnull) as closed_input:
+        monkeypatch.setattr("sys.stdin", closed_input)
         for extra in ([], ["--json"]):
             answer = relight("prune", "runs/demo", *RULES, *extra)
             assert answer.code == 2
@@ -194,7 +194,7 @@ def test_prune_without_rules_or_without_anybody_to_ask_is_2(relight, runs: Path,
 
 @pytest.mark.parametrize(("typed", "left"), [("y\n", 3), ("n\n", 4), ("\n", 4)])
 def test_prune_asks_on_a_terminal(runs: Path, typed: str, left: int) -> None:
-    """Only ``y`` deletes."""
+    """``prune`` deletes only if the answer is ``y``."""
     answer = on_terminal("prune", "runs/demo", *RULES, typed=typed, prompt="Remove them?")
     assert answer.code == 0
     assert len(ids(runs)) == left
@@ -209,7 +209,7 @@ def test_prune_keeps_a_good_one_when_the_newest_is_damaged(relight, runs: Path) 
 
 
 def test_prune_sweep_deletes_leftovers_of_dead_attempts_alone(relight, runs: Path) -> None:
-    """A half-written save of a superseded attempt goes; one that may still be written stays, and both are explained."""
+    """A superseded attempt's unfinished save is deleted. A save that may still be written stays. Both are explained."""
     dead, alive = runs / "demo/0000000150-aaaaaaaaaa-e1", runs / "demo/0000000350-bbbbbbbbbb-e2"
     for place in (dead, alive):
         place.mkdir()

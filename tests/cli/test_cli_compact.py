@@ -1,4 +1,4 @@
-"""What commands say of checkpoints that share chunks."""
+"""Output of commands for checkpoints that share chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relight import Checkpointer, Compact
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Three saves of a model whose first layer is frozen."""
+    """A run with three saves of a model. The model's first layer is frozen."""
     model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 2))
     optimizer = torch.optim.AdamW(model[1].parameters())
     path = tmp_path / "store" / "run"
@@ -27,21 +27,21 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_was_chosen_is_told(run: Path, relight: Any) -> None:
-    """``show --codecs`` says how chunks are stored and why; ``ls`` what is new, and what is needed."""
+def test_shared_chunks_and_codecs_are_shown(run: Path, relight: Any) -> None:
+    """``show --codecs`` states how chunks are stored and why. ``ls`` shows new bytes and needed checkpoints."""
     output = relight("show", run, "--codecs").out
     assert "stored so" in output and "of the last two saves was equal; codecs are on" in output
     assert "elsewhere" in output and "relight.compact" not in output
     rows = relight("show", run, "--codecs", "--json").json["codecs"]
     assert {row["role"] for row in rows} >= {"param", "optim"}
-    (held,) = [row for row in rows if row["role"] == "param" and row["bytes"] > 1 << 20] or [None]
-    assert held is not None and held["elsewhere"] >= 1 and held["stored_bytes"] < 0.9 * held["bytes"]
+    (codec_row,) = [row for row in rows if row["role"] == "param" and row["bytes"] > 1 << 20] or [None]
+    assert codec_row is not None and codec_row["elsewhere"] >= 1 and codec_row["stored_bytes"] < 0.9 * codec_row["bytes"]
     listed = relight("ls", run).out
     assert "new" in listed and "needs 1" in listed
 
 
-def test_a_checkpoint_that_stands_by_itself_has_nothing_to_tell(run: Path, relight: Any) -> None:
-    """The first one's chunks are coded, and its own."""
+def test_an_independent_checkpoint_shows_no_shared_chunks(run: Path, relight: Any) -> None:
+    """The first checkpoint's chunks are coded, and all of them are its own."""
     first = relight("ls", run, "--json").json[0]
     rows = relight("show", f"{run}@{first['id']}", "--codecs", "--json").json["codecs"]
     assert all(row["elsewhere"] == 0 for row in rows) and any(row["coded"] for row in rows)

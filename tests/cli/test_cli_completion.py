@@ -40,7 +40,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def shell(place: Path, command: list[str], **more: str) -> str:
-    """What a shell says that has this ``relight`` on its path."""
+    """Return the output of a shell with this ``relight`` on its path."""
     env = environment(PATH=f"{place / 'bin'}:{os.environ['PATH']}", HOME=str(place), **more)
     done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -70,10 +70,10 @@ def script_of(place: Path, name: str) -> Path:
     ids=str,
 )
 def test_bash_completes_commands_options_choices_and_leaves_paths_to_itself(place: Path, typed: list[str], answered: list[str]) -> None:
-    """The printed script is sourced by a real bash, and its function asked as a tab asks it."""
-    said = shell(place, ["bash", "--norc", "-c", BASH, "bash", str(script_of(place, "bash")), "relight", *typed]).split("\n")
-    assert "-F _relight_completion relight" in said[0]
-    assert [line for line in said[1:] if line] == answered
+    """A real bash sources the printed script. Its function is called as a press of tab calls it."""
+    lines = shell(place, ["bash", "--norc", "-c", BASH, "bash", str(script_of(place, "bash")), "relight", *typed]).split("\n")
+    assert "-F _relight_completion relight" in lines[0]
+    assert [line for line in lines[1:] if line] == answered
 
 
 @pytest.mark.skipif(ZSH is None, reason="needs zsh")
@@ -82,9 +82,9 @@ def test_zsh_reads_the_script_and_completes(place: Path) -> None:
     assert ZSH
     fake = "compdef() { print -r -- compdef $*; }; _describe() { print -rl -- ${(P)${@[3]}}; }; compadd() { :; }"
     steps = f"{fake}; source {script_of(place, 'zsh')}; words=(relight ver); CURRENT=2; _relight_completion"
-    said = shell(place, [ZSH, "-f", "-c", steps])
-    assert said.splitlines()[0] == "compdef _relight_completion relight"
-    assert [line.split(":")[0] for line in said.splitlines()[1:]] == ["verify", "version"]
+    output = shell(place, [ZSH, "-f", "-c", steps])
+    assert output.splitlines()[0] == "compdef _relight_completion relight"
+    assert [line.split(":")[0] for line in output.splitlines()[1:]] == ["verify", "version"]
 
 
 @pytest.mark.skipif(FISH is None, reason="needs fish")
@@ -92,10 +92,10 @@ def test_zsh_reads_the_script_and_completes(place: Path) -> None:
     ("typed", "answered"), [("relight ver", ["verify", "version"]), ("relight ls runs/de", ["runs/delta/", "runs/demo/"])], ids=str
 )
 def test_fish_completes(place: Path, typed: str, answered: list[str]) -> None:
-    """A real fish says what it would offer."""
+    """A real fish prints the completions that it would offer."""
     assert FISH
-    said = shell(place, [FISH, "--no-config", "-c", f"source {script_of(place, 'fish')}; complete -C '{typed}'"])
-    assert [line.split("\t")[0] for line in said.splitlines()] == answered
+    output = shell(place, [FISH, "--no-config", "-c", f"source {script_of(place, 'fish')}; complete -C '{typed}'"])
+    assert [line.split("\t")[0] for line in output.splitlines()] == answered
 
 
 def test_a_shell_there_is_not_is_refused() -> None:

@@ -144,7 +144,7 @@ def test_a_copy_does_not_put_a_run_back(relight, runs: Path) -> None:
     assert relight("show", "runs/demo", "--json").json["step"] == 99
 
 
-def test_what_was_pruned_there_comes_under_a_new_id_once(relight, runs: Path) -> None:
+def test_a_copy_of_a_checkpoint_pruned_there_gets_a_new_id_once(relight, runs: Path) -> None:
     """No id is committed twice. A later ``cp`` recognises the copy by its origin."""
     relight("cp", "runs/demo", "backup/demo", "--which", "99", "--which", "299")
     relight("prune", "backup/demo", "--keep-last", 1, "--yes")
@@ -179,8 +179,8 @@ def test_damage_is_not_copied_and_does_not_stop_the_others(relight, runs: Path, 
     assert f"DAMAGED  {ids(runs)[1]} was not copied: " in answer.out
     assert [row["step"] for row in relight("ls", "backup/demo", "--json").json] == [99, 249, 299]
     assert len(list((runs.parent / "backup/demo").iterdir())) == 4
-    found = relight("cp", "runs/demo@good", "backup/demo", "--json", "--force")
-    assert (found.code, [damage["kind"] for damage in found.json["damaged"]]) == (1, ["corrupt"])
+    forced = relight("cp", "runs/demo@good", "backup/demo", "--json", "--force")
+    assert (forced.code, [damage["kind"] for damage in forced.json["damaged"]]) == (1, ["corrupt"])
 
 
 def test_a_missing_or_longer_pack_is_damage(relight, runs: Path) -> None:
@@ -205,7 +205,7 @@ class Full(Disk):
         return super().pwrite(fd, data, offset)
 
 
-def test_a_full_destination_leaves_nothing_behind(runs: Path) -> None:
+def test_a_full_destination_keeps_no_incomplete_checkpoint(runs: Path) -> None:
     """On a full disk committed checkpoints stay and the begun one is removed. The same command continues later."""
     path = runs.parent / "backup"
     source = Run(open_bytes(runs), "demo")
@@ -219,7 +219,7 @@ def test_a_full_destination_leaves_nothing_behind(runs: Path) -> None:
     assert (len(report.there), len(report.copied)) == (len(done), 4 - len(done))
 
 
-def test_an_interrupt_behind_the_commit_deletes_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_after_the_commit_deletes_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After Ctrl-C just after the commit the checkpoint is complete."""
     store = open_bytes(runs.parent / "backup")
     source = Run(open_bytes(runs), "demo")
@@ -251,7 +251,7 @@ def test_large_packs_and_odd_chunks_arrive_whole(runs: Path, monkeypatch: pytest
         assert (directory(path, 0) / PACK).read_bytes() == (directory(runs, -1) / PACK).read_bytes()
 
 
-def test_only_one_way_of_saying_which(relight, runs: Path) -> None:
+def test_contradictory_checkpoint_arguments_are_refused(relight, runs: Path) -> None:
     """Contradictory arguments are usage errors. A missing run or checkpoint is exit code 1."""
     assert relight("cp", "runs/demo@good", "backup/demo", "--all").code == 2
     assert relight("cp", "runs/demo", "backup/demo", "--all", "--which", "99").code == 2
@@ -269,7 +269,7 @@ def test_the_run_itself_is_no_destination_for_what_it_has(relight, runs: Path) -
         plan_copy(Run(open_bytes(runs), "baseline"), Run(open_bytes(runs), "baseline").history().live, source.store, "demo")
 
 
-def test_what_was_pruned_there_is_not_pushed_again(relight, runs: Path) -> None:
+def test_a_checkpoint_pruned_there_is_not_pushed_again(relight, runs: Path) -> None:
     """Checkpoints that the destination pruned are not pushed again, because older ones after its newest would roll it
     back."""
     assert relight("push", "runs/demo", "backup/demo").code == 0
@@ -281,7 +281,7 @@ def test_what_was_pruned_there_is_not_pushed_again(relight, runs: Path) -> None:
     assert [checkpoint.step for checkpoint in open_run(store, "demo").history().live] == left
 
 
-def test_a_copy_does_not_come_behind_a_later_step_that_was_saved_meanwhile(runs: Path) -> None:
+def test_a_copy_is_refused_after_a_later_step_was_saved_meanwhile(runs: Path) -> None:
     """If the destination saves a later step after the plan was made, nothing is committed or left."""
     store = open_bytes(runs.parent / "backup")
     first = Run(open_bytes(runs), "demo")
@@ -314,8 +314,8 @@ def test_a_copy_into_another_history_is_refused_whatever_its_step(relight, runs:
         assert answer.code == 2 and "holds another history" in answer.err and mine in answer.err, answer.err
         assert len(ids(runs)) == 4
     theirs = ids(runs, "other")[0]
-    told = relight("cp", "runs/other", "runs/demo", "--force", "--dry-run", "--json")
-    assert told.json["changes"]["only_there"] == [
+    plan = relight("cp", "runs/other", "runs/demo", "--force", "--dry-run", "--json")
+    assert plan.json["changes"]["only_there"] == [
         {"id": id_, "step": at_step} for id_, at_step in zip(ids(runs), [99, 199, 249, 299], strict=True)
     ]
     answer = relight("cp", "runs/other", "runs/demo", "--force")
@@ -334,7 +334,7 @@ def test_a_later_checkpoint_of_the_same_history_is_copied_at_a_lower_step(religh
 
 
 def test_a_copy_follows_the_checkpoint_that_its_run_was_resumed_from(relight, runs: Path) -> None:
-    """A new log whose first save names the destination's newest checkpoint as its parent continues the destination's
+    """If a new log's first save has the destination's newest checkpoint as parent, the log continues the destination's
     history."""
     Attempt.begin(open_bytes(runs.parent / "near"), "demo").save(request(300, parents=[ids(runs)[-1]]))
     assert relight("cp", "near/demo", "runs/demo").code == 0
@@ -342,7 +342,7 @@ def test_a_copy_follows_the_checkpoint_that_its_run_was_resumed_from(relight, ru
 
 
 def test_histories_that_parted_are_not_joined(relight, runs: Path) -> None:
-    """Two copies of one run that both trained on: neither takes the other's checkpoints without --force."""
+    """If two copies of a run both continued training, neither takes the other's checkpoints without --force."""
     relight("push", "runs/demo", "backup/")
     Attempt.begin(open_bytes(runs.parent / "backup"), "demo").save(request(399))
     Attempt.begin(open_bytes(runs), "demo").save(request(399))

@@ -24,7 +24,7 @@ def test_each_command_has_a_section_with_all_its_options() -> None:
         if isinstance(command, click.Group):
             written = dict(re.findall(rf"^`relight {name} (\w+) ?(.*)`$", lines, re.MULTILINE))
             assert written.keys() == command.commands.keys()
-            usages += [(f"{name} {one}", command.commands[one], usage) for one, usage in written.items()]
+            usages += [(f"{name} {subcommand}", command.commands[subcommand], usage) for subcommand, usage in written.items()]
         else:
             usages.append((name, command, lines))
     for name, command, usage in usages:
@@ -35,7 +35,7 @@ def test_each_command_has_a_section_with_all_its_options() -> None:
 
 
 def test_outputs_in_the_reference_can_be_read_on_a_page() -> None:
-    """They are as a pipe has them, and hardly wider than a terminal."""
+    """Documented outputs are as wide as in a pipe, at most 84 columns."""
     blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert blocks
     assert max(len(line) for block in blocks for line in block.splitlines()) <= 84

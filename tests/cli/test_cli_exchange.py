@@ -14,29 +14,29 @@ PACK = "pack-00000-000.safetensors"
 
 
 def tags(path: Path, run: str = "demo") -> dict[str, str]:
-    """Of a run."""
+    """Return the tags of a run."""
     return open_run(open_bytes(path), run).history().tags
 
 
-def test_what_is_pushed_can_be_pulled_and_is_the_same(relight, runs: Path) -> None:
-    """Checkpoints, ids, tags; a second time nothing is done; later ones follow."""
-    there = runs.parent / "backup"
+def test_a_pushed_run_can_be_pulled_unchanged(relight, runs: Path) -> None:
+    """Checkpoints, ids and tags are copied. A second push copies nothing, and a later one only new checkpoints."""
+    backup = runs.parent / "backup"
     assert relight("push", "runs/demo", "backup/", "--dry-run").out.splitlines()[-1].startswith("4 checkpoints, ")
-    assert not there.exists()
+    assert not backup.exists()
     answer = relight("push", "runs/demo", "backup/")
     assert answer.code == 0 and answer.out.startswith("pushed 4 checkpoints, ") and ", 1 tag, to " in answer.out
-    assert (ids(there), tags(there)) == (ids(runs), tags(runs))
+    assert (ids(backup), tags(backup)) == (ids(runs), tags(runs))
     assert relight("push", "runs/demo", "backup/demo").out == "everything is there already\n"
     Attempt.begin(open_bytes(runs), "demo").save(request(399))
     answer = relight("push", "runs/demo", "backup/demo", "--json").json
-    assert ([one["id"] for one in answer["copied"]], answer["there"], answer["tags"]) == (ids(runs)[-1:], 4, [])
+    assert ([checkpoint["id"] for checkpoint in answer["copied"]], answer["there"], answer["tags"]) == (ids(runs)[-1:], 4, [])
     assert relight("pull", "backup/demo", "other/").out.startswith("pulled 5 checkpoints, ")
     assert (ids(runs.parent / "other"), tags(runs.parent / "other")) == (ids(runs), tags(runs))
     assert relight("verify", "other/demo").code == 0
 
 
 def test_a_tag_that_is_elsewhere_stays_unless_forced(relight, runs: Path) -> None:
-    """It is said, and the answer is 1; what it is on is not lost."""
+    """A push reports a tag that the destination has on another checkpoint, exits with 1, and keeps that tag."""
     relight("push", "runs/demo", "backup/")
     open_run(open_bytes(runs), "demo").tag("good", ids(runs)[3])
     answer = relight("push", "runs/demo", "backup/demo")
@@ -46,8 +46,8 @@ def test_a_tag_that_is_elsewhere_stays_unless_forced(relight, runs: Path) -> Non
     assert tags(runs.parent / "backup") == tags(runs)
 
 
-def test_what_is_further_on_is_not_put_back(relight, runs: Path) -> None:
-    """A push to a run that has gone on is refused with what to do; pulling from it first helps nobody's past."""
+def test_a_destination_with_later_steps_is_not_put_back(relight, runs: Path) -> None:
+    """If the destination has a later step of its own, a push is refused with a hint."""
     relight("push", "runs/demo", "backup/")
     Attempt.begin(open_bytes(runs.parent / "backup"), "demo").save(request(900))
     Attempt.begin(open_bytes(runs), "demo").save(request(399))
@@ -57,7 +57,7 @@ def test_what_is_further_on_is_not_put_back(relight, runs: Path) -> None:
 
 
 def test_damage_stays_where_it_is(relight, runs: Path) -> None:
-    """The others go, and their tags; said again when it is mended, it goes too."""
+    """A push skips a damaged checkpoint and copies the others with their tags. After its repair it is copied, too."""
     flip(directory(runs, 1) / PACK)
     answer = relight("push", "runs/demo", "backup/")
     assert answer.code == 1 and "DAMAGED" in answer.out

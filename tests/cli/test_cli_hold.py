@@ -20,7 +20,7 @@ def relight(*arguments: str | Path, status: int = 0) -> str:
 
 
 def test_hold_list_release(tmp_path: Path) -> None:
-    """A reason is asked for, shown, and gone with the release; a pruning in between spares it and says why."""
+    """A hold needs a reason, which is shown until its release. A pruning spares the checkpoint and states why."""
     attempt = Attempt.begin(LocalStore(tmp_path), "run")
     ids = [save(attempt, step) for step in range(3)]
     run = tmp_path / "run"

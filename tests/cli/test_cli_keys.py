@@ -18,7 +18,7 @@ from relight.transfer import keys as key_rooms
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An encrypted store with a run of two checkpoints; its key is at hand, two others lie beside it."""
+    """An encrypted store with a run of two checkpoints. Its key is configured, two other keys are next to it."""
     monkeypatch.chdir(tmp_path)
     for name in ("old", "new", "third"):
         write_key_file(f"{name}.key")
@@ -32,25 +32,25 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def steps_with(key: str) -> list[int]:
-    """What a key shows of the run."""
+    """Return the steps of the checkpoints that a key opens."""
     return [checkpoint.step for checkpoint in fold(Log(EncryptedStore(LocalStore("runs"), Keychain.from_specs(key)), "demo").read()).live]
 
 
 def slots(relight, *keys: str) -> list[dict[str, object]]:
-    """As ``status --json`` gives them."""
+    """Return the slots of ``status --json``."""
     options = [part for key in keys for part in ("--key", key)]
     return json.loads(relight("keys", "status", "runs", *options, "--json").out)["slots"]
 
 
 def days_later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
-    """As if so much time had passed since each key came."""
+    """Simulate that ``days`` have passed since each key was added."""
     usual = key_rooms.age_days
     for module in (key_rooms, __import__("relight.cli.keys", fromlist=["age_days"])):
         monkeypatch.setattr(module, "age_days", lambda created: usual(created) + days)
 
 
 def test_a_key_that_is_too_old_is_an_exit_code(store: Path, relight, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``status --max-age`` is for a schedule that asks, and for whoever is to be told."""
+    """``status --max-age`` exits with 1 for an old key, so that a scheduled job can raise an alert."""
     young = relight("keys", "status", "runs", "--max-age", "30")
     assert young.code == 0
     days_later(monkeypatch, 31)
@@ -61,7 +61,8 @@ def test_a_key_that_is_too_old_is_an_exit_code(store: Path, relight, monkeypatch
 
 
 def test_a_schedule_exchanges_what_is_old_and_nothing_else(store: Path, relight, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``rotate --older-than``: nothing on a young key; of an old one, the new one opens everything from then on, and the old one nothing."""
+    """``rotate --older-than`` keeps a young key. For an old key, the new key opens everything afterwards and the old
+    one nothing."""
     (slot,) = slots(relight)
     early = relight("keys", "rotate", "runs", slot["kek"], "file:new.key", "--older-than", "30")
     assert early.code == 0
@@ -78,7 +79,8 @@ def test_a_schedule_exchanges_what_is_old_and_nothing_else(store: Path, relight,
 
 
 def test_a_key_is_taken_away_unless_it_is_the_last(store: Path, relight) -> None:
-    """``revoke`` of the only key would lock everybody out: refused. With another one it goes, and opens nothing."""
+    """``revoke`` refuses to remove the only key, which would lock out every reader. With a second key it removes the
+    first."""
     (slot,) = slots(relight)
     refused = relight("keys", "revoke", "runs", slot["kek"])
     assert refused.code == 2
@@ -91,8 +93,8 @@ def test_a_key_is_taken_away_unless_it_is_the_last(store: Path, relight) -> None
     assert relight("ls", "runs/demo").code != 0
 
 
-def test_everything_is_encrypted_anew_or_only_counted(store: Path, relight) -> None:
-    """``rekey --all --dry-run`` changes no byte and says how much it would be; ``--keep`` names who opens it from then on."""
+def test_rekey_all_encrypts_everything_again_or_only_counts(store: Path, relight) -> None:
+    """``rekey --all --dry-run`` changes no byte and prints the size. ``--keep`` names the key that opens the store."""
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     planned = json.loads(relight("rekey", "runs", "--all", "--dry-run", "--json").out)
     assert planned["dry_run"]

@@ -1,4 +1,4 @@
-"""What a path may be, and what is said when it is nothing."""
+"""Paths of stores, runs and checkpoints, and the errors for paths that are neither."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from relight.catalog.locate import locate, locate_destination
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
 
 
-def test_stores_runs_and_checkpoints_are_told_apart(runs: Path) -> None:
-    """By what is in them; a slash at the end changes nothing."""
+def test_stores_runs_and_checkpoints_are_distinguished(runs: Path) -> None:
+    """A path's kind follows from its contents. A slash at its end changes nothing."""
     assert locate("runs").run is None
     assert locate("runs/").run is None
     assert locate("runs/demo")[1:] == ("demo", None)
@@ -35,8 +35,8 @@ def test_from_inside_and_from_home(runs: Path, monkeypatch: pytest.MonkeyPatch) 
     assert locate("../demo/../baseline").run == "baseline"
 
 
-def test_which_stands_behind_the_at(runs: Path) -> None:
-    """Tags may have slashes, directories may have ``@``; the longest path that is something wins."""
+def test_the_text_after_the_at_names_a_checkpoint(runs: Path) -> None:
+    """Tags may have slashes, and directories ``@``. The longest existing path is used."""
     assert locate("runs/demo@release/v1")[1:] == ("demo", "release/v1")
     assert locate("runs/demo@latest")[1:] == ("demo", "latest")
     runs.rename(runs.parent / "me@home")
@@ -47,14 +47,14 @@ def test_which_stands_behind_the_at(runs: Path) -> None:
 
 
 def test_without_relight_json_a_store_is_known_by_its_runs(runs: Path) -> None:
-    """A reader goes on without it."""
+    """A reader needs no relight.json."""
     (runs / "relight.json").unlink()
     assert locate("runs").run is None
     assert locate("runs/demo").run == "demo"
 
 
 @pytest.mark.parametrize(
-    ("path", "says"),
+    ("path", "expected"),
     [
         ("runs/dmo", "did you mean demo?"),
         ("runs/zzz", "the store has baseline, demo"),
@@ -64,11 +64,11 @@ def test_without_relight_json_a_store_is_known_by_its_runs(runs: Path) -> None:
         ("", "zero byte"),
     ],
 )
-def test_near_misses_are_answered_with_what_is_there(runs: Path, path: str, says: str) -> None:
+def test_near_misses_are_answered_with_what_is_there(runs: Path, path: str, expected: str) -> None:
     """The hint names runs and stores around the place."""
     with pytest.raises((CheckpointNotFound, ConfigError)) as caught:
         locate(path)
-    assert says in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_link_is_not_followed_but_named(runs: Path) -> None:
@@ -78,8 +78,8 @@ def test_a_link_is_not_followed_but_named(runs: Path) -> None:
         locate("current")
 
 
-def test_places_that_cannot_be_looked_at_do_not_hide_the_rest(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody's private directory next to a store is not in hints."""
+def test_unreadable_places_do_not_hide_the_rest(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unreadable directory next to a store is left out of hints."""
     from relight.store import LocalStore
 
     real = LocalStore.list
@@ -96,7 +96,7 @@ def test_places_that_cannot_be_looked_at_do_not_hide_the_rest(runs: Path, monkey
 
 
 def test_destinations(runs: Path) -> None:
-    """A run, made or not; a store, made or to be made; never a surprise."""
+    """A destination is an existing or new run, or an existing or new store. Other directories and files are refused."""
     assert locate_destination("runs", "x")[1] == "x"
     assert locate_destination("new/", "x")[1] == "x"
     assert locate_destination("runs/demo", "x")[1] == "demo"

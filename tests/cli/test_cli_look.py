@@ -1,4 +1,4 @@
-"""``ls``, ``show``, ``log``: what people and programs are told."""
+"""``ls``, ``show``, ``log``: their output for people and for programs."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ def test_ls_for_people_is_aligned_complete_and_plain_in_a_pipe(relight, runs: Pa
     assert not CONTROL.search(answer.out)
 
 
-def test_ls_shows_only_columns_that_say_something(relight, runs: Path) -> None:
-    """No tags, no column of tags; new bytes only where they differ."""
+def test_ls_leaves_out_columns_without_information(relight, runs: Path) -> None:
+    """Without tags there is no column of tags. New bytes are shown only where they differ from the size."""
     assert "tags" not in relight("ls", "runs/baseline").out
     assert "new" not in relight("ls", "runs/demo").out.splitlines()[0]
 
 
 def test_ls_n_gives_the_newest(relight, runs: Path) -> None:
-    """``-n 2`` is the end of the list, and says that there are more."""
+    """``-n 2`` lists the end, and states that there are more."""
     assert [row["step"] for row in relight("ls", "runs/demo", "-n", 2, "--json").json] == STEPS[-2:]
     assert "2 of 4 checkpoints" in relight("ls", "runs/demo", "-n", 2).out
 
 
 def test_ls_of_a_store_lists_its_runs(relight, runs: Path) -> None:
-    """By name, with what there is to know before one is chosen."""
+    """A store's runs are listed by name, with the number of checkpoints, the latest step and the attempts."""
     rows = relight("ls", "runs", "--json").json
     assert [row["run"] for row in rows] == ["baseline", "demo"]
     assert (rows[1]["checkpoints"], rows[1]["latest_step"], rows[1]["attempts"]) == (4, 299, 2)
     assert "demo                4          299" in relight("ls", "runs").out
 
 
-def test_empty_stores_and_runs_say_so(relight, tmp_path: Path) -> None:
-    """Nothing yet is a yes with nothing in it."""
+def test_empty_stores_and_runs_are_reported(relight, tmp_path: Path) -> None:
+    """A store or run without checkpoints is reported with exit code 0."""
     store = open_bytes(tmp_path / "runs")
     Attempt.begin(store, "demo")
     assert relight("ls", tmp_path / "runs/demo").out == "no checkpoint yet\n"
@@ -89,7 +89,7 @@ def test_one_unreadable_run_does_not_hide_the_others(relight, runs: Path) -> Non
 
 
 def test_a_terminal_of_80_columns_is_enough(runs: Path) -> None:
-    """Tables wrap inside their cells; no line is longer than the terminal, nothing is lost."""
+    """Tables wrap inside their cells. No line is wider than the terminal, and no text is lost."""
     Attempt.begin(open_bytes(runs), "demo", reason="a third time").save(
         request(
             399,
@@ -145,7 +145,7 @@ def test_nothing_stored_drives_the_terminal(relight, runs: Path) -> None:
 
 
 def test_show_has_facts_and_tensors_by_component_with_totals(relight, runs: Path) -> None:
-    """Newest by default; each component's total stands over its tensors."""
+    """The newest checkpoint is the default. Each component's total is above its tensors."""
     out = relight("show", "runs/demo").out
     assert out.startswith(f"checkpoint {ids(runs)[-1]}: step 299 of demo\n")
     lines = [line.split() for line in out.splitlines()]
@@ -159,14 +159,14 @@ def test_show_has_facts_and_tensors_by_component_with_totals(relight, runs: Path
 
 @pytest.mark.parametrize(("which", "step"), [("99", 99), ("good", 199), ("best", 299), ("latest", 299)])
 def test_show_takes_whatever_names_a_checkpoint(relight, runs: Path, which: str, step: int) -> None:
-    """As an argument or behind ``@``; an id and its beginning too."""
+    """A checkpoint is named by an argument or after ``@``. An id and the beginning of an id work, too."""
     assert relight("show", "runs/demo", which, "--json").json["step"] == step
     assert relight("show", f"runs/demo@{which}", "--json").json["step"] == step
     first = ids(runs)[0]
     assert relight("show", "runs/demo", first[:6], "--json").json["id"] == first
 
 
-def test_show_says_why_a_resume_is_not_exact_and_what_the_user_noted(relight, runs: Path) -> None:
+def test_show_has_the_notes_on_exactness_and_the_users_note(relight, runs: Path) -> None:
     """The notes of the save, in text and in JSON."""
     answer = relight("show", "runs/demo", "249")
     assert "no: the loader has no state" in answer.out
@@ -177,7 +177,7 @@ def test_show_says_why_a_resume_is_not_exact_and_what_the_user_noted(relight, ru
 
 
 def test_show_only_and_values(relight, runs: Path) -> None:
-    """``--only`` takes patterns and components; values come as what they are, those that JSON lacks as text."""
+    """``--only`` takes patterns and components. Values keep their types, and values that JSON lacks become text."""
     facts = relight("show", "runs/demo", "--only", "model", "--only", "rng/*", "--json").json
     assert [row["name"] for row in facts["tensors"]] == ["model/layer.weight", "model/layer.bias", "rng/torch"]
     values = relight("show", "runs/demo", "--values", "--json").json["values"]
@@ -191,21 +191,21 @@ def test_show_only_and_values(relight, runs: Path) -> None:
 def test_show_stats_are_right_and_count_what_is_not_finite(relight, runs: Path) -> None:
     """Known values give known numbers, in bfloat16 and in integers beyond a double's precision too."""
     pytest.importorskip("numpy")
-    found = {row["name"]: row["stats"] for row in relight("show", "runs/demo", "--stats", "--json").json["tensors"]}
+    stats = {row["name"]: row["stats"] for row in relight("show", "runs/demo", "--stats", "--json").json["tensors"]}
     values = [299 + n / 8 for n in range(32)]
-    weight = found["model/layer.weight"]
+    weight = stats["model/layer.weight"]
     assert (weight["min"], weight["max"], weight["nan"], weight["inf"]) == (values[0], values[-1], 0, 0)
     assert math.isclose(weight["mean"], sum(values) / 32, rel_tol=1e-12)
     assert math.isclose(weight["norm"], math.hypot(*values), rel_tol=1e-12)
-    assert found["model/layer.bias"] == {"min": 1.0, "max": 2.0, "mean": 1.5, "norm": math.sqrt(5), "nan": 1, "inf": 1}
-    assert found["scalar"]["min"] == -(2**62) - 1
+    assert stats["model/layer.bias"] == {"min": 1.0, "max": 2.0, "mean": 1.5, "norm": math.sqrt(5), "nan": 1, "inf": 1}
+    assert stats["scalar"]["min"] == -(2**62) - 1
     heading = relight("show", "runs/demo", "--stats").out.split("\n\n")[1].splitlines()[0].split()
     assert heading == ["tensor", "shape", "min", "max", "mean", "norm", "nan", "inf"]
     assert "none NaN or infinite" in relight("show", "runs/demo", "--stats", "--only", "rng").out
 
 
 def test_show_stats_verify_what_they_read(relight, runs: Path) -> None:
-    """A flipped bit is named, not averaged; without ``--stats`` the metadata can still be looked at."""
+    """A flipped bit is reported, not averaged. Without ``--stats`` the metadata can still be shown."""
     pytest.importorskip("numpy")
     flip(directory(runs, -1) / "pack-00000-000.safetensors", -1)
     answer = relight("show", "runs/demo", "--stats")
@@ -214,8 +214,8 @@ def test_show_stats_verify_what_they_read(relight, runs: Path) -> None:
     assert relight("show", "runs/demo").code == 0
 
 
-def test_show_stats_without_numpy_say_what_is_missing(relight, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bad environment is 2, with what to install."""
+def test_show_stats_without_numpy_name_the_missing_package(relight, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without numpy the exit code is 2, and the hint names the package to install."""
     real = builtins.__import__
 
     def fake(name: str, *rest: object) -> object:
@@ -229,8 +229,8 @@ def test_show_stats_without_numpy_say_what_is_missing(relight, runs: Path, monke
     assert "pip install numpy" in answer.err
 
 
-def test_log_tells_the_run_in_order(relight, runs: Path) -> None:
-    """Who took charge, what was committed and tagged; who did it, if not the attempt in charge."""
+def test_log_lists_the_records_in_order(relight, runs: Path) -> None:
+    """Attempts, commits and tags are listed, each with its writer if that is not the current attempt."""
     rows = relight("log", "runs/demo", "--json").json
     assert [row["kind"] for row in rows] == ["RUN", "FENCE", "COMMIT", "COMMIT", "FENCE", "COMMIT", "COMMIT", "TAG"]
     assert [row["seq"] for row in rows] == list(range(8))
@@ -242,7 +242,7 @@ def test_log_tells_the_run_in_order(relight, runs: Path) -> None:
 
 
 def test_log_shows_void_and_damaged_records_with_reasons(relight, runs: Path) -> None:
-    """A late commit of a superseded attempt stands there as void; a flipped bit as damage."""
+    """A superseded attempt's late commit is listed as void, and a flipped bit as damage."""
     fenced(runs)
     rows = relight("log", "runs/late", "--json").json
     assert [row["void"] for row in rows if row["void"]] == ["its epoch 1 was fenced by 2"]

@@ -1,4 +1,4 @@
-"""``relight explain schedule``, ``relight plan``, ``relight preset``: what they say, also of what makes no sense; and that the page shows it."""
+"""``relight explain schedule``, ``plan`` and ``preset``: output, errors, and the documented examples."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ SHOWN = re.findall(r"```\n\$ relight (.*?)\n(.*?)```", PAGE.read_text(encoding="
 
 
 @pytest.mark.parametrize(("command", "printed"), SHOWN, ids=[command for command, _ in SHOWN])
-def test_what_the_page_shows_is_what_comes(command: str, printed: str, relight) -> None:
-    """Every worked example of docs/planning.md is the command's output of today."""
+def test_outputs_on_the_page_are_current(command: str, printed: str, relight) -> None:
+    """Every example of docs/planning.md equals the command's present output."""
     done = relight(*shlex.split(command))
     assert done.code == 0
     assert done.out.rstrip() == printed.rstrip()
 
 
-def test_the_page_works_four_sizes_out() -> None:
-    """8B, 70B, 405B and 1T."""
+def test_the_page_has_four_sizes() -> None:
+    """The page has plans of 8B, 70B, 405B and 1T."""
     assert [command.split()[1] for command, _ in SHOWN if command.startswith("plan ")] == ["8B", "70B", "405B", "1T"]
 
 
-def test_a_schedule_is_told_decision_by_decision(runs: Path, relight) -> None:
-    """The newest with all its parts; older ones as rows; a run without one is a no, with what to do."""
+def test_a_schedule_is_shown_decision_by_decision(runs: Path, relight) -> None:
+    """The newest decision is shown completely, older ones as rows. A run without decisions exits with 1 and a hint."""
     log = Log(open_bytes(str(runs)), "demo")
     before = None
     for step, stall in ((0, 1.0), (100, 4.0)):
@@ -49,7 +49,7 @@ def test_a_schedule_is_told_decision_by_decision(runs: Path, relight) -> None:
     assert "Young" in done.out
     assert max(map(len, done.out.splitlines())) <= 84
     result = json.loads(relight("explain", "schedule", "runs/demo", "--json").out)
-    assert [one["step"] for one in result] == [0, 100]
+    assert [decision["step"] for decision in result] == [0, 100]
     assert result[1]["interval_s"] == pytest.approx(2 * result[0]["interval_s"], rel=0.1)
     assert len(json.loads(relight("explain", "schedule", "runs/demo", "--json", "--last", "1").out)) == 1
     none = relight("explain", "schedule", "runs/baseline")
@@ -58,7 +58,8 @@ def test_a_schedule_is_told_decision_by_decision(runs: Path, relight) -> None:
 
 
 def test_a_plan_of_a_run_a_configuration_and_a_number(runs: Path, relight, tmp_path: Path) -> None:
-    """Parts of a live checkpoint are its tensors' bytes by role; a configuration counts to the parameter; JSON has every number."""
+    """A run's plan counts its tensors' bytes by role, a configuration's plan is exact to the parameter, and JSON has
+    every number."""
     live = json.loads(relight("plan", "runs/demo", "--json").out)
     tensors = json.loads(relight("show", "runs/demo", "--json").out)["tensors"]
     assert live["bytes"] == sum(tensor["bytes"] for tensor in tensors)
@@ -82,16 +83,16 @@ def test_a_plan_of_a_run_a_configuration_and_a_number(runs: Path, relight, tmp_p
 
 
 def bench(path: Path, size: int, seconds: float) -> Path:
-    """What relight bench --json says, as far as it counts."""
+    """Write the part of the JSON of ``relight bench`` that ``relight plan`` reads."""
     figures = [{"name": name, "seconds": seconds * times} for name, times in (("save_lost", 1), ("save_durable", 2), ("restore_cold", 3))]
     path.write_text(json.dumps({"state_bytes": size, "relight": figures}))
     return path
 
 
 def test_measured_files_take_the_place_of_what_is_assumed(tmp_path: Path, relight) -> None:
-    """Two sizes make a line; the source is told; files that are none are refused."""
-    one, two = bench(tmp_path / "one.json", 10**9, 1.0), bench(tmp_path / "two.json", 2 * 10**9, 1.5)
-    result = json.loads(relight("plan", "100M", "--precision", "fp32", "--measured", one, "--measured", two, "--json").out)
+    """Two measured sizes define a line, and the source is shown. Invalid files are refused."""
+    first, second = bench(tmp_path / "one.json", 10**9, 1.0), bench(tmp_path / "two.json", 2 * 10**9, 1.5)
+    result = json.loads(relight("plan", "100M", "--precision", "fp32", "--measured", first, "--measured", second, "--json").out)
     assert result["bytes"] == 12 * 10**8
     assert result["stall_s"] == pytest.approx(0.5 + 1.2 * 0.5)
     assert result["known"]["load_s"] == {"value": pytest.approx(3 * 1.1), "source": "measured: 2 files of relight bench"}
@@ -119,8 +120,8 @@ def test_measured_files_take_the_place_of_what_is_assumed(tmp_path: Path, religh
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_questions_that_make_no_sense_are_refused(arguments: list[str], relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a sentence, not a traceback."""
+def test_invalid_arguments_of_plan_are_refused(arguments: list[str], relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invalid arguments give an error message without a traceback."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "config.json").write_text('{"hidden_size": -4')
@@ -132,7 +133,8 @@ def test_questions_that_make_no_sense_are_refused(arguments: list[str], relight,
 
 
 def test_presets_as_file_as_reasons_and_as_json(tmp_path: Path, relight, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--out`` writes what is printed, once; ``--explain`` has a reason for every setting; other sizes have other numbers."""
+    """``--out`` writes the printed text, and never over a file. ``--explain`` has a reason for every setting. Sizes
+    differ in numbers."""
     monkeypatch.chdir(tmp_path)
     printed = relight("preset", "medium").out
     assert relight("preset", "medium", "--out", "relight.toml").code == 0

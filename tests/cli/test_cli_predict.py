@@ -12,7 +12,7 @@ FEW = ("--runs", "5", "--seed", "2")
 
 
 def test_train_and_eval_without_libraries_or_with_a_picture(relight, tmp_path: Path) -> None:
-    """The rules and drift need nothing but numpy; a table, JSON, a picture; a young model is left as it is."""
+    """Training rules and drift needs only numpy. Results are a table, JSON or a picture. A recent model is kept."""
     path = tmp_path / "nodes.model"
     answer = relight("predict", "train", path, *FEW, "--detectors", "rules,drift")
     assert answer.code == 0 and "drift" in answer.out and max(map(len, answer.out.splitlines())) <= 84
@@ -22,15 +22,15 @@ def test_train_and_eval_without_libraries_or_with_a_picture(relight, tmp_path: P
     assert path.read_bytes() == before
     assert relight("predict", "train", path, *FEW, "--detectors", "rules", "--if-older", "0s", "--json").json["trained"]
     answer = relight("predict", "eval", path, *FEW, "--json", "--plot", tmp_path / "worth.png")
-    found = answer.json["simulated"]
-    assert [one["detector"] for one in found] == ["rules", "together"] and found[0]["days"] > 0.2
+    rows = answer.json["simulated"]
+    assert [row["detector"] for row in rows] == ["rules", "together"] and rows[0]["days"] > 0.2
     assert (tmp_path / "worth.png").read_bytes().startswith(b"\x89PNG")
     answer = relight("predict", "eval", *FEW)
     assert "node-days" in answer.out and "together" in answer.out and max(map(len, answer.out.splitlines())) <= 84
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         (("train", "m", "--detectors", "tea-leaves"), "no detector tea-leaves"),
         (("train", "m", "--if-older", "long"), "--if-older"),
@@ -40,10 +40,10 @@ def test_train_and_eval_without_libraries_or_with_a_picture(relight, tmp_path: P
     ],
     ids=lambda one: " ".join(one) if isinstance(one, tuple) else None,
 )
-def test_what_cannot_be_done_is_said(
-    relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
+def test_invalid_arguments_are_reported(
+    relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], expected: str
 ) -> None:
     """Bad usage is 2, a model that is not there 1."""
     monkeypatch.chdir(tmp_path)
     answer = relight("predict", *arguments)
-    assert answer.code == (1 if says == "no model" else 2) and says in answer.err
+    assert answer.code == (1 if expected == "no model" else 2) and expected in answer.err

@@ -12,29 +12,29 @@ FEW = ("--gpus", "1024", "--days", "3", "--seeds", "2", "--jobs", "1")
 
 
 def test_policies_side_by_side(relight, tmp_path: Path) -> None:
-    """A table, what was lost to what, the difference; JSON; a picture; all of it fits."""
+    """A comparison has a table, the losses by cause, the difference, JSON and a picture, all within 84 columns."""
     answer = relight("simulate", *FEW, "--policy", "adaptive,last=2", "--policy", "6h,last=2", "--plot", tmp_path / "fleet.png")
     assert answer.code == 0 and max(map(len, answer.out.splitlines())) <= 84
     assert "goodput" in answer.out and "adaptive,l…" in answer.out and "points of goodput" in answer.out
     assert (tmp_path / "fleet.png").read_bytes().startswith(b"\x89PNG")
-    found = relight("simulate", *FEW, "--policy", "adaptive,last=2", "--policy", "6h,last=2", "--json").json
-    assert [policy["policy"] for policy in found[0]["policies"]] == ["adaptive,last=2", "6h,last=2"]
-    assert sum(found[0]["policies"][0]["parts"].values()) == pytest.approx(1)
-    assert found[0]["scenario"]["gpus"] == 1024
+    results = relight("simulate", *FEW, "--policy", "adaptive,last=2", "--policy", "6h,last=2", "--json").json
+    assert [policy["policy"] for policy in results[0]["policies"]] == ["adaptive,last=2", "6h,last=2"]
+    assert sum(results[0]["policies"][0]["parts"].values()) == pytest.approx(1)
+    assert results[0]["scenario"]["gpus"] == 1024
 
 
 def test_several_values_and_the_scenarios_there_are(relight) -> None:
-    """A table for each value; a list of names."""
-    found = relight("simulate", *FEW, "--policy", "1h", "--sweep", "save.stall_s=1,200", "--json").json
-    assert [one["sweep"] for one in found] == ["save.stall_s=1", "save.stall_s=200"]
-    assert found[0]["policies"][0]["goodput"]["median"] > found[1]["policies"][0]["goodput"]["median"]
+    """``--sweep`` prints a table for each value. ``--list`` prints the scenarios' names."""
+    results = relight("simulate", *FEW, "--policy", "1h", "--sweep", "save.stall_s=1,200", "--json").json
+    assert [row["sweep"] for row in results] == ["save.stall_s=1", "save.stall_s=200"]
+    assert results[0]["policies"][0]["goodput"]["median"] > results[1]["policies"][0]["goodput"]["median"]
     answer = relight("simulate", "--list")
     assert "llama3-54-days" in answer.out and max(map(len, answer.out.splitlines())) <= 84
-    assert {one["name"] for one in relight("simulate", "--list", "--json").json} >= {"meta-rsc", "opt-175b", "a-hundred-thousand"}
+    assert {row["name"] for row in relight("simulate", "--list", "--json").json} >= {"meta-rsc", "opt-175b", "a-hundred-thousand"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         (("none.toml",), "no scenario"),
         (("--policy", "adaptve"), "did you mean 'adaptive'"),
@@ -47,14 +47,14 @@ def test_several_values_and_the_scenarios_there_are(relight) -> None:
         (("--engine", "ray"), "needs Ray"),
     ],
 )
-def test_what_makes_no_sense_is_said(relight, runs, arguments, says, monkeypatch) -> None:
-    """Before anything takes long, without a traceback."""
+def test_invalid_arguments_are_reported_soon(relight, runs, arguments, expected, monkeypatch) -> None:
+    """Invalid arguments are reported before any simulation starts, without a traceback."""
     import importlib.util
 
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else real(name, *more))
     answer = relight("simulate", *arguments)
-    assert answer.code in (1, 2) and says in answer.err and "Traceback" not in answer.err
+    assert answer.code in (1, 2) and expected in answer.err and "Traceback" not in answer.err
 
 
 def test_ray_runs_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_ray_runs_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
     began: list[bool] = []
     fake = SimpleNamespace(
-        __spec__=importlib.machinery.ModuleSpec("ray", None), is_initialized=lambda: False, init=lambda **told: began.append(True),
+        __spec__=importlib.machinery.ModuleSpec("ray", None), is_initialized=lambda: False, init=lambda **options: began.append(True),
         remote=lambda function: SimpleNamespace(remote=function), wait=lambda waiting: (waiting[:1], waiting[1:]), get=lambda one: one,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "ray", fake)

@@ -21,7 +21,7 @@ HEAVY = ("torch", "numpy", "rich", "msgspec", "blake3", "relight.catalog", "reli
 
 
 def modules(*arguments: str) -> set[str]:
-    """What a command has imported when it ends."""
+    """Return the modules that a command has imported when it ends."""
     script = f"""
 import atexit, sys
 atexit.register(lambda: print("MODULES", *sys.modules))
@@ -35,19 +35,19 @@ main()
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["lss"]], ids=str)
 def test_help_and_version_import_next_to_nothing(arguments: list[str]) -> None:
-    """Neither torch nor rich nor any room is loaded to print help, the version, or a typo's answer."""
+    """Help, version, and the answer to a typo load neither torch nor rich nor other packages of Relight."""
     assert not modules(*arguments) & set(HEAVY)
 
 
 def test_commands_into_a_pipe_need_neither_torch_nor_numpy_nor_rich(runs: Path) -> None:
-    """What a cron job asks every minute starts lightly."""
+    """Commands that a cron job runs every minute start without heavy imports."""
     for arguments in (["ls", "runs"], ["show", "runs/demo"], ["verify", "runs"], ["log", "runs/demo", "--json"]):
         assert not modules(*arguments) & {"torch", "numpy", "rich"}, arguments
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_each_command_has_an_example_and_fits_80_columns(relight, name: str) -> None:
-    """``--help`` shows how it is typed; so does ``-h``."""
+    """``--help`` and ``-h`` show an example within 80 columns."""
     answer = relight(name, "--help")
     assert answer.code == 0
     assert "Example" in answer.out
@@ -67,8 +67,8 @@ def test_help_of_a_launch_does_not_depend_on_the_first_context(relight, name: st
     assert relight(name, "-h").out == relight(name, "--help").out
 
 
-def test_help_lists_every_command_and_says_how_to_complete(relight) -> None:
-    """The first page is enough to go on."""
+def test_help_lists_every_command_and_explains_completion(relight) -> None:
+    """The first page has every command and the setup of completion."""
     answer = relight("--help")
     assert answer.code == 0
     assert all(f"  {name} " in answer.out for name in COMMANDS)
@@ -76,7 +76,7 @@ def test_help_lists_every_command_and_says_how_to_complete(relight) -> None:
 
 
 def test_shell_completion_knows_the_commands() -> None:
-    """What the shell asks for behind ``relight ve`` is answered."""
+    """The shell's request for completions of ``relight ve`` is answered."""
     answer = in_child(_RELIGHT_COMPLETE="bash_complete", COMP_WORDS="relight ve", COMP_CWORD="1")
     assert answer.out.split() == ["plain,verify", "plain,version"]
 
@@ -109,7 +109,7 @@ def test_bad_usage_is_2_and_stdout_stays_empty(relight, arguments: list[str]) ->
 
 
 def test_a_misspelt_command_is_answered_with_the_nearest(relight) -> None:
-    """``relight verfy`` says ``verify``."""
+    """The error of ``relight verfy`` suggests ``verify``."""
     answer = relight("verfy")
     assert answer.code == 2
     assert "did you mean 'verify'?" in answer.err
@@ -144,8 +144,8 @@ def test_debug_shows_the_traceback_and_keeps_the_code(runs: Path) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_whatever_goes_wrong_has_its_code(relight, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> None:
-    """1 is an answer and nothing else: a bug, a full disk, a missing package are 2."""
+def test_each_kind_of_error_has_its_exit_code(relight, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> None:
+    """Exit code 1 is only an answer. Bugs, full disks and missing packages have exit code 2."""
 
     def fail(path: str) -> None:
         raise error
@@ -159,7 +159,7 @@ def test_whatever_goes_wrong_has_its_code(relight, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_reader_that_goes_away_is_no_error_and_no_answer(runs: Path) -> None:
-    """``relight verify … | head -1`` says nothing on stderr and claims nothing by its code."""
+    """``relight verify … | head -1`` prints nothing on stderr. Its exit code claims no result."""
     for arguments in (["verify", "runs"], ["ls", "runs", "--json"]):
         read, write = os.pipe()
         os.close(read)
@@ -170,8 +170,8 @@ def test_a_reader_that_goes_away_is_no_error_and_no_answer(runs: Path) -> None:
         assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_full_disk_behind_stdout_is_2(runs: Path) -> None:
-    """An answer that could not be written is none."""
+def test_a_full_disk_under_stdout_is_exit_code_2(runs: Path) -> None:
+    """If the output cannot be written, the exit code is 2."""
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [sys.executable, "-m", "relight", "ls", "runs"], stdout=full, stderr=subprocess.PIPE, env=environment(), check=False
@@ -182,7 +182,7 @@ def test_a_full_disk_behind_stdout_is_2(runs: Path) -> None:
 
 
 def test_ctrl_c_is_130_and_quiet(runs: Path) -> None:
-    """At a question, as anywhere: nothing is done, no traceback."""
+    """Ctrl-C at a question deletes nothing and prints no traceback."""
     answer = on_terminal("prune", "runs/demo", "--keep-last", 1, typed="\x03", prompt="Remove them?")
     assert answer.code == 130
     assert "Traceback" not in answer.out
@@ -190,14 +190,14 @@ def test_ctrl_c_is_130_and_quiet(runs: Path) -> None:
 
 
 def test_a_locale_without_unicode_breaks_nothing(runs: Path) -> None:
-    """What stdout cannot show is escaped."""
+    """Characters that stdout cannot encode are escaped."""
     answer = in_child("tag", "runs/demo", "new", "99", PYTHONIOENCODING="latin-1")
     assert answer.code == 0
     assert "new \\u2192 " in answer.out
 
 
 def test_version_names_what_matters_for_a_report(relight) -> None:
-    """As text and as JSON, without importing torch; ``--version`` is the short form."""
+    """``version`` prints text or JSON without importing torch. ``--version`` is the short form."""
     facts = relight("version", "--json").json
     assert {"relight", "format", "python", "torch", "numpy", "system"} <= facts.keys()
     assert f"relight   {facts['relight']}\n" in relight("version").out

@@ -14,7 +14,7 @@ pytest.importorskip("numpy")
 
 
 def of(dtype: str, data: bytes, *cuts: int) -> dict[str, float]:
-    """Of bytes that come in pieces, the last first."""
+    """Return statistics of bytes that arrive in pieces, the last piece first."""
     sink = StatsSink(dtype, len(data))
     edges = [0, *cuts, len(data)]
     for start, end in reversed(list(zip(edges, edges[1:]))):
@@ -23,7 +23,7 @@ def of(dtype: str, data: bytes, *cuts: int) -> dict[str, float]:
 
 
 def test_pieces_in_any_order_give_the_same_numbers() -> None:
-    """To the bit: threads must not change a mean."""
+    """Results are bit-identical for any order of pieces, so threads do not change a mean."""
     data = struct.pack("<64d", *(math.sin(n) * 10.0 ** (n % 17) for n in range(64)))
     sinks = [StatsSink("float64", len(data)) for _ in range(2)]
     pieces = [(start, memoryview(data)[start : start + 64]) for start in range(0, len(data), 64)]
@@ -44,14 +44,14 @@ def test_shards_are_one_tensor() -> None:
 
 
 def test_large_numbers_do_not_overflow() -> None:
-    """Neither the norm nor the mean of numbers near the end of their range."""
+    """Neither norm nor mean overflows for numbers near the end of their range."""
     result = of("float64", struct.pack("<2d", 1e300, -1e300))
     assert math.isclose(result["norm"], math.sqrt(2) * 1e300)
     assert of("uint64", struct.pack("<2Q", 2**64 - 1, 0))["max"] == 2**64 - 1
 
 
 def test_none_finite_and_nothing_at_all() -> None:
-    """Counts without numbers; no numbers without elements."""
+    """Without finite elements there are only counts. Without elements there is nothing."""
     assert of("float32", struct.pack("<2f", math.inf, math.nan)) == {"nan": 1, "inf": 1}
     assert stats([StatsSink("float32", 0)]) == {}
 
@@ -63,7 +63,7 @@ def test_complex_has_a_norm_and_no_order() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_kind_of_element_is_taken(dtype: str) -> None:
-    """None of the format's kinds fails, whatever the bits; kinds below a byte have no numbers."""
+    """Every dtype of the format is accepted with any bits. Dtypes below a byte have no statistics."""
     size = DTYPES[dtype].itemsize
     data = bytes(range(256)) * size
     result = of(dtype, data, 128 * size)
@@ -75,8 +75,8 @@ def test_every_kind_of_element_is_taken(dtype: str) -> None:
 @pytest.mark.parametrize(
     "dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "bfloat16", "float16"]
 )
-def test_small_floats_are_what_torch_says(dtype: str) -> None:
-    """All values of one byte, and of two."""
+def test_small_floats_equal_those_of_torch(dtype: str) -> None:
+    """Statistics over all values of a one-byte or two-byte dtype equal torch's."""
     torch = pytest.importorskip("torch")
     data = bytes(range(256)) if dtype.startswith("float8") else b"".join(struct.pack("<H", code) for code in range(1 << 16))
     values = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).double()

@@ -13,14 +13,14 @@ from relight.prove import FirstDifference, ProveReport
 
 
 @dataclass
-class Said:
+class FakeReport:
     """Stands in for a demo's report."""
 
     ok: bool
     asked: list[Any] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """As the real one."""
+        """Return JSON as the real report does."""
         return {"ok": self.ok}
 
     def __rich__(self) -> str:
@@ -30,29 +30,29 @@ class Said:
 @pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 1)])
 def test_demo_passes_options_on_and_answers(relight, monkeypatch: pytest.MonkeyPatch, ok: bool, code: int) -> None:
     """0 if the killed run equals the straight one, else 1."""
-    said = Said(ok)
-    monkeypatch.setattr("relight.cli.demo.run", lambda options: said.asked.append(options) or said)
+    demo_report = FakeReport(ok)
+    monkeypatch.setattr("relight.cli.demo.run", lambda options: demo_report.asked.append(options) or demo_report)
     answer = relight("demo", "--quick", "--seed", 7, "--keep", "here", "--out", "a.png", "--json")
     assert (answer.code, answer.json) == (code, {"ok": ok})
-    (asked,) = said.asked
+    (asked,) = demo_report.asked
     assert (asked.quick, asked.seed, asked.keep, asked.out) == (True, 7, Path("here"), Path("a.png"))
     assert relight("demo").out == "the report\n"
 
 
 def report(difference: FirstDifference | None) -> ProveReport:
-    """What a proof finds."""
+    """Return the report of a proof."""
     return ProveReport(difference is None, 5, 3, 3, 42, difference, 1.0)
 
 
 def test_prove_passes_the_scripts_own_arguments_on(relight, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What follows the script is the script's, also what looks like an option of ours; a ``--`` between them is nobody's."""
+    """All arguments after the script are the script's, even if they look like options. A first ``--`` is dropped."""
     asked: list[Any] = []
     monkeypatch.setattr("relight.cli.prove.run", lambda options: asked.append(options) or report(None))
     answer = relight("prove", "-n", 4, "-k", 2, "--keep", "here", "--json", "train.py", "--json", "-n", 9, "x")
     assert (answer.code, answer.json["ok"]) == (0, True)
     relight("prove", "train.py", "--", "--lr", "1")
     relight("prove", "--", "train.py", "--lr", "1")
-    assert [(one.script, tuple(one.args)) for one in asked] == [
+    assert [(run_options.script, tuple(run_options.args)) for run_options in asked] == [
         ("train.py", ("--json", "-n", "9", "x")),
         ("train.py", ("--lr", "1")),
         ("train.py", ("--lr", "1")),
@@ -62,9 +62,9 @@ def test_prove_passes_the_scripts_own_arguments_on(relight, monkeypatch: pytest.
 
 
 def test_prove_names_what_differs_and_answers_1(relight, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first thing, when, why; escaped."""
-    found = FirstDifference(7, "after step 7", "model/\x1b[31mx", "the sampler has no state", ["model/y"])
-    monkeypatch.setattr("relight.cli.prove.run", lambda options: report(found))
+    """The first difference, its step and its reason are printed, escaped."""
+    difference = FirstDifference(7, "after step 7", "model/\x1b[31mx", "the sampler has no state", ["model/y"])
+    monkeypatch.setattr("relight.cli.prove.run", lambda options: report(difference))
     answer = relight("prove", "train.py")
     assert answer.code == 1
     assert "NOT exact: model/\\x1b[31mx differs after step 7" in answer.out

@@ -28,8 +28,8 @@ def begin(folder: Path) -> Attempt:
     return attempt
 
 
-def test_drain_copies_what_is_lacking_and_says_so(tmp_path: Path) -> None:
-    """Dry run, run, nothing left; the columns of ``ls`` follow."""
+def test_drain_copies_what_is_lacking_and_reports_it(tmp_path: Path) -> None:
+    """A dry run and a run copy until nothing is lacking. The columns of ``ls`` follow."""
     attempt = begin(tmp_path)
     first = save(attempt, 0)
     hot = tmp_path / "hot" / "run"
@@ -50,7 +50,7 @@ def test_drain_copies_what_is_lacking_and_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_a_tier_that_fails_is_a_no(tmp_path: Path) -> None:
+def test_a_tier_that_fails_is_exit_code_1(tmp_path: Path) -> None:
     """Exit code 1, the reason, and the other tier served."""
     attempt = begin(tmp_path)
     save(attempt, 0)
@@ -61,7 +61,7 @@ def test_a_tier_that_fails_is_a_no(tmp_path: Path) -> None:
 
 
 def test_a_run_without_tiers(tmp_path: Path) -> None:
-    """It is said how a run gets some; a store is asked for a run."""
+    """For a run without tiers, the hint explains how to add some. For a store, a run is requested."""
     save(Attempt.begin(LocalStore(tmp_path), "run"), 0)
     assert "relight.Tiers" in relight("drain", tmp_path / "run", status=2)
     assert "needs a run" in relight("ls", tmp_path, "--tiers", status=2)

@@ -13,7 +13,7 @@ from relight.store import LocalStore
 
 
 def test_list_recall_give_up(tmp_path: Path) -> None:
-    """Each by a word; what is wrong has an answer that says what to do."""
+    """Retired checkpoints are listed, recalled and given up. An invalid request gets a hint."""
     attempt = Attempt.begin(LocalStore(tmp_path), "run")
     ids = [save(attempt, step) for step in range(4)]
     run = tmp_path / "run"

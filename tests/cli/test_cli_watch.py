@@ -59,7 +59,7 @@ def test_top_shows_every_run_of_a_store(ask: Any, runs: Path, tmp_path: Path) ->
     assert value["alerts"] == [] and value["runs"][1]["saving"]["last_s"] == 2.5
 
 
-def test_top_goes_on_in_a_terminal_until_it_is_told_to_end(runs: Path) -> None:
+def test_top_refreshes_in_a_terminal_until_ctrl_c(runs: Path) -> None:
     """In a terminal the table is refreshed until Ctrl-C, with exit code 130."""
     shown = on_terminal("top", str(runs), "--every", "2", typed="\x03", prompt="Ctrl-C ends")
     assert shown.code == 130 and "demo" in shown.out
@@ -81,7 +81,7 @@ def test_metrics_are_printed_and_generated(ask: Any, runs: Path, tmp_path: Path)
      ["alerts", "list", "--settings", "none.toml"], ["top", "RUNS", "--every", "0"]],
     ids=" ".join,
 )  # fmt: skip
-def test_what_makes_no_sense_is_said(ask: Any, runs: Path, tmp_path: Path, arguments: list[str]) -> None:
+def test_invalid_arguments_are_reported_without_a_traceback(ask: Any, runs: Path, tmp_path: Path, arguments: list[str]) -> None:
     """A usage error has exit code 2 and a message without a traceback."""
     (tmp_path / "FILE").write_text("")
     shown = ask(*[str(runs) if argument == "RUNS" else argument for argument in arguments])
@@ -106,7 +106,7 @@ def test_a_trace_is_shown_by_step_id_and_tag(ask: Any, runs: Path, tmp_path: Pat
     assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_no_trace_is_a_no(ask: Any, runs: Path, tmp_path: Path) -> None:
+def test_no_trace_is_exit_code_1(ask: Any, runs: Path, tmp_path: Path) -> None:
     """Without a trace the exit code is 1, and the message names the saves that have one."""
     shown = ask("trace", f"{runs}/demo")
     assert shown.code == 1 and "no process has kept events" in shown.err
@@ -128,7 +128,7 @@ def test_alerts_are_checked_listed_and_tried(ask: Any, runs: Path, tmp_path: Pat
     assert "count = 4" in shown.out and "nosuch://…" in shown.out and "hunter2" not in shown.out
 
 
-def test_what_verify_finds_is_an_alert_until_it_finds_it_whole(ask: Any, runs: Path) -> None:
+def test_damage_found_by_verify_is_an_alert_until_verify_succeeds(ask: Any, runs: Path) -> None:
     """After ``verify`` found damage, ``top`` shows the newest undamaged step, and the alert holds until ``verify``
     succeeds. A scrub that cannot repair the damage is an alert too."""
     pack = next((directory(runs, -1)).glob("pack-*"))
@@ -158,7 +158,7 @@ def test_a_test_message_that_cannot_go_is_a_no(ask: Any, tmp_path: Path) -> None
     assert shown.code == 1 and "not sent" in shown.out and "hunter2" not in shown.out + shown.err
 
 
-def test_what_events_say_reaches_the_terminal_escaped(ask: Any, runs: Path, tmp_path: Path) -> None:
+def test_texts_of_events_reach_the_terminal_escaped(ask: Any, runs: Path, tmp_path: Path) -> None:
     """Control characters in names and reasons are escaped."""
     hostile = {"event": "prune.failed", "kind": HOSTILE, "say": HOSTILE, "tier": HOSTILE}
     keep(tmp_path, runs, "demo", *[hostile] * 3, *way("aaaaaaaaaa", 5))

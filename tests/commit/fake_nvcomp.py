@@ -14,7 +14,7 @@ CODED: list[int] = []
 
 
 class BitstreamKind:
-    """Of it, the one that is asked for."""
+    """The kind of bitstream that Relight uses."""
 
     RAW = "raw"
 
@@ -76,5 +76,5 @@ class Codec:
         return BatchArray([Array(np.frombuffer(zstd.compress(chunk.data.tobytes(), 1), np.uint8), True) for chunk in batch])
 
     def decode(self, batch: BatchArray) -> BatchArray:
-        """And back."""
+        """Decompress each chunk."""
         return BatchArray([Array(np.frombuffer(zstd.decompress(chunk.data.tobytes()), np.uint8), True) for chunk in batch])

@@ -52,9 +52,9 @@ def live(run: Path) -> list[Checkpoint]:
     return relight.open(run).checkpoints()
 
 
-def root_of(run: Path, one: Checkpoint) -> Any:
-    """What it says of itself."""
-    return Run(open_bytes(str(run.parent)), run.name).open(one).root
+def root_of(run: Path, checkpoint: Checkpoint) -> Any:
+    """Return the checkpoint's root."""
+    return Run(open_bytes(str(run.parent)), run.name).open(checkpoint).root
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_branch_stores_what_it_trains(branched: Path, background: bool) -> Non
     The root names it, and a restore is exact.
     """
     first = live(branched / "parent")[-1]
-    assert first.body.requires  # which has the base from one before it
+    assert first.body.requires  # its base is stored with an earlier checkpoint
     state = train(branched / "branch", 6, parts(seed=1), background=background)
     home, *own = live(branched / "branch")
     assert (home.id, home.body.home, len(own)) == (first.id, "parent", 3)
@@ -87,7 +87,7 @@ def test_a_branch_stores_what_it_trains(branched: Path, background: bool) -> Non
     assert all(torch.equal(value, state[name]) for name, value in fresh["model"].state_dict().items())
 
 
-def test_a_run_that_is_gone_on_with_stores_what_it_trains(tmp_path: Path) -> None:
+def test_a_resumed_run_stores_only_what_it_trains(tmp_path: Path) -> None:
     """The first save of an attempt reuses what an earlier attempt of the same run stored. It names no other run."""
     train(tmp_path / "s/run", 3, parts())
     state = train(tmp_path / "s/run", 5, parts(seed=1))
@@ -95,15 +95,15 @@ def test_a_run_that_is_gone_on_with_stores_what_it_trains(tmp_path: Path) -> Non
     for checkpoint in (fourth, fifth):
         assert checkpoint.body.new_bytes < 0.02 * checkpoint.body.logical_bytes
         assert root_of(tmp_path / "s/run", checkpoint).features == [STORED_CHUNKS]
-        assert third.id not in checkpoint.body.requires  # which has nothing of the base itself
+        assert third.id not in checkpoint.body.requires  # it stores nothing of the base itself
     fresh = parts(seed=2)
     with relight.Checkpointer(tmp_path / "s/run", save=None, background=False, **fresh) as ckpt:
         assert ckpt.restore() == 5
     assert all(torch.equal(value, state[name]) for name, value in fresh["model"].state_dict().items())
 
 
-def test_what_is_all_trained_is_stored_as_it_is(tmp_path: Path) -> None:
-    """A branch in which everything changes has plain files, which anything opens."""
+def test_a_branch_in_which_everything_changes_has_plain_files(tmp_path: Path) -> None:
+    """If all tensors of a branch change, its files are plain safetensors."""
     train(tmp_path / "s/parent", 2, parts(frozen=False))
     relight.open(tmp_path / "s/parent").branch("branch")
     train(tmp_path / "s/branch", 4, parts(frozen=False, seed=1))
@@ -113,15 +113,15 @@ def test_what_is_all_trained_is_stored_as_it_is(tmp_path: Path) -> None:
         assert checkpoint.body.requires == []
 
 
-def test_nobody_removes_what_the_branch_needs(branched: Path) -> None:
-    """The parent's retention, the branch's own, dropping the branch: what lies in the parent stays as long as something here needs it, and
-    goes when nothing does."""
+def test_chunks_that_the_branch_needs_are_kept(branched: Path) -> None:
+    """Chunks of the parent stay while the branch needs them, and go afterwards, whatever deletes checkpoints: the
+    parent's retention, the branch's own retention, or the deletion of the branch."""
     *_, first = live(branched / "parent")
     train(branched / "branch", 6, parts(seed=1), keep=relight.keep(last=1))
     train(branched / "parent", 6, parts(), keep=relight.keep(last=1))
     assert {first.id, *first.body.requires} <= {checkpoint.id for checkpoint in live(branched / "parent")}
     branch_checkpoints = live(branched / "branch")
-    assert [checkpoint.id for checkpoint in branch_checkpoints][0] == first.id  # a donor stays
+    assert [checkpoint.id for checkpoint in branch_checkpoints][0] == first.id  # a donor is kept
     assert len(branch_checkpoints) == 2
     with pytest.raises(ConfigError, match="still has"):
         from relight.versions.branching import drop
@@ -132,7 +132,7 @@ def test_nobody_removes_what_the_branch_needs(branched: Path) -> None:
     from relight.transfer.repack import execute_repack, plan_repack
 
     parent = Run(open_bytes(str(branched)), "parent")
-    assert execute_repack(plan_repack(parent, [first.id])).freed == []  # the branch has it from where that had it
+    assert execute_repack(plan_repack(parent, [first.id])).freed == []  # the branch needs the chunks of the same donor
     relight.open(branched / "parent").prune(relight.keep(last=1))
     assert not [findings for _, findings in relight.open(branched / "branch").verify() if findings]
     run = Run(open_bytes(str(branched)), "branch")
@@ -162,7 +162,7 @@ def test_a_branch_of_a_branch(branched: Path) -> None:
 
 
 def test_a_copy_stands_by_itself(branched: Path, tmp_path: Path) -> None:
-    """In another store the parent does not exist: the copy has all bytes and names no other run."""
+    """A copy in another store has all bytes and names no other run."""
     state = train(branched / "branch", 5, parts(seed=1))
     copied = subprocess.run(
         [sys.executable, "-m", "relight", "cp", f"{branched}/branch@latest", str(tmp_path / "t/run")], capture_output=True, text=True
@@ -176,7 +176,7 @@ def test_a_copy_stands_by_itself(branched: Path, tmp_path: Path) -> None:
     assert all(torch.equal(value, state[name]) for name, value in loaded["model"].items())
 
 
-def test_a_parent_that_was_removed_by_hand_is_told(branched: Path) -> None:
+def test_a_parent_that_was_removed_by_hand_is_reported(branched: Path) -> None:
     """``rm -r`` of chunks that another run needs is reported as damage that names the run."""
     train(branched / "branch", 4, parts(seed=1))
     for path in (branched / "parent").glob("00*"):
@@ -203,8 +203,8 @@ def test_a_damaged_parent_is_no_reason_not_to_save(branched: Path) -> None:
 @pytest.mark.parametrize(
     "directory", ["../parent/{}", "log/{}", "a/b/{}", "/{}", "{}/", "parent/", "parent/..", "./{}", "par ent/{}", ".hidden/{}"]
 )
-def test_where_a_donor_cannot_lie(branched: Path, directory: str) -> None:
-    """Names that lead out of the store, or to no run of it, are refused before anything is opened."""
+def test_invalid_directories_of_a_donor(branched: Path, directory: str) -> None:
+    """Names that lead out of the store, or to no run in it, are refused before a file is opened."""
     train(branched / "branch", 4, parts(seed=1))
     run = Run(open_bytes(str(branched)), "branch")
     opened = run.open(live(branched / "branch")[-1])
@@ -220,7 +220,7 @@ def test_where_a_donor_cannot_lie(branched: Path, directory: str) -> None:
         check_part(wrong, "here")
 
 
-def test_a_root_that_does_not_say_so(branched: Path) -> None:
+def test_a_root_without_the_feature_of_foreign_chunks(branched: Path) -> None:
     """A root with chunks of another run must have the feature that makes older readers refuse it, because they search
     only their own run.
 

@@ -1,4 +1,4 @@
-"""What the commit of several ranks puts through any one of them: names listed, root, record. Counted, not timed."""
+"""Bytes that one rank moves for a commit of several ranks: listed names, root, record. They are counted, not timed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relight.testing.counting import CountingStore
 
 ID = "0" * 10
 WORLDS = (2, 16, 64, 256)
-BESIDES = 2000
+FIXED_BYTES = 2000
 """Bytes that do not depend on the number of ranks: draft, the root's head, the record, the log's names."""
 
 
@@ -29,10 +29,10 @@ def apart(name: str) -> bool:
 
 
 class Ranks:
-    """Ranks of one save, one after the other in one thread; each with a store that counts."""
+    """Ranks of one save, run one after the other in one thread. Each has a store that counts bytes."""
 
     def __init__(self, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(socket, "gethostname", lambda: "node-0123.cluster")  # it is in the record
+        monkeypatch.setattr(socket, "gethostname", lambda: "node-0123.cluster")  # the record has the host's name
         self.world, self.memory = world, MemoryStore()
         self.own = Attempt.begin(self.memory, "run").place
         self.stores = [CountingStore(self.memory, apart=apart) for _ in range(world)]
@@ -59,41 +59,43 @@ class Ranks:
         put(place.store, f"{prefix}/{READY_DIR}/{ready.file}", b"")
 
     def save(self) -> tuple[CountingStore, CountingStore]:
-        """All of them; the last one commits, while the last but one waits for it: the stores of these two."""
+        """Save on all ranks. The last rank commits, and the last but one waits for it. Return the stores of these two
+        ranks."""
         for rank in range(self.world - 2):
             self.ready(rank)
         last = self.world - 1
         rest = [lambda: save_multi_rank(self.places[last], self.request(last))]
 
-        def others_go_on(seconds: float) -> None:
+        def run_last_rank(seconds: float) -> None:
             for rank in rest:
                 rank()
             rest.clear()
 
-        save_multi_rank(self.places[last - 1], self.request(last - 1), time.monotonic, others_go_on)
+        save_multi_rank(self.places[last - 1], self.request(last - 1), time.monotonic, run_last_rank)
         assert not rest
         return self.stores[last], self.stores[last - 1]
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_who_commits_moves_few_bytes_for_each_rank(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most 128 bytes a rank go through the one that commits, and through one that waits; the calls do not depend on the ranks' number."""
+def test_the_committing_rank_moves_few_bytes_for_each_rank(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The committing rank and a waiting rank move at most 128 bytes per rank. Their number of calls does not depend on
+    the number of ranks."""
     commits, waits = Ranks(world, monkeypatch).save()
-    assert commits.through <= 128 * world + BESIDES, commits.bytes
-    assert waits.through <= 128 * world + BESIDES, waits.bytes
+    assert commits.through <= 128 * world + FIXED_BYTES, commits.bytes
+    assert waits.through <= 128 * world + FIXED_BYTES, waits.bytes
     assert (commits.asked["list"], commits.asked["put_once"]) == (4, 2) and commits.asked["get"] <= 2
     assert waits.asked["get"] <= 2 and waits.asked["put_once"] == 0
 
 
-def test_of_64_ranks_all_that_is_moved_is_128_bytes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with what does not depend on their number."""
+def test_64_ranks_move_128_bytes_a_rank_in_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 64 ranks, 128 bytes per rank include the fixed bytes."""
     commits, waits = Ranks(64, monkeypatch).save()
     assert commits.through <= 128 * 64, commits.bytes
     assert waits.through <= 128 * 64, waits.bytes
 
 
 def test_each_further_rank_costs_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 64 to 256 ranks."""
+    """From 64 to 256 ranks, each added rank costs at most 120 bytes for the committer, and 80 for a waiting rank."""
     (few, few_waits), (many, many_waits) = Ranks(64, monkeypatch).save(), Ranks(256, monkeypatch).save()
     assert many.through - few.through <= 120 * (256 - 64)
     assert many_waits.through - few_waits.through <= 80 * (256 - 64)

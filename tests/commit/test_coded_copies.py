@@ -28,7 +28,7 @@ from relight.transfer import copying, execute_copy, plan_copy
 
 
 def copied(source: Run, which: str, target: ByteStore, run: str = "r") -> str:
-    """Its id there."""
+    """Copy a checkpoint. Return the copy's id."""
     checkpoint = source.history().find(which)
     assert checkpoint is not None
     report = execute_copy(plan_copy(source, [checkpoint], target, run))
@@ -37,7 +37,7 @@ def copied(source: Run, which: str, target: ByteStore, run: str = "r") -> str:
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """What is in its checkpoints' directories."""
+    """Return the files in all checkpoint directories by name."""
     return {path.name: path.read_bytes() for path in root.glob("r/0*/*")}
 
 
@@ -66,8 +66,8 @@ def test_a_copy_stands_by_itself(tmp_path: Path) -> None:
     assert chunks[0] == chunks[1] != {}
 
 
-def test_what_is_not_coded_is_a_file(tmp_path: Path) -> None:
-    """Shared, but plain: a copy is what anything opens."""
+def test_an_uncoded_pack_is_a_plain_file(tmp_path: Path) -> None:
+    """A copy of a shared but uncoded pack is a plain file that other tools can open."""
     store, smaller = LocalStore(tmp_path / "s"), eager(codecs="never")
     attempt = Attempt.begin(store, "r")
     attempt.save(request(0, state(), smaller))
@@ -114,7 +114,7 @@ def test_differences_are_written_out_and_what_is_derived_or_inexact_stays(tmp_pa
     assert (after["derived"], after["lossy"]) == (before["derived"], before["lossy"])
 
 
-def test_what_was_repaired_as_a_file_is_copied_as_one() -> None:
+def test_a_pack_repaired_as_a_file_is_copied_as_a_file() -> None:
     """A pack next to its damaged chunks is a repair: the copy uses the pack and none of the chunks."""
     store = MemoryStore()
     attempt = Attempt.begin(store, "r")
@@ -158,8 +158,8 @@ def test_a_damaged_chunk_is_not_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["root.json", "part-00000.msgpack", "pack-00000-000.chunks"])
-def test_scrubbing_mends_a_further_tier(tmp_path: Path, file: str) -> None:
-    """Each file of a coded copy, gone or with a bit turned over, from the nearest tier, where the same is stored in another way."""
+def test_scrubbing_repairs_a_further_tier(tmp_path: Path, file: str) -> None:
+    """A missing or damaged file of a coded copy is repaired from the nearest tier, which stores it in another way."""
     attempt, smaller = Attempt.begin(LocalStore(tmp_path / "near"), "r"), eager()
     announce(attempt.place.log, Tiers(near=str(tmp_path / "near" / "r"), far=str(tmp_path / "far" / "r")).tiers, attempt.epoch)
     attempt.save(request(0, state(), smaller))
@@ -178,13 +178,14 @@ def test_scrubbing_mends_a_further_tier(tmp_path: Path, file: str) -> None:
         assert scrub(attempt.store, "r").damage == []
         if not file.endswith(".chunks"):
             assert path.read_bytes() == whole
-        else:  # a repaired pack is a file beside them
+        else:  # a repaired pack is a file next to them
             path.with_name("pack-00000-000.safetensors").unlink()
             path.write_bytes(whole)
 
 
 def shared(folder: Path, count: int, keep: relight.Keep | None = None, **rules: Any) -> tuple[Attempt, list[dict[str, Any]]]:
-    """Saves of a frozen base and an adapter, drained one by one; what each held."""
+    """Save a frozen base and a changing adapter several times, and drain each save. Return the attempt and all
+    contents."""
     attempt, smaller, wanted = Attempt.begin(LocalStore(folder / "near"), "r"), eager(**rules), []
     tiers = Tiers(near=str(folder / "near" / "r"), far=tier(str(folder / "far" / "r"), keep=keep))
     announce(attempt.place.log, tiers.tiers, attempt.epoch)
@@ -198,7 +199,7 @@ def shared(folder: Path, count: int, keep: relight.Keep | None = None, **rules: 
 
 @pytest.mark.parametrize("codecs", ["always", "never"])
 def test_a_tier_takes_only_what_it_has_not(tmp_path: Path, codecs: str) -> None:
-    """Of saves that share with each other, what is there is not copied again; the copies need each other, and each is whole."""
+    """Chunks that the tier already has are not copied again. The copies share chunks, and each one is complete."""
     attempt, wanted = shared(tmp_path, 4, codecs=codecs)
     far = LocalStore(tmp_path / "far")
     live = Run(far, "r").history().live
@@ -213,8 +214,8 @@ def test_a_tier_takes_only_what_it_has_not(tmp_path: Path, codecs: str) -> None:
     assert drained_bytes(near, "far") == {checkpoint.original_id: checkpoint.body.new_bytes for checkpoint in live}
 
 
-def test_what_others_need_stays_in_the_tier(tmp_path: Path) -> None:
-    """Retention and sweeping there know who needs whom; what is kept is whole."""
+def test_donors_stay_in_the_tier(tmp_path: Path) -> None:
+    """Retention and sweeps of a tier keep donors. Kept checkpoints are complete."""
     attempt, wanted = shared(tmp_path, 6, relight.keep(last=2))
     far = LocalStore(tmp_path / "far")
     live = Run(far, "r").history().live
@@ -255,7 +256,7 @@ def test_a_donor_that_goes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("codecs", ["always", "never"])
 @pytest.mark.parametrize("file", ["root.json", "part-00000.msgpack"])
-def test_scrubbing_mends_what_needs_others_there(tmp_path: Path, file: str, codecs: str) -> None:
+def test_scrubbing_repairs_a_copy_that_shares_chunks(tmp_path: Path, file: str, codecs: str) -> None:
     """Root and part of a copy that shares chunks in its tier are repaired from the nearest tier, to the byte."""
     attempt, wanted = shared(tmp_path, 3, codecs=codecs)
     far = LocalStore(tmp_path / "far")

@@ -91,7 +91,8 @@ def opened(url: Path) -> list[Opened]:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_a_run_in_mixed_precision(tmp_path: Path, name: str) -> None:
-    """Its weights take next to nothing, in plain saves and differences alike; it restores and loads to the bit, and goes on to it."""
+    """Low-precision weights take almost no bytes in plain and delta saves. The checkpoint restores, loads and copies
+    exactly."""
     url = tmp_path / "s" / "run"
     mixed = Mixed(TYPES[name])
     wanted = []
@@ -105,8 +106,8 @@ def test_a_run_in_mixed_precision(tmp_path: Path, name: str) -> None:
             wanted.append([parameter.detach().clone() for parameter in mixed.model.parameters()])
     checkpoints = opened(url)
     assert len(checkpoints) == 5
-    for one in checkpoints:
-        rows = {(row.dtype, row.role): row for row in stored_as(one)}
+    for checkpoint in checkpoints:
+        rows = {(row.dtype, row.role): row for row in stored_as(checkpoint)}
         narrow = rows[name, "param"]
         assert narrow.derived == narrow.chunks and narrow.stored_bytes < narrow.bytes / 1000
         assert not any(row.derived for key, row in rows.items() if key[0] == "float32")
@@ -114,23 +115,23 @@ def test_a_run_in_mixed_precision(tmp_path: Path, name: str) -> None:
     assert not any(findings for _, findings in relight.open(url).verify())
     for step in range(5):
         loaded = relight.load(url, step)["model"]
-        assert all(torch.equal(one, other) for one, other in zip(wanted[step], loaded.values(), strict=True))
+        assert all(torch.equal(tensor, other) for tensor, other in zip(wanted[step], loaded.values(), strict=True))
     again = Mixed(TYPES[name])
     with torch.no_grad():
-        for one in [*again.model.parameters(), *again.master]:
-            one.zero_()
+        for tensor in [*again.model.parameters(), *again.master]:
+            tensor.zero_()
     ckpt = relight.Checkpointer(url, **again.components, background=False)
     assert ckpt.restore() == 5
-    assert all(torch.equal(one, other) for one, other in zip(wanted[4], again.model.parameters(), strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(wanted[4], again.model.parameters(), strict=True))
     ckpt.close(save=False)
     copied = tmp_path / "copy" / "run"
     source = Run(locate(str(url)).store, "run")
     execute_copy(plan_copy(source, source.history().live, locate_destination(str(copied), "run").store, "run"))
-    assert all(torch.equal(one, other) for one, other in zip(wanted[4], relight.load(copied)["model"].values(), strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(wanted[4], relight.load(copied)["model"].values(), strict=True))
 
 
-def test_what_is_only_nearly_so_is_stored(tmp_path: Path) -> None:
-    """One bit of one weight, and the chunk that holds it is stored; the others are not."""
+def test_a_chunk_that_differs_from_its_master_is_stored(tmp_path: Path) -> None:
+    """If one bit of a weight differs, only its chunk is stored."""
     url = tmp_path / "s" / "run"
     mixed = Mixed(torch.bfloat16)
     mixed.step()
@@ -142,7 +143,7 @@ def test_what_is_only_nearly_so_is_stored(tmp_path: Path) -> None:
         ckpt.save(0)
     row = next(row for row in stored_as(opened(url)[0]) if row.dtype == "bfloat16")
     assert row.derived == row.chunks - 1
-    assert all(torch.equal(one, other) for one, other in zip(wanted, relight.load(url)["model"].values(), strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(wanted, relight.load(url)["model"].values(), strict=True))
 
 
 def test_a_damaged_master_is_damage_to_both(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ FLOATS = st.one_of(
 
 
 def checked(values: np.ndarray, way: str) -> bool:
-    """Whether they were stored; and then that none is further off than is promised."""
+    """Encode values and check the promised error. Return whether they were encoded."""
     encoded = encode_lossy(memoryview(values.tobytes()), [LossyRange(values.nbytes, (way,))])
     if encoded is None:
         return False
@@ -54,13 +54,13 @@ def checked(values: np.ndarray, way: str) -> bool:
 
 
 @given(values=st.lists(FLOATS, min_size=1, max_size=700), way=st.sampled_from(sorted(WAYS)))
-def test_no_value_is_further_off_than_is_said(values: list[float], way: str) -> None:
-    """Whatever they are: infinite, none, so small that they have hardly a digit, all the same, beyond what 16 bits hold."""
+def test_no_value_exceeds_the_stated_error(values: list[float], way: str) -> None:
+    """The bound holds for infinite, NaN, denormal and equal values, and for values beyond the range of 16 bits."""
     checked(np.array(values, "<f4"), way)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_training_has_is_stored(way: str) -> None:
+def test_values_of_training_are_stored_lossily(way: str) -> None:
     """Values of normal distributions, and blocks of zeros between them."""
     draw = np.random.default_rng(0)
     values = (draw.standard_normal(100_000) * 1e-2).astype("<f4")
@@ -72,7 +72,7 @@ def test_what_training_has_is_stored(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_bytes_that_are_no_such_chunk(way: str) -> None:
+def test_invalid_lossy_chunks(way: str) -> None:
     """Invalid chunks are refused. Those that still decode have the right length, and their hash differs."""
     values = np.random.default_rng(1).standard_normal(1000).astype("<f4")
     encoded = encode_lossy(memoryview(values.tobytes()), [LossyRange(3000, (way,)), LossyRange(1000)])
@@ -91,7 +91,7 @@ def test_bytes_that_are_no_such_chunk(way: str) -> None:
 
 
 def test_rules() -> None:
-    """By name, the first that fits; float32 alone; second moments never in 8 bits, by any pattern."""
+    """The first matching pattern decides. Only float32 tensors are lossy. Second moments never take 8 bits."""
     rules = Compact(lossy={"optimizer/*": "int8", "model/*": "bfloat16"})
     assert lossy_ways(rules, "optimizer/state/x/exp_avg", "float32") == ("int8",)
     assert lossy_ways(rules, "optimizer/state/x/exp_avg_sq", "float32") == ()
@@ -143,7 +143,7 @@ def test_moments_in_8_and_16_bits(tmp_path: Path, background: bool) -> None:
         assert (other["exp_avg"] - first).abs().max() <= first.abs().max() / 254 * 1.001
         assert ((other["exp_avg_sq"] - second).abs() <= second / 256 * 1.001).all()
     more = train(url, 8, compact=rules, background=background, limits=relight.Limits(when_busy="queue"))
-    assert more != straight[5:] and max(abs(one - other) for one, other in zip(more, straight[5:], strict=True)) < 0.02
+    assert more != straight[5:] and max(abs(loss - other) for loss, other in zip(more, straight[5:], strict=True)) < 0.02
     run = Run(open_bytes(Path(url).parent), "run")
     opened = run.open(run.history().live[-1])
     assert opened.root.exact and "exp_avg" in opened.root.exact[-1]
@@ -153,10 +153,10 @@ def test_moments_in_8_and_16_bits(tmp_path: Path, background: bool) -> None:
     done = subprocess.run([sys.executable, "-m", "relight", "ls", url], capture_output=True, text=True, check=True)
     assert "lossy, ±0.39 %" in done.stdout
     done = subprocess.run([sys.executable, "-m", "relight", "ls", url, "--json"], capture_output=True, text=True, check=True)
-    assert {one["lossy"] for one in json.loads(done.stdout)} == {1 / 254}
+    assert {checkpoint["lossy"] for checkpoint in json.loads(done.stdout)} == {1 / 254}
 
 
-def test_nothing_is_derived_of_what_is_not_exact(tmp_path: Path) -> None:
+def test_nothing_is_derived_from_lossy_tensors(tmp_path: Path) -> None:
     """16-bit weights with lossy masters are stored themselves and restore exactly."""
     model = nn.Linear(900, 900).to(torch.bfloat16)
     master = nn.ParameterList([nn.Parameter(parameter.detach().float() * 1.0001) for parameter in model.parameters()])
@@ -168,8 +168,8 @@ def test_nothing_is_derived_of_what_is_not_exact(tmp_path: Path) -> None:
         ckpt.restore()
         ckpt.save(0)
     loaded = relight.load(tmp_path / "s" / "run")
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), loaded["model"].values(), strict=True))
-    assert not all(torch.equal(one, other) for one, other in zip(master, loaded["master"].values(), strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(model.parameters(), loaded["model"].values(), strict=True))
+    assert not all(torch.equal(tensor, other) for tensor, other in zip(master, loaded["master"].values(), strict=True))
 
 
 def test_urgent_saves_are_exact(tmp_path: Path) -> None:
@@ -184,4 +184,4 @@ def test_urgent_saves_are_exact(tmp_path: Path) -> None:
         ckpt.step(0)
         raise ZeroDivisionError
     loaded = relight.load(tmp_path / "s" / "run")["model"]
-    assert all(torch.equal(one, other) for one, other in zip(model.state_dict().values(), loaded.values(), strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(model.state_dict().values(), loaded.values(), strict=True))

@@ -60,7 +60,7 @@ def train(path: Path, steps: int = 3, **compact: Any) -> tuple[dict[str, Any], i
 
 
 def test_a_higher_level_stores_less_and_restores_the_same(tmp_path: Path) -> None:
-    """Level 19 finds repetitions that level 1 does not; both come back to the bit."""
+    """Level 19 finds repetitions that level 1 misses. Both restore exactly."""
     sizes = {}
     for level in (1, 19):
         state, sizes[level], _ = train(tmp_path / str(level), codecs="always", level=level)
@@ -72,7 +72,7 @@ def test_a_higher_level_stores_less_and_restores_the_same(tmp_path: Path) -> Non
 
 
 def test_a_level_is_refused_where_it_means_nothing() -> None:
-    """Out of range, for a GPU, and where nothing is coded."""
+    """A level is refused if it is out of range, for a GPU, or if nothing is coded."""
     for bad in ({"level": 0}, {"level": 20}, {"level": True}, {"level": 3, "coder": "gpu"}, {"level": 3, "codecs": "never"}):
         with pytest.raises(ConfigError, match="level"):
             relight.Compact(**bad)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def test_a_level_is_refused_where_it_means_nothing() -> None:
 
 @pytest.mark.parametrize("bound", [1.0, 1e-2, 1e-4, 1e-6, "1%", "0.05%"])
 def test_no_value_is_further_off_than_was_chosen(tmp_path: Path, bound: float | str) -> None:
-    """What a load gives is within the bound for every tensor; the tighter it is, the more is stored; others are exact."""
+    """Loaded float32 tensors are within the bound, and others are exact. A tighter bound stores more bytes."""
     state, stored, root = train(tmp_path, codecs="never", max_error={"model/*": bound})
     loaded = relight.load(tmp_path / "s" / "run")["model"]
     assert torch.equal(state.pop("tokens"), loaded["tokens"]), "not float32"
@@ -95,7 +95,7 @@ def test_no_value_is_further_off_than_was_chosen(tmp_path: Path, bound: float | 
 
 
 def test_a_bound_that_cannot_be_held_is_stored_exactly(tmp_path: Path) -> None:
-    """To the bit, though it was named; where a way is named too, only that one is tried."""
+    """If no encoding holds the bound, tensors are stored exactly. If an encoding is named, no other is tried."""
     state, _, _ = train(tmp_path / "a", codecs="never", max_error={"*": 1e-12})
     loaded = relight.load(tmp_path / "a" / "s" / "run")["model"]
     assert all(torch.equal(value, loaded[name]) for name, value in state.items())
@@ -126,7 +126,7 @@ def test_rounding_leaves_no_run_out() -> None:
 
 
 def test_second_moments_are_not_stored_in_8_bits(tmp_path: Path) -> None:
-    """However wide the bound: small ones would be zero."""
+    """Second moments are not stored in 8 bits under any bound, because small ones would become zero."""
     model = nn.Linear(300, 300)
     optimizer = torch.optim.AdamW(model.parameters())
     with relight.Checkpointer(
@@ -143,7 +143,7 @@ def test_second_moments_are_not_stored_in_8_bits(tmp_path: Path) -> None:
 
 
 def test_bounds_are_checked_where_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not numbers above 0, not shares below 1; RELIGHT_LOSSY takes ways and bounds."""
+    """Bounds must be numbers above 0 or shares below 100 %. RELIGHT_LOSSY accepts encodings and bounds."""
     for bad in (0, -1.0, float("nan"), True, "1", "100%", "x%", None):
         with pytest.raises(ConfigError, match="max_error"):
             relight.Compact(max_error={"*": bad})  # type: ignore[dict-item]

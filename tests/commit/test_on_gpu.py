@@ -39,14 +39,14 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plane(length: int, seed: int = 0) -> memoryview:
-    """Such as exponents are."""
+    """Return a plane of exponents."""
     values = np.random.default_rng(seed).standard_normal(length).astype("<f4")
     return memoryview(((values.view("<u4") >> 23) & 0xFF).astype("u1")).cast("B")
 
 
 @pytest.mark.parametrize("length", [PLANE_BYTES_MIN, PLANE_BYTES_MIN + 1, 5 * PIECE_BYTES - 1, 1 << 21])
-def test_what_a_gpu_codes_is_read_here(nvcomp: Any, length: int) -> None:
-    """Consecutive frames, each except the last of a piece."""
+def test_chunks_coded_on_a_gpu_decode_on_the_processor(nvcomp: Any, length: int) -> None:
+    """A chunk is a sequence of frames. Each frame but the last decodes to one full piece."""
     coder, why = on_gpu()
     assert coder is not None and not why
     frames = coder.compress(plane(length), "entropy")
@@ -80,8 +80,8 @@ def test_short_planes_stay_here(nvcomp: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["other bytes", "an error", "fewer"])
-def test_what_goes_wrong_there_is_coded_here(nvcomp: Any, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    """It is compared before anybody relies on it; and not tried again."""
+def test_a_failing_gpu_is_replaced_by_the_processor(nvcomp: Any, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    """Wrong results of the GPU are detected before use. The processor then codes, and the GPU is not tried again."""
     coder, _ = on_gpu()
     assert coder is not None
 
@@ -122,10 +122,10 @@ def test_frames_that_are_wrong() -> None:
     decompress(memoryview(b""), memoryview(b""))
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_run_says_who_coded(there: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("available", [True, False])
+def test_a_run_records_which_device_coded(available: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """The save uses nvCOMP, or reports why not. Every reader gets the same checkpoint."""
-    request.getfixturevalue("nvcomp" if there else "without")
+    request.getfixturevalue("nvcomp" if available else "without")
     model = nn.Linear(1024, 1024)
     rules = relight.Compact(codecs="always", coder="gpu")
     with relight.Checkpointer(tmp_path / "run", model=model, compact=rules, background=False) as ckpt:
@@ -137,9 +137,9 @@ def test_a_run_says_who_coded(there: bool, tmp_path: Path, request: pytest.Fixtu
     expected = model.weight.detach().clone()
     run = Run(LocalStore(tmp_path), "run")
     reason = str(run.open(run.history().live[-1]).root.user[COMPACT])
-    assert ("by nvCOMP, on the GPU" in reason) is there
-    assert ("nvCOMP is not here" in reason) is not there
-    assert bool(fake_nvcomp.CODED) is there or not there
+    assert ("by nvCOMP, on the GPU" in reason) is available
+    assert ("nvCOMP is not here" in reason) is not available
+    assert bool(fake_nvcomp.CODED) is available or not available
     again = nn.Linear(1024, 1024)
     with relight.Checkpointer(tmp_path / "run", model=again, background=False) as ckpt:
         ckpt.restore()
@@ -147,6 +147,6 @@ def test_a_run_says_who_coded(there: bool, tmp_path: Path, request: pytest.Fixtu
 
 
 def test_another_coder_is_refused() -> None:
-    """With those that there are."""
+    """The error for an unknown coder lists the known ones."""
     with pytest.raises(relight.ConfigError, match="cpu.*gpu"):
         relight.Compact(coder="tpu")

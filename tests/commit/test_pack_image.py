@@ -21,7 +21,7 @@ CHUNKS = [100_000, 5, 70_000, SLAB, 3 * SLAB, 1234]
 
 
 class Slow:
-    """A writer that notes how many are at it at once, and what it got; one piece fails."""
+    """A writer that counts concurrent writes and keeps the bytes. One write may fail."""
 
     align = 1
 
@@ -71,8 +71,7 @@ def test_each_byte_is_written_once_and_each_chunk_hashed(threads: int) -> None:
 
 
 def test_nothing_is_written_ahead_of_what_is_filled() -> None:
-    """The memory is filled as it is written: no piece is taken before all of it is there; and what is written is told while more is waited
-    for."""
+    """A piece is written only after all of it was filled. Written bytes are reported while the writer waits."""
     filled, progress = [0], list[int]()
 
     def until(end: int) -> int:
@@ -97,8 +96,8 @@ def test_nothing_is_written_ahead_of_what_is_filled() -> None:
 
 
 @pytest.mark.parametrize("at", [0, SLAB, 5 * SLAB])
-def test_nobody_reads_the_memory_behind_an_error(at: int) -> None:
-    """A piece that cannot be written ends it, and no thread is left that reads what is the caller's again."""
+def test_no_thread_reads_the_memory_after_an_error(at: int) -> None:
+    """If a piece cannot be written, the write fails, and no thread reads the caller's memory any more."""
     plan, _ = planned()
     with pytest.raises(NoSpace):
         write_pack(Slow(plan.size, fails_at=at), plan, slab_bytes=SLAB)
@@ -106,7 +105,7 @@ def test_nobody_reads_the_memory_behind_an_error(at: int) -> None:
 
 
 def test_a_thread_steps_back_by_itself_alone() -> None:
-    """It is nicer than its process from then on, at most as nice as can be; the process is not."""
+    """The thread's nice value rises, up to 19. The process keeps its own."""
     before, priorities = os.getpriority(os.PRIO_PROCESS, 0), list[int]()
 
     def work() -> None:

@@ -22,7 +22,7 @@ DTYPE_NAMES = sorted(DTYPES)
 
 @st.composite
 def states(draw: st.DrawFn) -> list[Item]:
-    """A few tensors of any dtype, shape, role; empty and 0-d ones too."""
+    """Draw a few tensors of any dtype, shape and role, also empty and 0-d ones."""
     items = []
     for n in range(draw(st.integers(0, 12))):
         dtype = draw(st.sampled_from(DTYPE_NAMES))
@@ -71,7 +71,8 @@ class _Length:
     pack_bytes_max=st.sampled_from([1 << 40, 200 << 20]),
 )
 def test_lanes_get_packs_of_about_one_size(sizes: list[int], lanes: int, pack_bytes_max: int) -> None:
-    """Never more packs at once than lanes, or than are worth while; each differs from its share by no more than the largest tensor."""
+    """There are at most as many packs as lanes, and fewer for few bytes. A pack differs from its share by at most the
+    largest tensor."""
     items = [Item(f"t{n:03d}", "uint8", (size,), "param", _Length(size)) for n, size in enumerate(sizes)]
     plan = plan_save(items, id="p" * 10, lanes=lanes, pack_bytes_max=pack_bytes_max)
     tensor_bytes = [pack.size - pack.chunks[0] for pack in plan.packs]
@@ -108,7 +109,7 @@ def test_equal_states_are_laid_out_equally(items: list[Item], shuffled: object) 
 
 @settings(max_examples=60, deadline=None)
 @given(items=states(), slab_bytes=st.sampled_from([4096, 8192, 1 << 20]))
-def test_packs_hold_what_the_plan_says(items: list[Item], slab_bytes: int) -> None:
+def test_packs_match_their_plan(items: list[Item], slab_bytes: int) -> None:
     """A written pack has each tensor at its planned offset, correct hashes, and a header that agrees with the plan."""
     plan = plan_save(items, id="p" * 10)
     store = MemoryStore()
@@ -133,8 +134,8 @@ def test_packs_hold_what_the_plan_says(items: list[Item], slab_bytes: int) -> No
     chunk=st.sampled_from([16, 64, 1024]),
     group=st.sampled_from([16, 100, 1000]),
 )
-def test_chunks_are_as_the_format_says(extents: list[Extent], chunk: int, group: int) -> None:
-    """A chunk is a run of one tensor, or several whole ones of one group up to the limit; its length is a multiple of 16 unless it ends a tensor."""
+def test_chunks_are_cut_as_the_format_specifies(extents: list[Extent], chunk: int, group: int) -> None:
+    """A chunk is a range of one tensor, or whole tensors of one group. It ends a tensor or at a multiple of 16."""
     lengths = cut_chunks(extents, chunk_bytes=chunk, group_bytes=group)
     assert sum(lengths) == sum(extent.length for extent in extents)
     assert all(length > 0 for length in lengths)
@@ -183,8 +184,8 @@ def test_a_large_pack_streams_through_two_slabs_and_threads() -> None:
     assert results[0] == results[1] == results[2]
 
 
-def test_a_source_that_fails_fails_the_pack_and_leaves_no_thread_behind() -> None:
-    """An error in a source reaches the caller, whatever the size of the pack, and nothing reads his memory afterwards."""
+def test_a_source_that_fails_fails_the_pack_and_leaves_no_thread() -> None:
+    """An error in a source reaches the caller. No thread reads the caller's memory afterwards."""
     import threading
 
     class Bad:

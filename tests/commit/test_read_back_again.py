@@ -1,4 +1,4 @@
-"""A plan that was read back once is not decoded again; what the store gives back is compared all the same."""
+"""A plan that was read back once is not decoded again. The bytes that the store returns are still compared."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Lying(HookedDisk):
 
 
 @pytest.mark.parametrize("suffix", ["part-00000.msgpack", "root.json", ".safetensors"])
-def test_a_disk_that_begins_to_lie_gets_no_further_commit(suffix: str) -> None:
-    """The second save of a plan, and the third: noticed before the commit, nothing of it is left to be restored."""
+def test_a_disk_that_begins_to_return_wrong_bytes_gets_no_commit(suffix: str) -> None:
+    """If a plan's later save reads back wrong bytes, it is not committed and leaves nothing that is restored."""
     disk = Lying(suffix, SimulatedDisk())
     store = LocalStore("/store", disk=disk)
     attempt = Attempt.begin(store, "r")

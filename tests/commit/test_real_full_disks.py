@@ -100,7 +100,7 @@ def test_remounted_read_only_in_mid_save(tmp_path: Path) -> None:
         for n in range(1, 60, 4):
 
             def freeze() -> None:
-                # While a file is open for writing the kernel refuses: then this call goes by, and another n meets it.
+                # While a file is open for writing, the kernel refuses the remount. Then another n remounts.
                 subprocess.run(["mount", "-o", "remount,ro", str(root)], capture_output=True, check=False)
 
             disk = _Strikes(n, freeze)

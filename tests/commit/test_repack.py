@@ -47,11 +47,11 @@ def opened(url: str, store: ByteStore | None = None) -> Run:
     return Run(store or open_bytes(Path(url).parent), "run")
 
 
-def sound(found: Run) -> list[int]:
+def sound(run: Run) -> list[int]:
     """The steps of all that is live, each whole."""
-    view = found.view()
+    view = run.view()
     live = fold(view).live
-    assert not any(verify_checkpoint(found.store, view, checkpoint) for checkpoint in live)
+    assert not any(verify_checkpoint(run.store, view, checkpoint) for checkpoint in live)
     return [checkpoint.step for checkpoint in live]
 
 
@@ -60,7 +60,7 @@ def state(url: str, step: int) -> tuple[Any, ...]:
     return loaded["frozen"], loaded["moving"]
 
 
-def test_what_was_needed_may_go(run: str) -> None:
+def test_donors_of_a_repacked_checkpoint_may_go(run: str) -> None:
     """A repacked checkpoint has the same bits, needs no other checkpoint, and survives the deletion of all others."""
     repacked = opened(run)
     before = [state(run, step) for step in range(6)]
@@ -75,7 +75,7 @@ def test_what_was_needed_may_go(run: str) -> None:
     assert sound(repacked) == list(range(6))
     execute(plan_prune(repacked.store, "run", Keep(last=1)), repacked.store)
     assert sound(repacked) == [5]
-    assert all(torch.equal(one, other) for one, other in zip(before[5], state(run, 5), strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(before[5], state(run, 5), strict=True))
 
 
 def test_killed_anywhere(run: str, tmp_path: Path) -> None:
@@ -95,11 +95,11 @@ def test_killed_anywhere(run: str, tmp_path: Path) -> None:
     assert left > 12
 
 
-def test_one_that_is_retired_meanwhile(run: str) -> None:
+def test_a_checkpoint_that_is_retired_during_repacking(run: str) -> None:
     """A plan with a checkpoint that was retired meanwhile is refused."""
     repacked = opened(run)
     plan = plan_repack(repacked)
-    execute(plan_prune(repacked.store, "run", Keep(last=1)), repacked.store)  # all stay that the last one needs
+    execute(plan_prune(repacked.store, "run", Keep(last=1)), repacked.store)  # keeps all donors of the last one
     execute_repack(plan_repack(repacked))
     execute(plan_prune(repacked.store, "run", Keep(last=1)), repacked.store)
     refuses((CheckpointNotFound, relight.CorruptCheckpoint), lambda: execute_repack(plan))

@@ -26,8 +26,8 @@ def names() -> Iterator[Names]:
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS], ids=errno.errorcode.get)
 def test_every_call_fails_once(code: int, names: Names) -> None:
-    """Whatever call of a save fails: a typed error, the checkpoint before intact, nothing half visible, the room given back, no fsync
-    tried twice, and the next save works."""
+    """If any call of a save fails, the error is typed, the previous checkpoint is intact, no partial save is visible,
+    its space is released, no fsync is repeated, and the next save works."""
     trials = [trial for trial in TRIALS if trial.errno == code and not trial.forever and not trial.lost_reply and trial.name is None]
     assert len(trials) > 20
     assert {str(trial): wrong for trial in trials if (wrong := fail_at(trial, names))} == {}
@@ -47,7 +47,7 @@ def test_replies_of_links_are_lost(names: Names) -> None:
 
 
 def test_every_read_fails_once(names: Names) -> None:
-    """Whatever read of a save fails (it reads back what it wrote): the same."""
+    """The same holds if any read of a save's verification fails."""
     trials = [trial for trial in TRIALS if trial.name is not None]
     assert len(trials) > 30
     assert {str(trial): wrong for trial in trials if (wrong := fail_at(trial, names))} == {}
@@ -55,7 +55,8 @@ def test_every_read_fails_once(names: Names) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
 def test_every_size_of_a_full_disk(code: int, names: Names) -> None:
-    """On a disk with room for n pages, n = 0, 1, …: ``NoSpace`` until it fits; all pages of a failed save are given back."""
+    """With space for n pages, n = 0, 1, …, a save raises ``NoSpace`` until it fits. A failed save releases all its
+    pages."""
     outcomes = []
     for pages in range(40):
         simulated = fresh_disk()

@@ -35,7 +35,7 @@ WIDTHS = {"float32": "<f4", "int64": "<i8", "uint8": "<u1"}
 
 
 def weights(megabytes: float, seed: int = 0) -> np.ndarray:
-    """Such as training makes, float32."""
+    """Return float32 values as training makes them."""
     return (np.random.default_rng(seed).standard_normal(int(megabytes * (1 << 18))) * 0.02).astype("<f4")
 
 
@@ -52,18 +52,18 @@ def eager(**rules: Any) -> IncrementalState:
     return IncrementalState(Compact(**{"codecs": "always", **rules}), Experience(equal=1.0))
 
 
-def request(step: int, held: State, smaller: IncrementalState | None) -> SaveRequest:
+def request(step: int, contents: State, smaller: IncrementalState | None) -> SaveRequest:
     """A save of it."""
     names = {"<f4": "float32", "<i8": "int64", "|u1": "uint8"}
     items = [
         Item(name, names[values.dtype.str], values.shape, "param", Bytes(values.tobytes()), trainable=name == "adapter")
-        for name, values in held.items()
+        for name, values in contents.items()
     ]
     return SaveRequest(SaveInfo(step=step), tree=encode_tree({}), items=items, smaller=smaller)
 
 
 def stores(tmp_path: Path) -> list[ByteStore]:
-    """With direct input and output, without, and in memory."""
+    """Return stores with direct I/O, without it, and in memory."""
     return [LocalStore(tmp_path / "direct"), LocalStore(tmp_path / "cached", direct=False), MemoryStore()]
 
 
@@ -75,12 +75,12 @@ class Taken:
         self.length = length
 
     def view(self) -> memoryview:
-        """All of it."""
+        """Return all of the memory."""
         return memoryview(self.data)
 
 
 def read(store: ByteStore, run: str, which: str) -> State:
-    """What a checkpoint holds, by every reader's way."""
+    """Return a checkpoint's contents, read by every method of a reader."""
     opened_run = Run(store, run)
     checkpoint = opened_run.history().find(which)
     assert checkpoint is not None
@@ -91,15 +91,15 @@ def read(store: ByteStore, run: str, which: str) -> State:
     return {tensor.name: np.frombuffer(sinks[index].data, WIDTHS[tensor.dtype]) for index, tensor in enumerate(part.tensors)}
 
 
-def check(store: ByteStore, run: str, which: str, held: State) -> None:
-    """It verifies, and holds that."""
+def check(store: ByteStore, run: str, which: str, contents: State) -> None:
+    """Assert that a checkpoint verifies and has the given contents."""
     opened_run = Run(store, run)
     checkpoint = opened_run.history().find(which)
     assert checkpoint is not None
     assert verify_checkpoint(store, opened_run.view(), checkpoint) == []
     seen = read(store, run, which)
-    assert seen.keys() == held.keys()
-    for name, values in held.items():
+    assert seen.keys() == contents.keys()
+    for name, values in contents.items():
         assert np.array_equal(seen[name].view("u1"), values.reshape(-1).view("u1")), name
 
 
@@ -112,7 +112,7 @@ def body_of(store: ByteStore, run: str, which: str) -> Any:
 
 @pytest.mark.parametrize("number", range(3))
 def test_only_what_is_new_is_written(number: int, tmp_path: Path) -> None:
-    """A frozen base is stored once, however many saves there are; every one of them restores to its bits."""
+    """A frozen base is stored once for any number of saves. Every save restores exactly."""
     store, smaller = stores(tmp_path)[number], eager()
     attempt = Attempt.begin(store, "r")
     contents, saved = state(), []
@@ -127,12 +127,12 @@ def test_only_what_is_new_is_written(number: int, tmp_path: Path) -> None:
     for commit in later:
         assert commit.new_bytes < 0.03 * commit.logical_bytes and commit.requires[0] and first.id in commit.requires
         assert first.new_bytes * 0.95 < commit.stored_bytes < first.logical_bytes
-    # never a reference to a reference: of each checkpoint between, only what lies with it is asked for
+    # references are resolved: a checkpoint requires only those that store the chunks themselves
     assert [checkpoint.requires for checkpoint in later][-1] == [first.id]
 
 
-def test_what_is_not_new_at_all(tmp_path: Path) -> None:
-    """The same state again: the packs' headers, a part and a root."""
+def test_a_save_without_new_bytes(tmp_path: Path) -> None:
+    """A save of an equal state writes only the packs' headers, a part and a root."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
     contents = state()
@@ -156,7 +156,7 @@ def test_without_codecs(tmp_path: Path) -> None:
     assert body_of(store, "r", second.id).new_bytes < 6.6 * (1 << 20)
 
 
-def test_a_donor_stays_as_long_as_it_is_needed(tmp_path: Path) -> None:
+def test_a_donor_stays_while_it_is_needed(tmp_path: Path) -> None:
     """Retention and sweeps keep a donor while a checkpoint needs it. After that it is retired."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
@@ -179,7 +179,7 @@ def test_a_donor_stays_as_long_as_it_is_needed(tmp_path: Path) -> None:
 
 
 def test_a_donor_that_was_retired_meanwhile() -> None:
-    """The save fails and leaves nothing; the next stores everything itself."""
+    """If a donor is retired during a save, the save fails without files. The next save stores everything itself."""
     store, smaller = MemoryStore(), eager()
     attempt = Attempt.begin(store, "r")
     contents = state()
@@ -197,8 +197,8 @@ def test_a_donor_that_was_retired_meanwhile() -> None:
     check(store, "r", after.id, contents)
 
 
-def test_damage_is_named_and_passed_over(tmp_path: Path) -> None:
-    """A flipped bit in a donor's chunk or in a coded one; another checkpoint that does not need it restores."""
+def test_damage_is_reported_and_skipped(tmp_path: Path) -> None:
+    """A restore skips a checkpoint with a flipped bit in a donor's or coded chunk. A checkpoint without it restores."""
     store, smaller = LocalStore(tmp_path / "s", direct=False), eager()
     attempt = Attempt.begin(store, "r")
     contents = state()
@@ -221,8 +221,8 @@ def test_damage_is_named_and_passed_over(tmp_path: Path) -> None:
                 read(store, "r", which)
 
 
-def test_parts_of_chunks(tmp_path: Path) -> None:
-    """Any range of a pack reads as if it were a file."""
+def test_any_range_of_a_pack_is_read(tmp_path: Path) -> None:
+    """Any range of a pack is read as from a plain file."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
     contents = {"base": weights(9), "noise": state()["noise"]}
@@ -283,7 +283,7 @@ def test_room_for_what_is_new_is_enough() -> None:
 
 
 def in_memory(pack: PackPlan) -> memoryview:
-    """All of it, as an agent has it."""
+    """Return a pack's bytes in one piece of memory, as an agent has them."""
     image, offset = page_buffer(-(-pack.size // PAGE) * PAGE), 0
     for source in pack.sources:
         copy_from(source, 0, image[offset : offset + source.length])
@@ -291,9 +291,9 @@ def in_memory(pack: PackPlan) -> memoryview:
     return image
 
 
-@pytest.mark.parametrize("mode", ["as it is", "reuse", "image"])
-def test_hashing_tells_how_long_it_waited(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    """Threads that have a processor for a third of the time: hashing takes three times as long, and samples code as fast as ever."""
+@pytest.mark.parametrize("mode", ["plain", "reuse", "image"])
+def test_hashing_measures_its_waiting_time(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """If hashing threads run for a third of the time, hashing is measured as three times as long."""
     stretched = SimpleNamespace(thread_time=time.thread_time, perf_counter=lambda: 3 * time.thread_time(), monotonic=time.monotonic)
     monkeypatch.setattr("relight.commit.pack_writer.time", stretched)
     attempt = Attempt.begin(MemoryStore(), "run")
@@ -342,8 +342,8 @@ def test_any_range_of_what_is_not_in_one_piece(cuts: list[int]) -> None:
             assert bytes(_range(plan, begin, min(length, 100 - begin))) == data[begin : begin + min(length, 100 - begin)]
 
 
-def test_no_room_in_an_encrypted_store_is_told_as_such() -> None:
-    """What encrypts writes no more than was announced: asking for less than may come would cut the pack off."""
+def test_no_room_in_an_encrypted_store_is_reported_as_such() -> None:
+    """An encrypted store reserves the announced size, because a smaller reservation would cut off the pack."""
 
     class Encrypts(Tight):
         encrypts = True
@@ -354,7 +354,7 @@ def test_no_room_in_an_encrypted_store_is_told_as_such() -> None:
         attempt.save(request(1, {"noise": changed}, smaller))
 
 
-def test_what_a_killed_rewriter_left_goes_with_its_checkpoint(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_rewriter_go_with_the_checkpoint(tmp_path: Path) -> None:
     """A new copy of a pack next to the old one is swept. A file with another name stays."""
     store = LocalStore(tmp_path / "s")
     attempt = Attempt.begin(store, "r")

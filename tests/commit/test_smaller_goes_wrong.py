@@ -49,7 +49,7 @@ class Flaky(MemoryStore):
         return reader
 
 
-def test_what_comes_damaged_once_is_read_again() -> None:
+def test_bytes_damaged_in_one_read_are_read_again() -> None:
     """Neither a restore nor retention takes a transient read error of a coded chunk for damage."""
     store, smaller = Flaky(), eager()
     attempt = Attempt.begin(store, "r")
@@ -64,7 +64,7 @@ def test_what_comes_damaged_once_is_read_again() -> None:
     assert np.array_equal(read(store, "r", saved.id)["base/a"].view("u1"), contents["base/a"].view("u1")) and not store.spoil
 
 
-def test_what_was_found_damaged_is_stored_anew(tmp_path: Path) -> None:
+def test_damaged_chunks_are_stored_again(tmp_path: Path) -> None:
     """Retention verifies the newest checkpoint before it retires others.
 
     If that is damaged, the next save does not build on it.
@@ -89,8 +89,8 @@ def test_what_was_found_damaged_is_stored_anew(tmp_path: Path) -> None:
     check(store, "r", third.id, contents)
 
 
-def test_another_that_saves_in_between(tmp_path: Path) -> None:
-    """A trainer saves itself, while its agent goes by an older one that retention has removed since: the agent's next save stores everything."""
+def test_a_save_by_another_process_in_between(tmp_path: Path) -> None:
+    """If a trainer's own save let retention remove the agent's last save, the agent's next save stores everything."""
     store = LocalStore(tmp_path / "s")
     attempt = Attempt.begin(store, "r")
     agent = Attempt(attempt.place)
@@ -99,7 +99,7 @@ def test_another_that_saves_in_between(tmp_path: Path) -> None:
     contents = state()
     agent.save(request(0, contents, None))
     assert attempt.smaller is not None
-    attempt.smaller.looked = True  # or it would make use of that one, which would then stay
+    attempt.smaller.looked = True  # otherwise its save would reuse that checkpoint, and retention would keep it
     attempt.save(request(1, contents, None))
     execute(plan_prune(store, "r", Keep(last=1)), store)
     after = agent.save(request(2, contents, None))
@@ -122,8 +122,8 @@ def test_groups_go_though_they_are_more_than_a_share(tmp_path: Path) -> None:
     assert all(verify_checkpoint(store, Run(store, "r").view(), checkpoint) == [] for checkpoint in Run(store, "r").history().live)
 
 
-def test_the_oldest_that_may_go_together(tmp_path: Path) -> None:
-    """By the closure of who needs whom."""
+def test_checkpoints_that_need_each_other_go_together(tmp_path: Path) -> None:
+    """Checkpoints that need each other are retired together."""
     store, smaller = MemoryStore(), eager()
     attempt = Attempt.begin(store, "r")
     contents = state()
@@ -138,7 +138,7 @@ def test_the_oldest_that_may_go_together(tmp_path: Path) -> None:
 
 
 def test_a_damaged_record_keeps_what_it_may_need(tmp_path: Path) -> None:
-    """It may have been a COMMIT: nothing that is older goes, as long as checkpoints of this run share bytes."""
+    """A damaged record may have been a COMMIT. While checkpoints of the run share chunks, no older one is deleted."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
     contents = state()
@@ -154,7 +154,7 @@ def test_a_damaged_record_keeps_what_it_may_need(tmp_path: Path) -> None:
     assert unsure(view, fold(view)) == set(ids[:2])
     execute(plan_prune(store, "r", Keep(last=1)), store)
     live = [checkpoint.id for checkpoint in Run(store, "r").history().live]
-    assert live == [*ids[:2], ids[3], ids[5]]  # whose bytes the newest needs, and what may be needed
+    assert live == [*ids[:2], ids[3], ids[5]]  # the newest one's donors, and possible donors
 
 
 def test_a_repair_that_was_cut_off_does_no_harm(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_repair_that_was_cut_off_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_a_donor_that_was_cut_short_is_noticed_without_reading_it(tmp_path: Path) -> None:
-    """By its length, under its own name."""
+    """The donor's length shows the damage, which is reported with the donor's name."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
     contents = state()
@@ -183,7 +183,7 @@ def test_a_donor_that_was_cut_short_is_noticed_without_reading_it(tmp_path: Path
     assert findings and file.name in findings[0].detail and first.id in findings[0].detail
 
 
-def test_damage_of_what_is_not_coded_names_where_it_lies(tmp_path: Path) -> None:
+def test_damage_of_a_reused_chunk_names_the_donors_file(tmp_path: Path) -> None:
     """The errors of a restore and of verify name the donor's file."""
     store, smaller = LocalStore(tmp_path / "s", direct=False), eager(codecs="never")
     attempt = Attempt.begin(store, "r")
@@ -203,7 +203,7 @@ def test_damage_of_what_is_not_coded_names_where_it_lies(tmp_path: Path) -> None
 
 
 def test_a_budget_counts_donors() -> None:
-    """What is kept for another's sake takes room as well."""
+    """Donors that are kept for other checkpoints count in the budget, too."""
 
     def one(number: int, size: int, needed_by: list[str]) -> Candidate:
         return Candidate(f"{number}", number, number, {}, [], needed_by, True, "", size, float(number))
@@ -220,8 +220,8 @@ def test_a_budget_counts_donors() -> None:
     ]
 
 
-def test_tiers_mend_each_other(tmp_path: Path) -> None:
-    """A further tier's part, root and pack from a near one that shares chunks; and the near one's chunks from the further one's pack."""
+def test_tiers_repair_each_other(tmp_path: Path) -> None:
+    """A further tier's files are repaired from a near tier that shares chunks. The opposite works, too."""
     near, far = tmp_path / "near" / "run", tmp_path / "far" / "run"
     model = nn.Linear(600, 600)
     optimizer = torch.optim.AdamW([model.bias])
@@ -255,11 +255,11 @@ def test_tiers_mend_each_other(tmp_path: Path) -> None:
     needs = {checkpoint.id for checkpoint in relight.open(near).checkpoints() if donor_id in (checkpoint.id, *checkpoint.requires)}
     assert newest_near.id in needs and {finding.id for finding in report.damage} == needs
     assert all(finding.repaired_from == ("far" if finding.id in far_ids else "") for finding in report.damage)
-    assert {one.id: not findings for one, findings in relight.open(near).verify()}[newest_near.id]
+    assert {checkpoint.id: not findings for checkpoint, findings in relight.open(near).verify()}[newest_near.id]
 
 
-def test_a_smaller_of_its_own_needs_no_past() -> None:
-    """Nothing known, nothing named."""
+def test_a_new_incremental_state_reuses_nothing() -> None:
+    """A new ``IncrementalState`` knows no chunks and reuses none."""
     smaller = IncrementalState()
     smaller.check_there([])
     smaller.distrust({})

@@ -52,8 +52,8 @@ def bodies(ranks: Ranks) -> list[Any]:
 
 
 @pytest.mark.parametrize("sharing", [3, 1])
-def test_what_all_need_is_said(sharing: int, tmp_path: Path) -> None:
-    """One record with all donors, whichever ranks have some; every checkpoint is whole, what is new is little."""
+def test_the_commit_lists_the_donors_of_all_ranks(sharing: int, tmp_path: Path) -> None:
+    """One record lists the donors of all ranks. Every checkpoint is complete, and few bytes are new."""
     ranks = Sharing(tmp_path, 3, sharing)
     for step in range(4):
         results = ranks.save(step)
@@ -71,7 +71,7 @@ def test_what_all_need_is_said(sharing: int, tmp_path: Path) -> None:
 
 
 class Trained(Sharing):
-    """What never changes is a parameter that nothing trains; the row is trained. Nothing was seen yet."""
+    """A never trained parameter that does not change, and a trained row. No save was seen before."""
 
     def __init__(self, folder: Path, world: int, run: str) -> None:
         Ranks.__init__(self, folder, world, run)
@@ -85,8 +85,8 @@ class Trained(Sharing):
 
 
 def test_ranks_that_branch_off(tmp_path: Path) -> None:
-    """Each finds its own in its part of the checkpoint that the run branched off, which has it from one before: all of them are required,
-    the one that is lent with them, and the root says that they lie in another run. Their retention leaves it alone."""
+    """Each rank reuses chunks of its part in the parent run, some of them of an earlier checkpoint there. The record
+    requires all these checkpoints, the root has the feature, and the parent's retention keeps the checkpoints."""
     ranks = Trained(tmp_path, 3, "run")
     for step in range(4):
         assert all(isinstance(result, SaveReport) for result in ranks.save(step))
@@ -115,7 +115,7 @@ def test_donors_stay_for_all_ranks(tmp_path: Path) -> None:
     """Retention between saves, with another rank's chunks in each of the last two: nothing that is needed goes."""
     ranks = Sharing(tmp_path, 2, 2)
     for step in range(5):
-        if step == 2:  # rank 1 stores everything itself once: the donors of the two part
+        if step == 2:  # rank 1 stores everything itself once, so the two ranks have different donors
             assert ranks.smaller[1] is not None
             ranks.smaller[1].forget()
             ranks.smaller[1].seen.equal = 1.0
@@ -128,7 +128,7 @@ def test_donors_stay_for_all_ranks(tmp_path: Path) -> None:
 
 
 def test_a_donor_that_was_retired_fails_all_of_them(tmp_path: Path) -> None:
-    """And the next save stores everything itself."""
+    """If a donor was retired, the save fails on all ranks, and the next save stores everything itself."""
     ranks = Sharing(tmp_path, 2, 2)
     assert all(isinstance(result, SaveReport) for result in ranks.save(0))
 
@@ -145,8 +145,8 @@ def test_a_donor_that_was_retired_fails_all_of_them(tmp_path: Path) -> None:
     assert [commit.requires for commit in bodies(ranks)] == [[]]
 
 
-def test_more_donors_than_a_name_can_say(tmp_path: Path) -> None:
-    """Then everything is stored."""
+def test_more_donors_than_a_name_can_list(tmp_path: Path) -> None:
+    """If the donors do not fit into the record's name, everything is stored."""
     ranks = Sharing(tmp_path, 2, 2)
     assert all(isinstance(result, SaveReport) for result in ranks.save(0))
     for smaller in ranks.smaller:

@@ -38,7 +38,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path: Path) -> Ranks:
     return Ranks(tmp_path, request.param)
 
 
-def test_all_of_them_make_one_checkpoint(ranks: Ranks) -> None:
+def test_all_ranks_make_one_checkpoint(ranks: Ranks) -> None:
     """One record, one root with rank 0's metadata, every part.
 
     Each rank gets the same result. No helper file is left.
@@ -56,8 +56,8 @@ def test_all_of_them_make_one_checkpoint(ranks: Ranks) -> None:
     assert not list(ranks.folder.glob(f"run/0*-e*/{READY_DIR}"))
 
 
-def test_a_part_without_trained_tensors_tells_nothing_of_them(ranks: Ranks) -> None:
-    """A rank's share may hold moments alone: that is not a model that does not change."""
+def test_a_part_without_trained_tensors_reports_no_unchanged_model(ranks: Ranks) -> None:
+    """If a rank's share has only moments, the model is not reported as unchanged."""
     assert {result.trainable_digest for result in ranks.save()} == {b""}
     components = {"model": torch.nn.Linear(2, 2)}
     stale = StaleModelCheck(components, ComponentWatch(components, reports=False))
@@ -68,8 +68,8 @@ def test_a_part_without_trained_tensors_tells_nothing_of_them(ranks: Ranks) -> N
     assert counters["save.stale"] == before
 
 
-def test_who_does_not_come_is_named_and_nothing_shows(ranks: Ranks) -> None:
-    """The others wait so long, and no longer; then all that they wrote is gone but the void root."""
+def test_a_missing_rank_is_named_and_nothing_is_committed(ranks: Ranks) -> None:
+    """Ranks wait for a missing rank until the timeout, and name it. Only the void root of their save remains."""
     late = ranks.world - 1
 
     def stays_away(rank: int) -> None:
@@ -89,8 +89,8 @@ def test_who_does_not_come_is_named_and_nothing_shows(ranks: Ranks) -> None:
     assert isinstance(ranks.save(1)[0], SaveReport), "the next save is made"
 
 
-def test_one_that_comes_too_late_saves_nothing(ranks: Ranks) -> None:
-    """Neither alone nor with those who have gone."""
+def test_a_rank_that_is_too_late_saves_nothing(ranks: Ranks) -> None:
+    """A late rank saves nothing, neither alone nor with the ranks that gave up."""
     results = ranks.save(timeout_s=0.3, before=lambda rank: time.sleep(1.5) if rank == 0 else None)
     assert all(isinstance(result, RelightError) for result in results)
     assert ranks.committed() == [] and not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
@@ -115,7 +115,7 @@ def test_a_rank_without_room_stops_the_others_at_once(ranks: Ranks, monkeypatch:
     assert ranks.committed() == [] and not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
 
 
-def test_a_full_disk_is_made_room_on_to_say_so(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_space_is_freed_on_a_full_disk_to_publish_the_failure(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk not even an empty file can be made.
 
     The rank deletes its packs first and then reports the failure.
@@ -123,10 +123,10 @@ def test_a_full_disk_is_made_room_on_to_say_so(ranks: Ranks, monkeypatch: pytest
 
     class Full(LocalStore):
         def put_once(self, key: str, data: bytes) -> bool:
-            self.look()
+            self.fail_if_full()
             return super().put_once(key, data)
 
-        def look(self) -> None:
+        def fail_if_full(self) -> None:
             if full and "pack-00001-000.safetensors" in ranks.files():
                 raise NoSpace("the disk is full")
 
@@ -150,9 +150,9 @@ def test_a_full_disk_is_made_room_on_to_say_so(ranks: Ranks, monkeypatch: pytest
     assert not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
 
 
-@pytest.mark.parametrize("death", ["before the root", "behind the root"])
-def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, death: str) -> None:
-    """Another rank commits."""
+@pytest.mark.parametrize("death", ["before the root", "after the root"])
+def test_the_committing_rank_may_die(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, death: str) -> None:
+    """If the committing rank dies, another rank commits."""
     dead: list[int] = []
     complete, append = multi_rank._complete, multi_rank._append
 
@@ -168,7 +168,7 @@ def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: p
 
         return work
 
-    monkeypatch.setattr(multi_rank, "_give_up", lambda *args: None)  # the dead do nothing
+    monkeypatch.setattr(multi_rank, "_give_up", lambda *args: None)  # a dead rank does nothing
     if death == "before the root":
         monkeypatch.setattr(multi_rank, "_complete", dying(complete))
     else:
@@ -181,7 +181,7 @@ def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: p
 
 
 def test_a_superseded_attempt_commits_nothing(ranks: Ranks) -> None:
-    """However complete its parts are."""
+    """A superseded attempt commits nothing, even with complete parts."""
     Attempt.begin(LocalStore(str(ranks.folder)), "run")
     results = ranks.save()
     assert all(isinstance(result, (Fenced, OthersFailed)) for result in results) and any(

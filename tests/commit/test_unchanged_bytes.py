@@ -1,4 +1,4 @@
-"""What did not change is not stored again, whatever the codecs decide; and what commands display of it is right."""
+"""Unchanged tensors are not stored again under any choice of codecs, and commands show the right numbers."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def new_megabytes(run: Run) -> list[float]:
     return [round(checkpoint.body.new_bytes / MIB, 1) for checkpoint in run.history().live]
 
 
-def tensors(run: Run, one: Checkpoint) -> dict[str, bytes]:
-    opened = run.open(one)
+def tensors(run: Run, checkpoint: Checkpoint) -> dict[str, bytes]:
+    opened = run.open(checkpoint)
     part = opened.parts[0]
     rooms = [bytearray(tensor.length) for tensor in part.tensors]
     read_tensors(opened, part, {number: Bytes(room) for number, room in enumerate(rooms)})
@@ -59,7 +59,7 @@ def test_the_second_save_already_stores_only_what_changed(tmp_path: Path) -> Non
 
 
 def test_a_tensor_that_stops_changing_is_not_stored_again(tmp_path: Path) -> None:
-    """After saves that have nothing in common, a save that equals the one before it stores nothing."""
+    """If a save equals the one before, it stores nothing, also after saves without common bytes."""
     store = LocalStore(tmp_path)
     attempt = Attempt.begin(store, "run")
     attempt.make_smaller(Compact())
@@ -68,7 +68,7 @@ def test_a_tensor_that_stops_changing_is_not_stored_again(tmp_path: Path) -> Non
     assert new_megabytes(Run(store, "run")) == [4.0, 4.0, 4.0, 0.0]
 
 
-def test_what_an_older_save_has_is_not_stored_again(tmp_path: Path) -> None:
+def test_chunks_of_an_older_save_are_not_stored_again(tmp_path: Path) -> None:
     """A tensor that returns to an earlier value is shared with that save while it is live.
 
     Otherwise the tensor is stored.

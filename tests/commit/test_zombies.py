@@ -25,14 +25,14 @@ class Stopping(LocalStore):
 
     def __init__(self, folder: Path, at: int) -> None:
         super().__init__(str(folder))
-        self.stopped, self.go_on = threading.Event(), threading.Event()
+        self.stopped, self.released = threading.Event(), threading.Event()
         self._at, self._calls = at, 0
 
     def _pass(self) -> None:
         self._calls += 1
         if self._calls == self._at:
             self.stopped.set()
-            assert self.go_on.wait(60)
+            assert self.released.wait(60)
 
     def put_once(self, key: str, data: bytes) -> bool:
         self._pass()
@@ -52,8 +52,8 @@ class Stopping(LocalStore):
 
 
 def refused(folder: Path, seed: int) -> bool:
-    """All ranks of an attempt stopped somewhere in their save, another attempt begun and its checkpoint saved, then they go on. False if
-    the checkpoint was there already when the other attempt began.
+    """Block all ranks of an attempt in their save, save in a new attempt, then release the ranks. Return False if
+    their checkpoint already existed when the new attempt began.
     """
     rng = random.Random(seed)
     folder.mkdir()
@@ -64,7 +64,7 @@ def refused(folder: Path, seed: int) -> bool:
     results: list[Any] = []
     old = threading.Thread(target=lambda: results.extend(ranks.save(0, timeout_s=20.0)))
     old.start()
-    while old.is_alive() and not any(store.stopped.wait(0.01) for store in stores):  # the others wait for the one that is stopped
+    while old.is_alive() and not any(store.stopped.wait(0.01) for store in stores):  # the other ranks wait for the stopped one
         pass
     was_there = ranks.committed()
     newer = Attempt.begin(LocalStore(str(folder)), "run")
@@ -74,7 +74,7 @@ def refused(folder: Path, seed: int) -> bool:
     (report,) = mine.save(1)
     assert isinstance(report, SaveReport), report
     for store in stores:
-        store.go_on.set()
+        store.released.set()
     old.join(60)
     assert not old.is_alive()
     view = newer.view()

@@ -62,7 +62,7 @@ class Ranks:
         return [checkpoint.id for checkpoint in fold(self.attempt.view()).live]
 
     def check(self) -> None:
-        """What is committed is whole."""
+        """Assert that all committed checkpoints are undamaged."""
         view = self.attempt.view()
         for checkpoint in fold(view).live:
             assert verify_checkpoint(self.attempt.store, view, checkpoint) == []

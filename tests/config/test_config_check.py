@@ -1,4 +1,4 @@
-"""``relight config``: every mistake with its place, secrets with nobody, and hostile files refused within bounds."""
+"""``relight config``: it locates every mistake, hides secrets, and refuses hostile files within bounds."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ SECRET = "json://user:hunter2@pager.example/?token=hunter2"
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty directory, and an environment that is as before when a test has ended."""
+    """Run in an empty directory. Restore the environment after the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RELIGHT_BACKGROUND")
     monkeypatch.delenv("RELIGHT_EVENTS")
-    monkeypatch.setattr("relight.settings.file._given", set())  # what other tests have said by --set
+    monkeypatch.setattr("relight.settings.file._given", set())  # forget the --set of other tests
     before = dict(os.environ)
     yield
     forget_taken()
@@ -49,7 +49,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def ask(*words: str) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr."""
+    """Return exit code, stdout and stderr of a command."""
     answer = CliRunner().invoke(cli, list(words), standalone_mode=False, catch_exceptions=False)
     return answer.return_value, answer.stdout, answer.stderr
 
@@ -87,14 +87,14 @@ WHERE = {
 
 
 def test_every_mistake_at_once_with_its_line_and_column() -> None:
-    """Thirteen mistakes are thirteen, each where it stands, in the order of the file; exit status 1. Put right, there is none: 0."""
+    """All thirteen mistakes are listed in the order of the file, with exit code 1. A correct file has exit code 0."""
     Path("relight.toml").write_text(MISTAKES)
     code, out, _ = ask("config", "check", "--json")
-    told = json.loads(out)
-    assert code == 1 and told["ok"] is False
-    assert {one["setting"]: (one["line"], one["column"]) for one in told["mistakes"]} == WHERE
-    assert [one["line"] for one in told["mistakes"]] == sorted(one["line"] for one in told["mistakes"])
-    hints = {one["setting"]: one["hint"] for one in told["mistakes"]}
+    report = json.loads(out)
+    assert code == 1 and report["ok"] is False
+    assert {mistake["setting"]: (mistake["line"], mistake["column"]) for mistake in report["mistakes"]} == WHERE
+    assert [mistake["line"] for mistake in report["mistakes"]] == sorted(mistake["line"] for mistake in report["mistakes"])
+    hints = {mistake["setting"]: mistake["hint"] for mistake in report["mistakes"]}
     assert hints["supervise.sme"] == "did you mean supervise.same?" and hints["alrets"] == "did you mean [alerts]?"
     assert hints["environment.chache"] == "did you mean environment.cache?"
     assert hints["checkpoint.keep.lastt"] == "did you mean checkpoint.keep.last?"
@@ -104,8 +104,8 @@ def test_every_mistake_at_once_with_its_line_and_column() -> None:
     assert ask("config", "check")[:2] == (0, "")
 
 
-def test_errors_of_those_who_read_settings_say_the_line() -> None:
-    """``relight run`` and a ``Checkpointer`` refuse a file with the line of what is wrong, or the variable that is."""
+def test_errors_of_readers_of_settings_name_the_line() -> None:
+    """``relight run`` and a ``Checkpointer`` refuse a file, and name the line or the variable that is wrong."""
     Path("relight.toml").write_text("[supervise]\nsame = 3\nskip = 0\n[checkpoint.keep]\nlast = 2\nmode = 'most'\n")
     with pytest.raises(ConfigError) as raised:
         read_settings(None)
@@ -124,26 +124,26 @@ def test_errors_of_those_who_read_settings_say_the_line() -> None:
         read_settings(None)
 
 
-def test_two_that_contradict_each_other_are_one_mistake() -> None:
-    """A value that is wrong only beside another is told once, where one of the two stands."""
+def test_two_values_that_contradict_each_other_are_one_mistake() -> None:
+    """If two values contradict each other, one mistake is reported, at one of the two lines."""
     Path("relight.toml").write_text('[checkpoint.adaptive]\nat_least = "2h"\nat_most = "1h"\n')
-    found = check_file(Path("relight.toml"), False)
-    assert [(one.line, one.column) for one in found] in ([(2, 1)], [(3, 1)])
+    mistakes = check_file(Path("relight.toml"), False)
+    assert [(mistake.line, mistake.column) for mistake in mistakes] in ([(2, 1)], [(3, 1)])
 
 
 def test_variables_are_checked_too() -> None:
-    """A variable that is no setting, one near to one, one with a value that it cannot have; what the file says right stays right."""
+    """Unknown variables, similar names and invalid values are reported. Correct settings of the file are not."""
     Path("relight.toml").write_text("[supervise]\nsame = 4\n")
     os.environ |= {"RELIGHT_CASHE": "x", "RELIGHT_SUPERVISE__SAME": "none", "RELIGHT_SUPERVISE__SMAE": "1", "RELIGHT_CACHE_BYTES": "lots"}
     code, out, _ = ask("config", "check", "--json")
-    told = {one["where"]: one for one in json.loads(out)["mistakes"]}
-    assert code == 1 and told.keys() == {"RELIGHT_CASHE", "RELIGHT_SUPERVISE__SAME", "RELIGHT_SUPERVISE__SMAE", "RELIGHT_CACHE_BYTES"}
-    assert told["RELIGHT_CASHE"]["hint"] == "did you mean RELIGHT_CACHE?"
-    assert told["RELIGHT_SUPERVISE__SMAE"]["hint"] == "did you mean supervise.same?"
+    mistakes = {mistake["where"]: mistake for mistake in json.loads(out)["mistakes"]}
+    assert code == 1 and mistakes.keys() == {"RELIGHT_CASHE", "RELIGHT_SUPERVISE__SAME", "RELIGHT_SUPERVISE__SMAE", "RELIGHT_CACHE_BYTES"}
+    assert mistakes["RELIGHT_CASHE"]["hint"] == "did you mean RELIGHT_CACHE?"
+    assert mistakes["RELIGHT_SUPERVISE__SMAE"]["hint"] == "did you mean supervise.same?"
 
 
-def test_secrets_are_told_to_nobody() -> None:
-    """Neither what is shown, nor what is wrong, nor JSON has where alerts go, a key, or a password within an address."""
+def test_secrets_are_never_printed() -> None:
+    """No output, error or JSON has an alert's target, a key, or a password inside an address."""
     Path("named.toml").write_text(
         f'[alerts]\nto = ["{SECRET}"]\nescalate_to = "{SECRET}"\n[supervise]\nnotices = ["{SECRET}"]\n'
         f'[environment]\nkey = "hunter2"\nsign = ["hunter2"]\nanchor = "{SECRET}"\naudit = "{SECRET}"\n'
@@ -152,15 +152,15 @@ def test_secrets_are_told_to_nobody() -> None:
     for words in (("show",), ("show", "--all"), ("show", "--json"), ("check",), ("check", "--json"), ("check", "named.toml")):
         _, out, err = ask("config", *words)
         assert "hunter2" not in out + err, words
-    shown = {one["name"]: one for one in json.loads(ask("config", "show", "--json")[1])["settings"]}
+    shown = {setting["name"]: setting for setting in json.loads(ask("config", "show", "--json")[1])["settings"]}
     assert shown["alerts.to"]["value"] == shown["environment.key"]["value"] == "set, hidden"
     assert shown["environment.anchor"]["value"] == "json://…@pager.example/?…"
     os.environ["RELIGHT_KEY"] = "hunter2"
     assert "hunter2" not in "".join(map(str, ask("config", "show", "--all")))
 
 
-def test_show_says_where_each_value_came_from(tmp_path: Path) -> None:
-    """Default, line, variable, ``--set``; all of them with ``--all``; another directory's file if one is named."""
+def test_show_names_the_origin_of_each_value(tmp_path: Path) -> None:
+    """Origins are a default, a line, a variable or ``--set``. ``--all`` lists all. A directory can be given."""
     Path("relight.toml").write_text("[supervise]\nsame = 5\n\nskip = 2\n")
     os.environ["RELIGHT_SUPERVISE__SAME"] = "6"
     rows = [line.split(maxsplit=2) for line in ask("--set", "supervise.split=true", "config", "show")[1].splitlines()[2:]]
@@ -170,18 +170,20 @@ def test_show_says_where_each_value_came_from(tmp_path: Path) -> None:
     everything = ask("config", "show", "--all")[1]
     assert "relight.toml:2 (overridden)" in everything and "\n[environment]\n" in everything
     assert max(map(len, everything.splitlines())) <= 84
-    os.environ |= {one.variable: "[" + '"some text", ' * 9 + "]" for one in SETTINGS.values() if "." in one.name.partition(".")[2]}
+    os.environ |= {
+        setting.variable: "[" + '"some text", ' * 9 + "]" for setting in SETTINGS.values() if "." in setting.name.partition(".")[2]
+    }
     assert max(map(len, ask("config", "show")[1].splitlines())) <= 84
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "relight.toml").write_text("[supervise]\nskip = 9\n")
-    told = {one["name"]: one for one in json.loads(ask("config", "show", "other", "--json")[1])["settings"]}
-    assert (told["supervise.skip"]["value"], told["supervise.skip"]["line"]) == (9, 2)
+    settings = {setting["name"]: setting for setting in json.loads(ask("config", "show", "other", "--json")[1])["settings"]}
+    assert (settings["supervise.skip"]["value"], settings["supervise.skip"]["line"]) == (9, 2)
     with pytest.raises(ConfigError, match="supervise.same"):
         ask("--set", "supervise.smae=1", "ls")
 
 
-def test_whoever_starts_takes_the_environment_of_the_file() -> None:
-    """Commands, ``relight.open``, ``relight.load`` and a ``Checkpointer`` refuse a mistake in it; what tells of mistakes starts all the same."""
+def test_every_entry_point_applies_the_environment_of_the_file() -> None:
+    """Entry points refuse a mistake in the file's environment. ``relight config check`` and ``version`` still run."""
     Path("relight.toml").write_text('[environment]\nchache = "x"\n')
     calls = [
         lambda: ask("ls", "runs"),
@@ -198,7 +200,7 @@ def test_whoever_starts_takes_the_environment_of_the_file() -> None:
     with pytest.raises(RelightError):
         relight.open("none/here")
     assert os.environ["RELIGHT_NODE"] == "here"
-    assert {one["name"]: one["from"] for one in json.loads(ask("config", "show", "--json")[1])["settings"]}[
+    assert {setting["name"]: setting["from"] for setting in json.loads(ask("config", "show", "--json")[1])["settings"]}[
         "environment.node"
     ] == "relight.toml:2"
 
@@ -214,9 +216,9 @@ HOSTILE: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files_are_refused_soon(name: str) -> None:
-    """Deep, long, binary or cut off: an error of ours, or mistakes, within seconds, by those who read settings and those who check."""
-    told = HOSTILE[name]
-    Path("relight.toml").write_bytes(told if isinstance(told, bytes) else told.encode())
+    """Deep, long, binary or truncated files give our own error, or mistakes, within seconds."""
+    content = HOSTILE[name]
+    Path("relight.toml").write_bytes(content if isinstance(content, bytes) else content.encode())
     began = time.monotonic()
     with pytest.raises(RelightError) as raised:
         read_settings(None)
@@ -232,7 +234,7 @@ ODD: list[Any] = [
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_odd_values_are_refused_or_taken(name: str) -> None:
-    """A value of any kind of TOML's, for any setting, is fine or a ``ConfigError``, in words that can be shown."""
+    """Any TOML value for any setting is accepted or raises a ``ConfigError`` with a printable message."""
     table, *keys = name.split(".")
     refused = 0
     for value in ODD:
@@ -244,29 +246,29 @@ def test_odd_values_are_refused_or_taken(name: str) -> None:
     assert refused
 
 
-def test_what_is_no_file_is_refused_at_once() -> None:
-    """A directory, a FIFO that nobody writes to, a device, a file of 1 GiB, a link to itself, one that is not there though named."""
+def test_an_invalid_file_is_refused_at_once() -> None:
+    """Directories, FIFOs without a writer, devices, files of 1 GiB, circular links and missing files are refused."""
     Path("directory").mkdir()
     os.mkfifo("fifo")
     Path("link").symlink_to("link")
     with open("big", "wb") as file:
         file.truncate(1 << 30)
     for name in ("directory", "fifo", "link", "big", "/dev/zero", "none", "a\0b"):
-        for call in (lambda: checked("supervise", lambda told, where: told, Path(name)), lambda: check_file(Path(name), True)):
+        for call in (lambda: checked("supervise", lambda table, where: table, Path(name)), lambda: check_file(Path(name), True)):
             began = time.monotonic()
             with pytest.raises(ConfigError):
                 call()
             assert time.monotonic() - began < 2
 
 
-def test_a_mistake_of_toml_says_line_and_column() -> None:
-    """Where reading stopped, also at the end of the file."""
+def test_a_syntax_error_has_line_and_column() -> None:
+    """The place is where the parser stopped, also at the end of the file."""
     Path("relight.toml").write_text("[supervise]\nsame = = 3\n")
-    assert [one.place for one in check_file(Path("relight.toml"), False)] == ["relight.toml:2:8"]
+    assert [mistake.place for mistake in check_file(Path("relight.toml"), False)] == ["relight.toml:2:8"]
     Path("relight.toml").write_text("[supervise]\nnotices = [\n")
     assert check_file(Path("relight.toml"), False)[0].line >= 2
     Path("relight.toml").write_bytes(b'[supervise]\nmodel = "\xff"\n')
-    assert [one.place for one in check_file(Path("relight.toml"), False)] == ["relight.toml:2:10"]
+    assert [mistake.place for mistake in check_file(Path("relight.toml"), False)] == ["relight.toml:2:10"]
 
 
 _KEY = st.sampled_from(["a", "b1", '"x y"', "'q.q'", "c-d"])
@@ -276,10 +278,10 @@ _VALUE = st.sampled_from(
 
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(_KEY, min_size=1, max_size=3), _VALUE, st.integers(0, 3)), max_size=8))
-def test_lines_are_those_of_the_statements(told: list[tuple[bool, list[str], str, int]]) -> None:
-    """Whatever stands in a valid file: each key is at the line and column at which its statement was written."""
+def test_lines_are_those_of_the_statements(statements: list[tuple[bool, list[str], str, int]]) -> None:
+    """In any valid file, each key has the line and column of its statement."""
     text, wanted, under = "", {}, ()
-    for heading, keys, value, indent in told:
+    for heading, keys, value, indent in statements:
         path = ".".join(keys)
         piece = " " * indent + (f"[{path}] # x\n" if heading else f"{path} = {value}\n")
         try:
@@ -290,11 +292,11 @@ def test_lines_are_those_of_the_statements(told: list[tuple[bool, list[str], str
         under, full = (names, names) if heading else (under, under + names)
         wanted[full] = (text.count("\n") + 1, indent + 1)
         text += piece
-    found = places(text)
-    assert {full: found[full] for full in wanted} == wanted
+    result = places(text)
+    assert {full: result[full] for full in wanted} == wanted
 
 
 def test_work_on_lines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would take long has no line; what stands before it has."""
+    """Places that would take long to compute are missing. Places before them exist."""
     monkeypatch.setattr(lines, "_WORK_MAX", 1000)
     assert places("a = 1\nb = [\n" + "[],\n" * 200 + "]\nc = 1\n") == {("a",): (1, 1)}

@@ -1,4 +1,4 @@
-"""The register of settings is what the code reads, and each setting may be said in any way, to the same effect."""
+"""The registry of settings matches the code. A file, a variable and an argument have the same effect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NEEDS = {
     "checkpoint.adaptive.drop": 'loss = "loss"', "checkpoint.peers.memory": "copies = 1", "checkpoint.peers.bytes_per_second": "copies = 1",
     "checkpoint.keep.metric": "best = 1", "checkpoint.keep.mode": "best = 1", "checkpoint.every.loader": "epochs = 1",
 }  # fmt: skip
-"""What must stand beside some for them to count."""
+"""Other lines of the table without which a setting has no effect."""
 VALUES: dict[str, Any] = {
     "checkpoint.adaptive.phases": {"warm-up": 4.0}, "checkpoint.adaptive.busy": {"disk": 0.8},
     "checkpoint.adaptive.overhead": 0.25, "checkpoint.adaptive.drop": 0.25, "checkpoint.adaptive.loss": "val", "checkpoint.keep.mode": "max",
@@ -52,16 +52,16 @@ VALUES: dict[str, Any] = {
 BOOLEANS = ("environment.core_dumps", "environment.single_writer", "environment.keys_over_http", "environment.debug")
 
 
-def value_for(one: Setting) -> Any:
-    """Something that it may be, and is not of itself."""
-    if one.name in VALUES:
-        return VALUES[one.name]
-    key = one.name.rpartition(".")[2]
-    if one.kind == "true or false":
-        return one.default == "false"
-    if one.name == "checkpoint.tiers":
+def value_for(setting: Setting) -> Any:
+    """Return a valid value of a setting that differs from its default."""
+    if setting.name in VALUES:
+        return VALUES[setting.name]
+    key = setting.name.rpartition(".")[2]
+    if setting.kind == "true or false":
+        return setting.default == "false"
+    if setting.name == "checkpoint.tiers":
         return {"cold": {"url": "s3://bucket/runs"}}
-    if one.name.startswith("environment."):
+    if setting.name.startswith("environment."):
         return "5GB" if key == "cache_bytes" else "7" if key == "store_patience_s" else "some"
     if key in ("severity", "runs"):
         return {"severity": "info", "runs": ["prod-*"]}[key]
@@ -71,7 +71,7 @@ def value_for(one: Setting) -> Any:
 
 
 def as_toml(value: Any) -> str:
-    """As it stands in a file."""
+    """Return a value as TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key)} = {as_toml(item)}" for key, item in value.items()) + "}"
     return json.dumps(value)
@@ -79,11 +79,11 @@ def as_toml(value: Any) -> str:
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty directory, and an environment that is as before when a test has ended."""
+    """Run in an empty directory. Restore the environment after the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RELIGHT_BACKGROUND")
     monkeypatch.delenv("RELIGHT_EVENTS")
-    monkeypatch.setattr("relight.settings.file._given", set())  # what other tests have said by --set
+    monkeypatch.setattr("relight.settings.file._given", set())  # forget the --set of other tests
     before = dict(os.environ)
     yield
     forget_taken()
@@ -92,12 +92,12 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def effect(name: str) -> str:
-    """What is made of a setting by the code that uses it."""
+    """Return the repr of what the code makes from a setting."""
     take_environment()
     table = name.partition(".")[0]
     if name == "checkpoint.background":
         return repr(wants_background(with_file_defaults(CheckpointerOptions(*[None] * 6), "every rank", False).background))
-    if name == "supervise.grace_s":  # as launch has it
+    if name == "supervise.grace_s":  # as ``launch`` computes it
         return repr(float(grace_of(os.environ.get(GRACE, "")) or read_settings(None).start.grace_s))
     if table == "environment":
         return os.environ.get(variable_of(name), "").replace("true", "1")
@@ -106,14 +106,14 @@ def effect(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_three_ways_one_effect(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the file, as a variable, as an argument: a setting comes to the same, and to something else than its default."""
-    one, table = SETTINGS[name], name.rpartition(".")[0]
-    value = value_for(one)
+def test_file_variable_and_argument_have_one_effect(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting has the same effect from a file, a variable and an argument, and another effect than its default."""
+    setting, table = SETTINGS[name], name.rpartition(".")[0]
+    value = value_for(setting)
     file = tmp_path / "named.toml"
-    beside = f"[{table}]\n{NEEDS.get(name, '')}\n"
+    needed = f"[{table}]\n{NEEDS.get(name, '')}\n"
     monkeypatch.setenv("RELIGHT_SETTINGS", str(file))
-    file.write_text(beside)
+    file.write_text(needed)
     unset = (
         effect(name)
         if name
@@ -123,52 +123,54 @@ def test_three_ways_one_effect(name: str, tmp_path: Path, monkeypatch: pytest.Mo
         )
         else ""
     )
-    file.write_text(f"{beside}{name.rpartition('.')[2]} = {as_toml(value)}\n")
+    file.write_text(f"{needed}{name.rpartition('.')[2]} = {as_toml(value)}\n")
     by_file = effect(name)
-    file.write_text(beside if NEEDS.get(name) else "")
+    file.write_text(needed if NEEDS.get(name) else "")
     forget_taken()
     text = value if isinstance(value, str) else as_toml(value)
-    monkeypatch.setenv(one.variable, text)
+    monkeypatch.setenv(setting.variable, text)
     by_variable = effect(name)
-    monkeypatch.delenv(one.variable)
+    monkeypatch.delenv(setting.variable)
     give(name, text)
     by_argument = effect(name)
     assert by_file == by_variable == by_argument != unset
 
 
-@pytest.mark.parametrize("name", [name for name, one in SETTINGS.items() if name.count(".") == 2 and name.startswith("checkpoint.")])
-def test_the_keyword_argument_says_the_same(name: str) -> None:
-    """``keep(last=5)`` is ``[checkpoint.keep] last = 5``, and the register says so."""
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name.count(".") == 2 and name.startswith("checkpoint.")])
+def test_the_keyword_argument_has_the_same_effect(name: str) -> None:
+    """``keep(last=5)`` equals ``[checkpoint.keep] last = 5``, and the registry states it."""
     _, table, key = name.split(".")
-    beside = {part[0].strip(): json.loads(part[1]) for part in [NEEDS.get(name, "").split("=")] if len(part) == 2}
-    given = {**beside, key: value_for(SETTINGS[name])}
-    told = defaults_of({table: given}, "x")
-    assert (told.save if table in ("adaptive", "every") else getattr(told, table)) == MAKERS[table](**given)
+    needed = {part[0].strip(): json.loads(part[1]) for part in [NEEDS.get(name, "").split("=")] if len(part) == 2}
+    given = {**needed, key: value_for(SETTINGS[name])}
+    defaults = defaults_of({table: given}, "x")
+    assert (defaults.save if table in ("adaptive", "every") else getattr(defaults, table)) == MAKERS[table](**given)
     assert SETTINGS[name].argument == f"{MAKERS[table].__name__}({key}=)"
     assert getattr(relight, MAKERS[table].__name__) is MAKERS[table]
 
 
 def test_the_register_has_all_that_the_code_reads_and_no_more() -> None:
-    """Names are the arguments and fields of what is made of the tables."""
+    """The registry's names are the parameters and fields of the objects that the tables make."""
     names = {"checkpoint.background", "checkpoint.takeover", "checkpoint.tiers"}
     for table, make in MAKERS.items():
-        names |= {f"checkpoint.{table}.{one}" for one in inspect.signature(make).parameters if one not in ("risk", "amount")}
-    names |= {f"supervise.{one.name}" for kind in SUPERVISE for one in fields(kind)}
-    names |= {f"alerts.{one}" for one in ALERTS}
+        names |= {
+            f"checkpoint.{table}.{parameter}" for parameter in inspect.signature(make).parameters if parameter not in ("risk", "amount")
+        }
+    names |= {f"supervise.{parameter.name}" for kind in SUPERVISE for parameter in fields(kind)}
+    names |= {f"alerts.{parameter}" for parameter in ALERTS}
     names |= {f"alerts.rules.{rule}.{word}" for rule, kind in KINDS.items() for word in (*RULE_WORDS, kind.limit) if word}
     assert {name for name in SETTINGS if not name.startswith("environment.")} == names
 
 
 def test_defaults_are_those_of_the_code() -> None:
-    """A default that is a plain value is the one there is."""
-    real = {f"checkpoint.limits.{one.name}": one.default for one in fields(Limits)}
-    real |= {f"checkpoint.compact.{one.name}": one.default for one in fields(Compact)}
-    real |= {f"supervise.{one.name}": one.default for kind in SUPERVISE for one in fields(kind)}
+    """The registry's default of a plain value equals the code's default."""
+    real = {f"checkpoint.limits.{parameter.name}": parameter.default for parameter in fields(Limits)}
+    real |= {f"checkpoint.compact.{parameter.name}": parameter.default for parameter in fields(Compact)}
+    real |= {f"supervise.{parameter.name}": parameter.default for kind in SUPERVISE for parameter in fields(kind)}
     real |= {f"alerts.{name}": number for name, number in NUMBERS.items()}
     plain = {name: value for name, value in real.items() if value not in (None, MISSING, "", ()) and name != "supervise.grace_s"}
-    told = {name: SETTINGS[name].default for name in plain}
+    registered = {name: SETTINGS[name].default for name in plain}
     assert {name: str(value).lower().removesuffix(".0") for name, value in plain.items()} == {
-        name: text.removesuffix(".0") for name, text in told.items()
+        name: text.removesuffix(".0") for name, text in registered.items()
     }
     assert {
         name: (kind.limit, f"{kind.default:g}" if kind.limit else "", kind.severity, f"{kind.for_s:g}") for name, kind in KINDS.items()
@@ -181,21 +183,21 @@ def test_the_page_has_all_settings() -> None:
     assert put_in(text) == text and "made by python -m relight.config.page" in text
 
 
-def test_what_beats_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An argument beats a variable, a variable the file, key by key; the file beats the default. What was beaten is told."""
+def test_precedence_of_the_sources_of_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An argument overrides a variable, and a variable the file, key by key. Overridden values are shown."""
     Path("relight.toml").write_text("[supervise]\nsame = 5\nskip = 2\n")
     assert read_settings(None).rules.same == 5
     monkeypatch.setenv("RELIGHT_SUPERVISE__SAME", "6")
     assert (read_settings(None).rules.same, read_settings(None).rules.skip) == (6, 2)
     give("supervise.same", "7")
     assert read_settings(None).rules.same == 7
-    shown = {one.setting.name: one for one in effective_settings(Path("relight.toml"))}["supervise.same"]
+    shown = {setting.setting.name: setting for setting in effective_settings(Path("relight.toml"))}["supervise.same"]
     assert shown.counts == (7, "--set", 0)
     assert shown.beaten == ((5, "relight.toml:2", 2), ("3", "default", 0))
 
 
-def test_what_the_file_says_of_the_environment_goes_with_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A variable that is set stays; another working directory has another file; nothing of the first is left."""
+def test_the_environment_of_the_file_ends_with_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A set variable stays. In another working directory, the first file's variables are gone."""
     Path("relight.toml").write_text('[environment]\nnode = "one"\nrack = "r1"\nsingle_writer = true\n')
     with pytest.raises(ConfigError, match="only in a file that is named") as raised:
         take_environment()
@@ -211,16 +213,16 @@ def test_what_the_file_says_of_the_environment_goes_with_the_file(monkeypatch: p
 
 
 @pytest.mark.parametrize("setting", sorted(NAMED_ONLY))
-def test_a_file_that_lies_about_sets_no_protection_and_names_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
-    """Such a setting counts in a file that is named, and is an error in one that lies in the working directory."""
+def test_a_file_that_was_not_named_sets_no_protection_and_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    """Such a setting counts in a named file. In a file of the working directory it is an error."""
     table, _, key = setting.partition(".")
     (tmp_path / "relight.toml").write_text(f'[{table}]\n{key} = "somewhere"\n')
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="counts only in a file that is named"):
-        checked(table, lambda told, where: told)
-    assert checked(table, lambda told, where: told, tmp_path / "relight.toml")[0] == {key: "somewhere"}
+        checked(table, lambda table, where: table)
+    assert checked(table, lambda table, where: table, tmp_path / "relight.toml")[0] == {key: "somewhere"}
 
 
 def test_every_setting_of_a_path_counts_in_a_named_file_alone() -> None:
-    """A file that lies in the working directory chooses no file or directory that is read, written or removed."""
-    assert {name for name, one in SETTINGS.items() if "path" in one.kind or "directory" in one.kind} <= NAMED_ONLY
+    """A file of the working directory selects no file or directory that is read, written or removed."""
+    assert {name for name, setting in SETTINGS.items() if "path" in setting.kind or "directory" in setting.kind} <= NAMED_ONLY

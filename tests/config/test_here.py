@@ -1,4 +1,4 @@
-"""What counts in one process alone: commands wait less for a store, the jobs that they start do not."""
+"""Settings of one process alone: commands wait less for a store, jobs that they start do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ print(json.dumps([RetryTimes.usual().deadline_s, float(subprocess.check_output(c
 @pytest.mark.parametrize("command", ["ls", "run", "prove"])
 @pytest.mark.parametrize(("variable", "found"), [("", [20.0, 120.0]), ("7", [7.0, 7.0])])
 def test_a_command_waits_less_than_the_jobs_it_starts(command: str, variable: str, found: list[float]) -> None:
-    """Unless a variable says how long, which all hear of."""
+    """A command has a short deadline, its jobs the usual one. A variable sets both."""
     environment = {**os.environ, "RELIGHT_STORE_PATIENCE_S": variable}
     done = subprocess.run([sys.executable, "-c", ASK, command], env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == found

@@ -1,4 +1,4 @@
-"""Where what these tests share is."""
+"""Import path of the modules that these tests share."""
 
 import sys
 from pathlib import Path

@@ -15,7 +15,7 @@ FIXED_S = (60.0, 300.0, 600.0, 1800.0, HOUR, 2 * HOUR, 4 * HOUR)
 
 @dataclass(frozen=True)
 class Cluster:
-    """One: its true rate, what saves and restarts cost there, and how many devices it says that it has."""
+    """A cluster: its mean time between failures, the costs of saves and restarts, and its stated number of devices."""
 
     mtbf_s: float
     costs: Costs
@@ -29,17 +29,17 @@ class Cluster:
 
 
 def clusters(count: int, seed: int) -> list[Cluster]:
-    """With 10 minutes to 10 days between failures, whatever the number of devices would make one expect."""
+    """Return clusters with 10 minutes to 10 days between failures, independent of their number of devices."""
     pick = random.Random(seed)
-    found = []
+    result = []
     for number in range(count):
         mtbf_s = math.exp(pick.uniform(math.log(600), math.log(10 * DAY)))
         stall_s = math.exp(pick.uniform(math.log(0.05), math.log(min(60, mtbf_s / 50))))
         durable_s = stall_s * pick.uniform(1, 4)
-        found.append(
+        result.append(
             Cluster(mtbf_s, Costs(stall_s, durable_s, pick.uniform(0.01, 0.1) * min(mtbf_s, HOUR)), 2 ** pick.randint(0, 16), number)
         )
-    return found
+    return result
 
 
 Chooser = Callable[[float, int, float], float]
@@ -47,19 +47,19 @@ Chooser = Callable[[float, int, float], float]
 
 
 def lost(cluster: Cluster, lives: list[float], choose: Chooser) -> float:
-    """The share of all time that is lost. Between two looks at the schedule, which are ever further apart, saves come evenly."""
+    """Return the lost share of time. Decisions come at growing distances, and saves between them are even."""
     costs, useful, spent, watched = cluster.costs, 0.0, 0.0, 0.0
     for number, uptime in enumerate(lives):
-        at, kept, look = 0.0, 0.0, 0.0
-        while at < uptime:
-            interval = choose(watched + at, number, at)
-            look = max(2 * at, 60 * interval)
-            until = min(look, uptime)
-            saves = math.floor((until - at) / interval)
-            if until == uptime:  # those that are durable when it fails
-                saves = max(0, math.floor((uptime - at - costs.durable_s + costs.stall_s) / interval))
+        age, kept, decide_at = 0.0, 0.0, 0.0
+        while age < uptime:
+            interval = choose(watched + age, number, age)
+            decide_at = max(2 * age, 60 * interval)
+            until = min(decide_at, uptime)
+            saves = math.floor((until - age) / interval)
+            if until == uptime:  # only saves that are durable at the failure count
+                saves = max(0, math.floor((uptime - age - costs.durable_s + costs.stall_s) / interval))
             kept += saves * (interval - costs.stall_s)
-            at = uptime if until == uptime else at + max(1, saves) * interval
+            age = uptime if until == uptime else age + max(1, saves) * interval
         useful += kept
         watched += uptime
         spent += uptime + costs.restart_s
@@ -67,7 +67,7 @@ def lost(cluster: Cluster, lives: list[float], choose: Chooser) -> float:
 
 
 def adaptive(cluster: Cluster, bounds: IntervalBounds) -> Chooser:
-    """What ``relight.adaptive()`` does, with all that a run can measure and nothing else."""
+    """Return the schedule of ``relight.adaptive()``, which knows only what a run can measure."""
     before: list[ScheduleDecision | None] = [None]
 
     def choose(watched_s: float, failures: int, at: float) -> float:
@@ -89,5 +89,5 @@ def oracle(cluster: Cluster) -> Chooser:
 
 
 def fixed(cluster: Cluster, seconds: float) -> Chooser:
-    """Somebody has typed a number; a save that takes longer makes the next one wait."""
+    """A fixed interval that the user chose. A save that takes longer delays the next one."""
     return lambda watched_s, failures, at: max(seconds, cluster.costs.durable_s)

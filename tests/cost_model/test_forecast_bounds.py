@@ -1,4 +1,5 @@
-"""The longest interval follows what a save costs, unless the user gave one; what a user's bound costs is reported, once."""
+"""The longest interval follows the cost of a save, unless the user sets one. The cost of a user's bound is reported
+once."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ DEAR = ScheduleInput(
 
 
 def cluster(stall_s: float = BLOCKED_S) -> Scenario:
-    """4,096 GPUs that fail twice a day, whose saves stop training for half an hour, and that need two hours to come back."""
+    """Return 4,096 GPUs with two failures a day, saves that stop training for 30 minutes, and restarts of two hours."""
     return Scenario(
         name="dear", gpus=4096, days=60.0, step_s=10.0, save=SavingCosts(stall_s=stall_s, durable_s=stall_s),
         restart=Restarting(base_s=2 * HOUR, per_gpu_s=0.0),
@@ -45,14 +46,16 @@ def cluster(stall_s: float = BLOCKED_S) -> Scenario:
 
 
 def test_saves_of_half_an_hour_are_as_far_apart_as_is_best() -> None:
-    """Without a bound of the user's, the schedule loses at most 3 % more than an oracle; a bound of an hour loses a fifth of all time."""
+    """Without a user's bound, the schedule loses at most 3 points more than an oracle. A bound of an hour loses at
+    least 15 more."""
     result = lost_by(cluster(), ("adaptive,last=3", "adaptive,last=4,at_most=1h", "oracle"), range(2))
     assert result["adaptive,last=3"] <= result["oracle"] + 0.03, result
     assert result["adaptive,last=4,at_most=1h"] >= result["oracle"] + 0.15, result
 
 
-def test_the_hour_holds_where_saves_are_cheap() -> None:
-    """Up to 36 s a save; beyond, saves at the bound take one hundredth of the time."""
+def test_the_bound_is_an_hour_for_cheap_saves() -> None:
+    """The bound is an hour up to 36 s per save. For longer saves it is the interval at which saves take 1 % of the
+    time."""
     assert [IntervalBounds().most_s(stall_s) for stall_s in (0.0, 1.0, 36.0, 72.0, BLOCKED_S)] == [
         AT_MOST_S,
         AT_MOST_S,
@@ -78,7 +81,7 @@ def test_the_hour_holds_where_saves_are_cheap() -> None:
     ids=["at_most", "at_least", "overhead"],
 )
 def test_the_reason_states_which_bound_costs_how_much(bounds: IntervalBounds, name: str) -> None:
-    """In words and as numbers; a bound that costs nothing, and one that only a guess would blame, is not mentioned."""
+    """The cost is in the text and the numbers. Bounds without cost, or with a guessed one, are not mentioned."""
     result = decide(DEAR, None, bounds)
     assert result.bound == name and f"{name} costs {result.numbers['bound_cost']:.1%} of the time" in result.reason
     assert result.numbers["bound_cost"] > 0.05 and result.numbers["free_s"] == pytest.approx(
@@ -89,7 +92,7 @@ def test_the_reason_states_which_bound_costs_how_much(bounds: IntervalBounds, na
 
 
 def test_a_first_measured_save_is_followed_by_no_row_of_saves() -> None:
-    """From a guess of 0.1 s: the next interval is twice what half an hour needs, and not twice the guess."""
+    """After a first guess of 0.1 s, the next interval fits a measured save of half an hour, not the guess."""
     guessed = decide(ScheduleInput(step_s=10.0, devices=4096), None, IntervalBounds())
     assert guessed.interval_s < 600
     assert decide(DEAR, guessed, IntervalBounds()).interval_s >= 2 * BLOCKED_S
@@ -108,14 +111,14 @@ class Clock:
     now = 100.0
 
     def __call__(self) -> float:
-        """What it shows."""
+        """Return the set time."""
         return self.now
 
 
 def test_a_running_job_reports_a_costly_bound_once() -> None:
-    """One warning in a process, whatever is decided again."""
-    heard: list[Event] = []
-    undo = subscribe(heard.append)
+    """A process logs the warning once, however often it decides again."""
+    events: list[Event] = []
+    undo = subscribe(events.append)
     clock = Clock()
     try:
         schedule = AdaptiveSchedule(adaptive(at_most="10m", mtbf="12h"), 0, 4096, clock)
@@ -126,13 +129,14 @@ def test_a_running_job_reports_a_costly_bound_once() -> None:
                 schedule.learn({"blocked": BLOCKED_S if step < 20 else 2 * BLOCKED_S, "total": 1.0}, 10**12, False)
     finally:
         undo()
-    told = [one for one in heard if one.name == "schedule.bound"]
-    assert len(told) == 1 and told[0].fields["bound"] == "at_most=10 min" and told[0].fields["share"] > 0.1
-    assert told[0].fields["free_s"] > HOUR
+    warnings = [event for event in events if event.name == "schedule.bound"]
+    assert len(warnings) == 1 and warnings[0].fields["bound"] == "at_most=10 min" and warnings[0].fields["share"] > 0.1
+    assert warnings[0].fields["free_s"] > HOUR
 
 
 def test_a_new_process_knows_what_saves_cost(tmp_path: Path) -> None:
-    """By the newest measured decision in the run's log; a guess there is none, and the first interval is the best at once."""
+    """A new process reads the newest measured decision of the run's log. Guesses are ignored, and the first interval is
+    the best one."""
     store = open_bytes(str(tmp_path))
     attempt = Attempt.begin(store, "demo", reason="fresh")
     log = Log(store, "demo")
@@ -151,14 +155,14 @@ def test_a_new_process_knows_what_saves_cost(tmp_path: Path) -> None:
 
 
 def test_plan_and_simulate_state_what_a_bound_costs() -> None:
-    """A line for people, numbers for programs; nothing where none was given."""
+    """The cost of a given bound is in the text and in JSON. Without a bound it is absent."""
     asked = ["plan", "70B", "--gpus", "4096", "--stall", "30m", "--durable", "30m", "--restart", "2h", "--levels", "store"]
     output = CliRunner().invoke(cli, [*asked, "--at-most", "1h"]).output
     assert "at_most=60 min costs " in output and " between saves would lose least" in output
     assert "costs" not in CliRunner().invoke(cli, asked).output
     wrong = CliRunner().invoke(cli, [*asked, "--at-least", "2h", "--at-most", "1h"])
     assert wrong.exit_code != 0
-    told = [
+    command = [
         "simulate",
         "--gpus",
         "4096",
@@ -173,5 +177,5 @@ def test_plan_and_simulate_state_what_a_bound_costs() -> None:
         "--set",
         "save.durable_s=1800",
     ]
-    shown = CliRunner().invoke(cli, [*told, "--policy", "adaptive,at_most=1h", "--policy", "adaptive"]).output
+    shown = CliRunner().invoke(cli, [*command, "--policy", "adaptive,at_most=1h", "--policy", "adaptive"]).output
     assert shown.count("costs") == 1 and "at_most=60 min costs" in shown

@@ -19,10 +19,10 @@ def test_published_numbers_come_out() -> None:
     """Aupy et al., table 2: Young 3,604, Daly 3,733, RFO 2,869 and the optimum 3,218 s, from save to save."""
     mtbf, save, restart = AUPY
     assert round(young(save, mtbf)) == 3604
-    assert round(young(save, mtbf + restart)) == 3733  # what the table calls Daly's: of first order, with the restart
+    assert round(young(save, mtbf + restart)) == 3733  # the table's "Daly" is of first order, with the restart
     assert round(young(save, mtbf - restart) - save) == 2869
     assert best_interval(1 / mtbf, Costs(save, save, restart)).seconds == pytest.approx(3218, abs=1)
-    assert daly(save, mtbf) == pytest.approx(3218, abs=1)  # of higher order
+    assert daly(save, mtbf) == pytest.approx(3218, abs=1)  # Daly's formula of higher order
 
 
 def test_the_optimum_is_where_the_waste_is_least() -> None:
@@ -39,7 +39,7 @@ def test_the_optimum_is_where_the_waste_is_least() -> None:
 
 
 def test_the_waste_is_that_of_played_lives() -> None:
-    """Lives played one by one, with failures in saves that are not durable yet and in restarts, lose what the formula says."""
+    """Simulated lives lose what the formula predicts, with failures during saves and restarts."""
     pick = random.Random(2)
     rate, costs, interval = 1 / 1000, Costs(10, 40, 60), 200.0
     useful = spent = 0.0
@@ -54,7 +54,8 @@ def test_the_waste_is_that_of_played_lives() -> None:
 
 
 def test_young_and_daly_are_near_where_they_hold() -> None:
-    """Within 1 % of the optimum while a save is much shorter than the time between failures; Daly's further out than Young's."""
+    """Young's interval is within 1 % of the optimum if a save is much shorter than the time between failures. Daly's is
+    close for longer saves, too."""
     for stall, mtbf in ((1, 1e5), (5, 1e6), (0.1, 1e4)):
         best = best_interval(1 / mtbf, Costs(stall, stall, 0)).seconds
         assert young(stall, mtbf) == pytest.approx(best, rel=0.01)
@@ -63,8 +64,8 @@ def test_young_and_daly_are_near_where_they_hold() -> None:
     assert abs(daly(600, 7519) - best) < abs(young(600, 7519) - best)
 
 
-def test_bounds_hold_and_are_told() -> None:
-    """Saves that cost nothing come as often as allowed, with nothing that fails as seldom as allowed."""
+def test_bounds_hold_and_are_reported() -> None:
+    """Free saves have the shortest allowed interval. Without failures the interval is the longest allowed."""
     free, dear = Costs(0, 3, 60), Costs(1, 3, 60)
     assert best_interval(1e-4, free, at_least_s=3).seconds == 3
     assert best_interval(1e-4, free, at_least_s=3).bound == "at least"
@@ -84,8 +85,8 @@ def test_neither_huge_nor_tiny_numbers_break_it() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf], ids=str)
-def test_what_is_no_number_is_refused(bad: float) -> None:
-    """Costs and rates below zero, or none at all."""
+def test_invalid_costs_and_rates_are_refused(bad: float) -> None:
+    """Negative, NaN and infinite costs and rates are refused."""
     with pytest.raises(ConfigError):
         Costs(bad, 0, 0)
     with pytest.raises(ConfigError):
@@ -98,7 +99,7 @@ THREE = [Level("memory", Costs(0.05, 0.05, 20), 0.2), Level("peers", Costs(0.1, 
 
 
 def test_levels_are_multiples_of_each_other() -> None:
-    """405B on 16k GPUs: each level's interval is a whole multiple of the one before, and together they lose what first order says."""
+    """Each level's interval is a multiple of the one before. For 405B on 16k GPUs the loss is the first-order one."""
     result = best_levels(1 / (185.6 * 60), THREE)
     for level in result.levels:
         assert level.interval_s == pytest.approx(result.levels[0].interval_s * level.multiple)
@@ -120,9 +121,9 @@ def test_no_other_multiples_lose_less() -> None:
 
 
 def test_one_level_is_the_plain_optimum_and_shares_must_be_whole() -> None:
-    """With all failures on one level it is ``best_interval``; shares that do not come to 1 are refused."""
+    """With all failures on one level the result is ``best_interval``. Shares that do not sum to 1 are refused."""
     costs = Costs(5, 20, 100)
-    one = best_levels(1e-4, [Level("store", costs, 1.0)])
-    assert one.levels[0].interval_s == pytest.approx(best_interval(1e-4, costs).seconds, rel=1e-3)
+    result = best_levels(1e-4, [Level("store", costs, 1.0)])
+    assert result.levels[0].interval_s == pytest.approx(best_interval(1e-4, costs).seconds, rel=1e-3)
     with pytest.raises(ConfigError):
         best_levels(1e-4, [Level("store", costs, 0.5)])

@@ -43,8 +43,8 @@ def test_the_optimum_of_a_plan_is_its_best_interval() -> None:
 
 
 def test_times_follow_from_bytes_and_paces() -> None:
-    """A stall is a GPU's share by the copy's pace; a save is durable when store and link have taken it; given numbers
-    are marked as given."""
+    """The stall is a GPU's share divided by the copy's rate. A save is durable when store and link are done. Given
+    numbers are marked as given."""
     result = plan(ask(paces={"copy": 10e9, "store_write": 10e9, "store_read": 5e9}, start_s=100.0))
     share = 980e9 / 512
     assert result.levels[0].costs.stall_s == pytest.approx(share / 10e9)
@@ -54,9 +54,9 @@ def test_times_follow_from_bytes_and_paces() -> None:
     assert result.known["link"].source == "assumed"
 
 
-def test_what_is_not_sharded_is_read_by_every_replica() -> None:
-    """With ZeRO 1 every group of tensor and pipeline ranks reads the weights again; with FSDP all together read one
-    checkpoint."""
+def test_unsharded_state_is_read_by_every_replica() -> None:
+    """With ZeRO 1, every group of tensor and pipeline ranks reads the weights again. With FSDP, all ranks read one
+    checkpoint together."""
     size = size_of(from_count("70B"))
     assert plan(ask()).load_bytes == pytest.approx(size.bytes)
     weights = size.parts["weights"]
@@ -65,7 +65,7 @@ def test_what_is_not_sharded_is_read_by_every_replica() -> None:
     assert plan(ask(layout=ParallelLayout(512, tensor=8, zero=0))).load_bytes == pytest.approx(64 * size.bytes)
 
 
-def test_measured_times_stand_as_they_were_measured() -> None:
+def test_measured_times_are_used_unchanged() -> None:
     """Measured costs are used, also if they are not proportional to bytes. The plan names their source."""
     measured = {"stall": MeasuredTime(0.1, 0.0, "bench"), "durable": MeasuredTime(1, 1e-9, "bench"), "load": MeasuredTime(0, 2e-9, "bench")}
     result = plan(ask("1B", layout=ParallelLayout(1, 1), measured=measured, levels=("memory", "store")))
@@ -87,8 +87,8 @@ def test_lines_through_what_was_measured() -> None:
 
 
 def test_costs_and_memory() -> None:
-    """Two snapshots a node, as much again where peers hold it; months cost what the prices make of lost time and kept
-    bytes."""
+    """A node has two snapshots, and as much again for peers. A month's cost is lost time and stored bytes times their
+    prices."""
     result = plan(ask(gpu_hour=2.0, store_tb_month=20.0))
     assert result.host_bytes == pytest.approx(2 * 2 * 980e9 / 64)
     assert result.month["storage"] == pytest.approx(4 * 0.98 * 20)

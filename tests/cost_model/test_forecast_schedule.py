@@ -33,7 +33,7 @@ def test_the_published_prior_is_what_was_measured() -> None:
     assert prior(512).rate_per_s == pytest.approx(both)
 
 
-def test_every_source_says_what_its_rate_comes_from() -> None:
+def test_every_source_quotes_the_origin_of_its_rate() -> None:
     """The figures of the table follow from the quoted sources."""
     quoted = {
         "llama3": 419 / (16384 * 54 * 24),
@@ -53,7 +53,7 @@ def test_quantiles_are_the_gamma_s() -> None:
     pick = random.Random(3)
     sample = [pick.gammavariate(0.3, 1) for _ in range(40_000)]
     fifth = quantile(0.3, 0.2)
-    assert sum(one < fifth for one in sample) / len(sample) == pytest.approx(0.2, abs=0.01)
+    assert sum(value < fifth for value in sample) / len(sample) == pytest.approx(0.2, abs=0.01)
     assert below(50, 1e-300) == 0
 
 
@@ -69,7 +69,7 @@ def test_a_belief_follows_what_is_seen() -> None:
 
 
 @pytest.mark.parametrize("devices", [0, -1, True, 1.5, 10**9], ids=str)
-def test_devices_are_a_number_that_can_be(devices: object) -> None:
+def test_invalid_numbers_of_devices_are_refused(devices: object) -> None:
     """Other values, unknown names and a weight of zero make no prior."""
     with pytest.raises(ConfigError):
         prior(devices)  # type: ignore[arg-type]
@@ -81,18 +81,18 @@ def test_devices_are_a_number_that_can_be(devices: object) -> None:
         Belief(1, 1).after(-1, 0)
 
 
-def test_a_decision_says_its_numbers() -> None:
+def test_a_decision_states_its_numbers() -> None:
     """The reason has failures, hours, the estimated rate with its bounds, and the costs of save and restart."""
     result = decide(USUAL, None, WIDE)
-    for said in ("6 failures in 24 h", "a save takes 2 s", "a restart 2 min", "least is lost", " to "):
-        assert said in result.reason, result.reason
+    for phrase in ("6 failures in 24 h", "a save takes 2 s", "a restart 2 min", "least is lost", " to "):
+        assert phrase in result.reason, result.reason
     assert result.steps == round(result.interval_s / 0.5)
     assert result.numbers["young_s"] == pytest.approx(result.interval_s, rel=0.02)
 
 
 def test_what_makes_saves_more_frequent_and_what_does_not() -> None:
-    """A restless loss, risk and failures shorten the interval; dearer saves, a store under pressure and quiet hours
-    lengthen it."""
+    """An unsteady loss, risk and failures shorten the interval. Expensive saves, a busy store and quiet hours lengthen
+    it."""
     base = decide(USUAL, None, WIDE).interval_s
     shorter = [{"unsteady": 2.0}, {"risk": 9.0}, {"failures": 40}, {"stalls_s": (0.2,)}]
     longer = [{"stalls_s": (9.0,)}, {"watched_s": 40 * DAY}, {"durables_s": (3000.0,)}, {"save_bytes": 10**12, "bytes_per_s_most": 1e8}]
@@ -104,7 +104,7 @@ def test_what_makes_saves_more_frequent_and_what_does_not() -> None:
     assert decide(dataclasses.replace(free, pressure=0.5), None, WIDE).interval_s == 12.0
 
 
-def test_it_moves_by_a_factor_of_two_at_most_and_then_arrives() -> None:
+def test_the_interval_moves_by_a_factor_of_two_at_most_and_converges() -> None:
     """From any value the interval rises to the floor at once and converges. Small changes are ignored."""
     wanted = decide(USUAL, None, WIDE).interval_s
     before = ScheduleDecision(wanted / 100, 1, "")
@@ -112,7 +112,7 @@ def test_it_moves_by_a_factor_of_two_at_most_and_then_arrives() -> None:
     for _ in range(12):
         before = decide(USUAL, before, WIDE)
         seen.append(before.interval_s)
-    assert all(1 / MOVE <= after / one <= MOVE + 1e-9 or after == 8.0 for one, after in zip(seen, seen[1:]))
+    assert all(1 / MOVE <= after / earlier <= MOVE + 1e-9 or after == 8.0 for earlier, after in zip(seen, seen[1:]))
     assert seen[-1] == seen[-2] == pytest.approx(wanted, rel=0.1)
     nearly = decide(dataclasses.replace(USUAL, stalls_s=(2.05,)), before, WIDE)
     assert nearly.interval_s == before.interval_s
@@ -155,7 +155,7 @@ def test_bounds_hold_whatever_is_seen() -> None:
             IntervalBounds(*wrong)
 
 
-def test_nothing_known_is_a_decision_too() -> None:
+def test_a_decision_without_measurements() -> None:
     """Before the first step priors are used, and the reason calls them guesses."""
     result = decide(ScheduleInput(), None, IntervalBounds())
     assert 0 < result.interval_s <= 3600
@@ -166,11 +166,11 @@ def test_nothing_known_is_a_decision_too() -> None:
 def test_a_decision_survives_the_log_and_nonsense_does_not() -> None:
     """An encoded decision is decoded unchanged. Invalid data gives no decision."""
     result = decide(USUAL, None, WIDE)
-    told = decode(encode(7, result))
-    assert told is not None
-    assert (told.step, told.reason) == (7, result.reason)
-    assert told.interval_s == pytest.approx(result.interval_s, rel=1e-5)
-    assert told.numbers["failures"] == 6
+    decoded = decode(encode(7, result))
+    assert decoded is not None
+    assert (decoded.step, decoded.reason) == (7, result.reason)
+    assert decoded.interval_s == pytest.approx(result.interval_s, rel=1e-5)
+    assert decoded.numbers["failures"] == 6
     for wrong in (
         {},
         {"step": "1", "interval_s": 3},
@@ -181,9 +181,17 @@ def test_a_decision_survives_the_log_and_nonsense_does_not() -> None:
         assert decode(wrong) is None
 
 
-def test_times_are_said_as_people_say_them() -> None:
+def test_times_are_formatted_for_people() -> None:
     """Durations are formatted from microseconds to days."""
-    assert [span(one) for one in (0, 2e-6, 0.02, 5, 600, 9000, 10 * DAY)] == ["0 s", "2 µs", "20 ms", "5 s", "10 min", "2.5 h", "10 d"]
+    assert [span(seconds) for seconds in (0, 2e-6, 0.02, 5, 600, 9000, 10 * DAY)] == [
+        "0 s",
+        "2 µs",
+        "20 ms",
+        "5 s",
+        "10 min",
+        "2.5 h",
+        "10 d",
+    ]
 
 
 def _losses(count: int, seed: int, lives: int) -> tuple[float, float, list[float], float]:

@@ -1,4 +1,4 @@
-"""Sizes of models: to the parameter where a configuration says all, and nothing but our own errors where it does not."""
+"""Sizes of models: exact if a configuration is complete, and only our own errors if it is not."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_known_models_come_out_to_the_parameter(name: str) -> None:
     assert from_config(config).parameters == parameters
 
 
-def test_of_experts_only_the_chosen_are_active() -> None:
-    """Mixtral's token meets 12.9 of its 46.7 billion parameters, DeepSeek-V3's some 37 of 671; a dense model's all."""
+def test_only_chosen_experts_are_active() -> None:
+    """A token uses 12.9 of Mixtral's 46.7 billion parameters, 37 of DeepSeek-V3's 671, and all of a dense model's."""
     assert from_config(KNOWN["Mixtral 8x7B"][0]).active == pytest.approx(12.9e9, rel=0.01)
     assert from_config(KNOWN["DeepSeek-V3"][0]).active == pytest.approx(37e9, rel=0.02)
     dense = from_config(LLAMA)
@@ -51,7 +51,7 @@ def test_of_experts_only_the_chosen_are_active() -> None:
 
 
 def test_tied_embeddings_count_once_and_a_nested_configuration_is_found() -> None:
-    """As ``tie_word_embeddings`` says; multimodal models keep the language model's under ``text_config``."""
+    """``tie_word_embeddings`` counts. Multimodal models have the language model's configuration in ``text_config``."""
     assert from_config({**LLAMA, "tie_word_embeddings": True}).parameters == 8_030_261_248 - 128256 * 4096
     assert from_config({"model_type": "outer", "text_config": LLAMA}).parameters == 8_030_261_248
 
@@ -63,7 +63,7 @@ def test_mlperf_s_checkpoints_come_out() -> None:
 
 
 def test_parts_by_optimizer_and_precision() -> None:
-    """Bytes of a value of each part are what the table says, and every combination is a size."""
+    """Bytes of a value of each part match the table, and every combination is a size."""
     model = from_config(LLAMA)
     per_value = {name: size_of(model, "bf16", name).parts["optimizer"] / model.parameters for name in OPTIMIZERS}
     assert per_value["adamw"] == 8
@@ -80,14 +80,15 @@ def test_parts_by_optimizer_and_precision() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "8X", "-3B", "0", "B", "1e400", "9" * 200, "nan"])
-def test_what_is_no_number_of_parameters_is_refused(text: str) -> None:
-    """With an error that shows how one looks."""
+def test_an_invalid_number_of_parameters_is_refused(text: str) -> None:
+    """The error shows a valid number."""
     with pytest.raises(ConfigError, match="such as '8B'"):
         from_count(text)
 
 
 def test_a_configuration_of_something_else_is_refused() -> None:
-    """What is missing, no number, negative or absurd is named; unknown names of precision and optimizer list the known."""
+    """Missing, non-numeric, negative and absurd fields are named. For an unknown precision or optimizer, the error
+    lists the known ones."""
     for change in (
         {"hidden_size": None},
         {"vocab_size": "many"},

@@ -48,8 +48,9 @@ def test_points_are_the_same_again() -> None:
     assert watched[0] == watched[1]
 
 
-def test_the_command_says_no_when_a_promise_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command ends with 1 and names the point to replay when an invariant does not hold; with 0 when all do."""
+def test_the_command_fails_if_a_promise_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """If an invariant does not hold, the command exits with 1 and names the point to replay. Otherwise it exits
+    with 0."""
     assert crash.main(["--points", "40", "--engine", "simulated", "--json"]) == 0
     monkeypatch.setattr(crash, "check", lambda *_: ["I1: gone"])
     assert crash.main(["--points", "40", "--engine", "simulated"]) == 1

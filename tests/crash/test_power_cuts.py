@@ -56,7 +56,8 @@ def test_nothing_acknowledged_is_lost_in_a_power_cut(file_system: str, count: in
 
 @pytest.mark.parametrize(("file_system", "count"), [("ext4", 60), ("xfs", 15)])
 def test_nothing_acknowledged_is_missing_on_a_disk_that_a_cut_may_leave(file_system: str, count: int) -> None:
-    """Whatever of the writes since the last flush reached the medium, all that was acknowledged is on the disk, and the run resumes."""
+    """For any subset of the writes after the last flush, everything acknowledged is on the disk, and the run
+    resumes."""
     code, report = _run("block_log", "--count", str(count), "--seed", "4", "--entries", "120", "--file-system", file_system)
     assert (code, report["first"]) == (0, [])
     assert report["ok"]
@@ -104,7 +105,7 @@ try:
         mount(f"{directory}/image", where, kind)
         LocalStore(f"{where}/store").put_once("log/first", b"data")
         try:
-            print("told", LocalStore(f"{where}/store", disk=Cut()).put_once("log/second", b"data"))
+            print("acknowledged", LocalStore(f"{where}/store", disk=Cut()).put_once("log/second", b"data"))
         except RelightError as error:
             print(type(error).__name__)
         unmount(where)
@@ -128,7 +129,7 @@ def test_a_name_that_a_shutdown_lost_is_not_acknowledged(file_system: str) -> No
     assert done.stdout.splitlines() == ["Uncertain", "['first']"], done.stderr
 
 
-def test_a_directory_is_looked_at_behind_its_fsync(tmp_path: Path) -> None:
+def test_a_directory_is_checked_after_its_fsync(tmp_path: Path) -> None:
     """Names are durable if the fsync succeeds and the file system still answers afterwards."""
 
     class ShutDown(Disk):
@@ -140,7 +141,7 @@ def test_a_directory_is_looked_at_behind_its_fsync(tmp_path: Path) -> None:
         sync_dir(ShutDown(), str(tmp_path))
 
 
-def test_a_disk_that_lies_about_flushes_is_found_out() -> None:
+def test_a_disk_that_ignores_flushes_is_detected() -> None:
     """If the disk ignores flushes, reordering loses what was acknowledged, and the engine reports it."""
     code, report = _run("block_log", "--count", "400", "--sessions", "1", "--entries", "80", "--stop", "3", "--lies")
     assert code == 1
@@ -153,9 +154,9 @@ def test_a_log_without_its_flushes_has_the_same_writes() -> None:
     session = _session(
         _write(0), FLUSH, _write(1), FLUSH, FLUSH, told=(AcknowledgedFact(2, ("begun", "1")), AcknowledgedFact(5, ("swept",)))
     )
-    lying = block_log.without_flushes(session)
-    assert lying.log == [_write(0), _write(1)]
-    assert [acknowledged.at for acknowledged in lying.told] == [1, 2]
+    unflushed = block_log.without_flushes(session)
+    assert unflushed.log == [_write(0), _write(1)]
+    assert [acknowledged.at for acknowledged in unflushed.told] == [1, 2]
 
 
 def _session(*log: DiskEntry, told: tuple[AcknowledgedFact, ...] = ()) -> DiskSession:
@@ -166,7 +167,7 @@ def _write(at: int, sectors: int = 8) -> DiskEntry:
     return DiskEntry(at * 4096, bytes([at]) * (SECTOR * sectors))
 
 
-def test_every_prefix_is_looked_at() -> None:
+def test_every_prefix_is_checked() -> None:
     """Each write adds a disk with all writes up to it. A flush adds a disk only if more was acknowledged after it."""
     log = [_write(0), _write(1), FLUSH, _write(2), FLUSH, FLUSH]
     points = find_points(_session(*log), random.Random(0))
@@ -176,8 +177,8 @@ def test_every_prefix_is_looked_at() -> None:
     assert [point.place for point in points if point.kind == "all"] == [0, 1, 2, 4, 5, 6]
 
 
-def test_no_disk_is_looked_at_twice() -> None:
-    """Two kinds that keep the same writes are one disk, as long as nothing more was acknowledged."""
+def test_no_disk_is_checked_twice() -> None:
+    """Two kinds with equal writes are one disk, unless more was acknowledged between them."""
     points = find_points(_session(_write(0), FLUSH, _write(1), _write(2), _write(3)), random.Random(1))
     seen = [(point.place > 1, tuple((entry.offset, len(entry.data)) for entry in point.left)) for point in points]
     assert len(set(seen)) == len(seen)
@@ -193,8 +194,8 @@ def test_prefixes_come_first() -> None:
 
 
 @pytest.mark.parametrize("kind", LEFT)
-def test_what_is_left_was_written(kind: str) -> None:
-    """What is kept of the unflushed writes is whole sectors of them, in order, at their offsets."""
+def test_kept_writes_are_whole_sectors(kind: str) -> None:
+    """Kept unflushed writes are whole sectors, in order and at their offsets."""
     pending = [_write(0), _write(1, 3), _write(0), _write(5)]
     for seed in range(50):
         left = leave(kind, pending, random.Random(seed))
@@ -222,7 +223,7 @@ def test_the_superblock_is_not_torn() -> None:
 
 
 def test_a_disk_has_what_was_flushed_and_what_is_left(tmp_path: Path) -> None:
-    """Everything before the last flush is on the disk, and of later writes only what the point keeps."""
+    """The disk has all writes before the last flush, and only the kept ones after it."""
     empty = tmp_path / "empty"
     empty.write_bytes(bytes(1 << 16))
     session = DiskSession("made up", PLAIN, str(empty), [_write(0), FLUSH, _write(1), _write(0, 2), _write(3)], [])
@@ -234,7 +235,7 @@ def test_a_disk_has_what_was_flushed_and_what_is_left(tmp_path: Path) -> None:
         assert Path(path).read_bytes() == expected
 
 
-def test_the_log_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_the_log_is_read_unchanged(tmp_path: Path) -> None:
     """The log has writes with offset and bytes, and flushes between them."""
     path = tmp_path / "log"
     path.write_bytes(
@@ -280,7 +281,7 @@ def test_a_run_that_was_not_cut_keeps_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fact", "says"),
+    ("fact", "problem_text"),
     [
         (("saved", "aaaaaaaaaa", "digest"), "was acknowledged and is gone"),
         (("tagged", "lead", "aaaaaaaaaa"), "tag lead was acknowledged and is gone"),
@@ -288,24 +289,24 @@ def test_a_run_that_was_not_cut_keeps_everything(tmp_path: Path) -> None:
         (("begun", "1"), "two attempts of one number"),
     ],
 )
-def test_what_was_acknowledged_and_is_not_there_is_missed(tmp_path: Path, fact: Fact, says: str) -> None:
+def test_a_missing_acknowledged_fact_is_reported(tmp_path: Path, fact: Fact, problem_text: str) -> None:
     """Each kind of acknowledgement that the store does not fulfil is reported."""
     store, facts = _lived(tmp_path / "store", 12)
     wrong, _ = acknowledged.check(store, [*facts, fact], 0)
-    assert any(says in problem for problem in wrong), wrong
+    assert any(problem_text in problem for problem in wrong), wrong
 
 
-@pytest.mark.parametrize(("last", "says"), [("recalling", ""), ("recalled", "aaaaaaaaaa (digest) was acknowledged and is gone")])
-def test_a_retirement_that_was_taken_back_does_not_count(tmp_path: Path, last: str, says: str) -> None:
+@pytest.mark.parametrize(("last", "problem_text"), [("recalling", ""), ("recalled", "aaaaaaaaaa (digest) was acknowledged and is gone")])
+def test_a_retirement_that_was_taken_back_does_not_count(tmp_path: Path, last: str, problem_text: str) -> None:
     """A recalled checkpoint must be live. If the recall was not acknowledged, it may be live or not."""
     store, facts = _lived(tmp_path / "store", 12)
     saved, gone = [fact[1] for fact in facts if fact[0] == "saved"], "aaaaaaaaaa"
     more = [("saved", gone, "digest"), ("retiring", gone, saved[-1]), ("retired", gone, saved[-1]), (last, gone, saved[-1])]
     wrong, _ = acknowledged.check(store, [*facts, *more], 0)
-    assert says in wrong[0] if says else wrong == []
+    assert problem_text in wrong[0] if problem_text else wrong == []
 
 
-def test_what_two_ranks_saved_is_one_state(tmp_path: Path) -> None:
+def test_a_save_of_two_ranks_is_one_state(tmp_path: Path) -> None:
     """A checkpoint of two ranks is acknowledged once, as soon as one of them has it, and has the digests of both."""
     store = LocalStore(tmp_path / "store")
     attempt = acknowledged.Attempt.begin(store, RUN)
@@ -317,7 +318,7 @@ def test_what_two_ranks_saved_is_one_state(tmp_path: Path) -> None:
     assert facts[2] in known
 
 
-def test_what_was_retired_and_is_back_is_noticed(tmp_path: Path) -> None:
+def test_a_retired_checkpoint_that_is_live_is_reported(tmp_path: Path) -> None:
     """A checkpoint that is live although its retirement was acknowledged is reported."""
     store, facts = _lived(tmp_path / "store", 12)
     saved = [fact[1] for fact in facts if fact[0] == "saved"]
@@ -336,7 +337,7 @@ def test_other_bytes_than_those_acknowledged_are_noticed(tmp_path: Path) -> None
     assert any("restores as something else" in problem for problem in wrong), wrong
 
 
-def test_a_checkpoint_that_nobody_was_saving_is_noticed(tmp_path: Path) -> None:
+def test_a_checkpoint_that_no_attempt_saved_is_reported(tmp_path: Path) -> None:
     """A live checkpoint that no attempt intended to save is reported."""
     store, facts = _lived(tmp_path / "store", 12)
     wrong, _ = acknowledged.check(store, [fact for fact in facts if fact[0] not in ("saving", "saved")], 0)

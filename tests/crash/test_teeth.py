@@ -57,7 +57,7 @@ def test_what_is_taken_away_is_there(mutation: Mutation) -> None:
     assert mutation.old in Path(spec.origin).read_text(encoding="utf-8")
 
 
-def test_a_mutation_nobody_notices_survives() -> None:
+def test_an_undetected_mutation_survives() -> None:
     """The table can fail: an edit that changes nothing is reported as survived.
 
     An edit of a missing line is reported as not tried.

@@ -1,4 +1,4 @@
-"""Where the forge is."""
+"""Import path of ``forge``."""
 
 import sys
 from pathlib import Path

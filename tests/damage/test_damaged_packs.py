@@ -60,7 +60,7 @@ def saved(attempt: Attempt, step: int) -> None:
 
 @cache
 def target() -> Target:
-    """Made once; each case changes the one file and puts it back."""
+    """Return the store and its pack, made once. Each case changes that file and restores it."""
     store = MemoryStore()
     with fixed(iter("ab")), chunked(4096, 300):
         attempt = Attempt.begin(store, RUN)
@@ -81,7 +81,7 @@ def target() -> Target:
 
 
 def damage(rng: random.Random, good: bytes, older: bytes) -> tuple[str, bytes]:
-    """One way of going wrong, somewhere."""
+    """Damage the bytes in one way at one place."""
     how = rng.choice(("bit",) * 6 + ("cut", "longer", "swapped", "zeroed page", "doubled block", "older", "lost page"))
     offset = rng.randrange(len(good))
     data = bytearray(good)
@@ -103,7 +103,7 @@ def damage(rng: random.Random, good: bytes, older: bytes) -> tuple[str, bytes]:
             if offset >= size
             else bytes(len(data[offset : offset + size]))
         )
-    elif how == "lost page":  # a write that never reached the disk: the older bytes of the same place
+    elif how == "lost page":  # a write that never reached the disk leaves older bytes
         page = offset // PAGE * PAGE
         data[page : page + PAGE] = older[page : page + PAGE]
     else:
@@ -121,7 +121,7 @@ def harmed(good: bytes, bad: bytes, opened: Opened) -> set[str]:
 
 
 def check(case: Target, bad: bytes) -> str:
-    """Both find it and name it; what kind of place it was."""
+    """Assert that verify and a read report the damage. Return the kind of damaged place."""
     opened, part = case.opened, case.opened.parts[0]
     hurt = harmed(case.good, bad, opened)
     findings = verify_checkpoint(case.store, case.run.view(), opened.checkpoint)
@@ -140,7 +140,7 @@ def check(case: Target, bad: bytes) -> str:
     assert len(bad) == len(case.good)
     for tensor, buffer in zip(part.tensors, buffers, strict=True):
         assert buffer == case.good[tensor.offset : tensor.offset + tensor.length]
-    return "header"  # no tensor is there: reading has no need of it, and hands out the right bytes
+    return "header"  # the header has no tensor, so a read returns the right bytes
 
 
 def sweep(seeds: range) -> Counter[tuple[str, str]]:
@@ -180,14 +180,14 @@ def test_two_thousand_places(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_hundred_thousand_places(capsys: pytest.CaptureFixture[str]) -> None:
-    """As above, more of them."""
+    """A hundred thousand damaged places are found."""
     seen = sweep(range(10**6, 10**6 + 100_000))
     with capsys.disabled():
         print(f"\n{sum(seen.values())} damaged places in packs: all found")
 
 
 def test_the_undamaged_pack_is_clean() -> None:
-    """Without damage nothing is reported: the check can fail."""
+    """Without damage nothing is reported, so the check can fail."""
     case = target()
     assert not verify_checkpoint(case.store, case.run.view(), case.opened.checkpoint)
     with pytest.raises(AssertionError, match="verify found nothing"):

@@ -45,7 +45,7 @@ def newest_good(store: MemoryStore, view: LogView) -> tuple[str, list[RelightErr
     raise AssertionError("nothing whole was found")
 
 
-def check(good: dict[str, bytes], key: str, byte: int, bit: int, *, goes_on: bool) -> None:
+def check(good: dict[str, bytes], key: str, byte: int, bit: int, *, then_save: bool) -> None:
     """One flipped bit is found, named and skipped."""
     data = bytearray(good[key])
     data[byte] ^= 1 << bit
@@ -63,7 +63,7 @@ def check(good: dict[str, bytes], key: str, byte: int, bit: int, *, goes_on: boo
         assert not passed
     else:
         assert not files
-        letter = next(one for one in "abc" if key.startswith(DIRS[one]))
+        letter = next(directory for directory in "abc" if key.startswith(DIRS[directory]))
         checkpoint = next(checkpoint for checkpoint in fold(view).live if checkpoint.id[0] == letter)
         findings = verify_checkpoint(store, view, checkpoint)
         assert [finding.file for finding in findings] == [key]
@@ -71,12 +71,12 @@ def check(good: dict[str, bytes], key: str, byte: int, bit: int, *, goes_on: boo
             open_checkpoint(store, RUN, checkpoint, store_id=view.store_id, run_id=view.run_id)
         assert caught.value.where == key
         assert [error.where for error in passed] == ([key] if letter == "c" else [])
-    if goes_on:
-        check_goes_on(store, view)
+    if then_save:
+        check_resumes(store, view)
 
 
-def check_goes_on(store: MemoryStore, before: LogView) -> None:
-    """A new attempt takes charge, nothing that was good is lost by it, and what it saves is the newest."""
+def check_resumes(store: MemoryStore, before: LogView) -> None:
+    """A new attempt loses no good checkpoint, and its first save is the newest checkpoint."""
     attempt = Attempt.begin(store, RUN)
     saved = attempt.save(request(40))
     history = fold(Log(store, RUN).read())
@@ -85,7 +85,7 @@ def check_goes_on(store: MemoryStore, before: LogView) -> None:
 
 
 def places(good: dict[str, bytes], every: int) -> Iterator[tuple[str, int, int]]:
-    """``(file, byte, bit)``: each byte of each file, every so many of its bits."""
+    """Yield ``(file, byte, bit)``: each byte of each file, and one bit in ``every``."""
     for key in FILES:
         for byte in range(len(good[key])):
             for bit in range(8):
@@ -93,13 +93,13 @@ def places(good: dict[str, bytes], every: int) -> Iterator[tuple[str, int, int]]
                     yield key, byte, bit
 
 
-def run(every: int, goes_on_every: int, capsys: pytest.CaptureFixture[str]) -> int:
+def run(every: int, resume_every: int, capsys: pytest.CaptureFixture[str]) -> int:
     """Check all flips and return their number."""
     good = Forge().files
     started, count = time.perf_counter(), 0
     for count, (key, byte, bit) in enumerate(places(good, every), 1):
         try:
-            check(good, key, byte, bit, goes_on=count % goes_on_every == 0)
+            check(good, key, byte, bit, then_save=count % resume_every == 0)
         except BaseException as error:
             raise AssertionError(f"{key}, byte {byte}, bit {bit}: {error!r}") from error
     with capsys.disabled():
@@ -134,10 +134,10 @@ def test_a_file_damaged_as_a_whole(key: str, how: str) -> None:
         "a neighbour's": good[neighbour],
         "one byte more": data + b"\n",
     }
-    files = {**good, key: damaged[how]} if how in damaged else {name: one for name, one in good.items() if name != key}
+    files = {**good, key: damaged[how]} if how in damaged else {name: contents for name, contents in good.items() if name != key}
     store = load(files)
     view = Log(store, RUN).read()
-    last_gone = how == "missing" and key == record_key(SEQ["c"])  # nothing says that there ever was one
+    last_gone = how == "missing" and key == record_key(SEQ["c"])  # no other record refers to it
     letter, passed = newest_good(store, view)
     assert letter == ("b" if key.startswith(DIRS["c"]) or key == record_key(SEQ["c"]) else "c")
     named = [finding.file for finding in verify_log(store, view)]
@@ -145,11 +145,11 @@ def test_a_file_damaged_as_a_whole(key: str, how: str) -> None:
         named += [finding.file for finding in verify_checkpoint(store, view, checkpoint)]
     assert named == ([] if last_gone else [key])
     assert all(error.where == key for error in passed)
-    check_goes_on(store, view)
+    check_resumes(store, view)
 
 
 def test_a_damaged_fence_does_not_let_the_fenced_one_commit() -> None:
-    """Two attempts are never in charge at once, also when the FENCE of the older can no longer be read."""
+    """Two attempts are never current at the same time, even if the older one's FENCE is unreadable."""
     store = load(Forge().files)
     older = Attempt.begin(store, RUN)
     key = record_key(10)
@@ -171,7 +171,7 @@ def test_a_damaged_log_can_be_restarted_for_ever(lost: tuple[int, ...]) -> None:
         store._files[record_key(seq)] = b"damaged"
     epochs = [Attempt.begin(store, RUN).epoch for _ in range(60)]
     assert epochs == sorted(set(epochs))
-    check_goes_on(store, Log(store, RUN).read())
+    check_resumes(store, Log(store, RUN).read())
 
 
 def test_two_lost_fences_leave_room_for_both() -> None:

@@ -33,19 +33,19 @@ def test_one_bit_of_one_loss(at: int) -> None:
     """One bit of one loss is found, and its step named."""
     killed = steps()
     killed[at] = one_bit_more(killed[at])
-    found = compare(20, steps(), killed, SAME)
-    assert found is not None
-    assert (found.step, found.what) == (at, "losses")
-    assert found.straight != found.killed
-    assert f"step {at}" in str(found)
+    difference = compare(20, steps(), killed, SAME)
+    assert difference is not None
+    assert (difference.step, difference.what) == (at, "losses")
+    assert difference.straight != difference.killed
+    assert f"step {at}" in str(difference)
 
 
 def test_the_first_difference_is_named() -> None:
-    """Of several differences the one at the lowest step is told, wherever it is in the journal."""
+    """The difference at the lowest step is reported, wherever it is in the journal."""
     killed = [one_bit_more(entry) if entry.step in (4, 9) else entry for entry in steps()]
-    found = compare(20, steps(), list(reversed(killed)), SAME)
-    assert found is not None
-    assert found.step == 4
+    difference = compare(20, steps(), list(reversed(killed)), SAME)
+    assert difference is not None
+    assert difference.step == 4
 
 
 @pytest.mark.parametrize("which", [6, 7], ids=["first time", "second time"])
@@ -60,26 +60,26 @@ def test_other_samples_with_the_same_loss() -> None:
     """Other samples are a difference even if the loss happens to be equal."""
     killed = steps()
     killed[3] = replace(killed[3], samples="others")
-    found = compare(20, steps(), killed, SAME)
-    assert found is not None
-    assert (found.step, found.what) == (3, "samples")
+    difference = compare(20, steps(), killed, SAME)
+    assert difference is not None
+    assert (difference.step, difference.what) == (3, "samples")
 
 
 def test_a_step_never_done() -> None:
     """A hole in either run is a difference."""
     holed = [entry for entry in steps() if entry.step != 11]
-    for one, other in ((steps(), holed), (holed, steps())):
-        found = compare(20, one, other, SAME)
-        assert found is not None
-        assert found.step == 11
+    for straight, killed in ((steps(), holed), (holed, steps())):
+        difference = compare(20, straight, killed, SAME)
+        assert difference is not None
+        assert difference.step == 11
 
 
 @pytest.mark.parametrize("digests", [("a", "b"), ("a", None), (None, None)])
 def test_other_parameters_at_the_end(digests: tuple[str | None, str | None]) -> None:
     """Equal losses are not enough: parameters and optimizer must be equal, and known."""
-    found = compare(20, steps(), steps(), digests)
-    assert found is not None
-    assert found.step is None
+    difference = compare(20, steps(), steps(), digests)
+    assert difference is not None
+    assert difference.step is None
 
 
 def test_not_a_number_equals_itself() -> None:

@@ -26,8 +26,8 @@ def test_brings_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": path}, check=False).returncode == 0
 
 
-def test_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without torch it says what to install, before it starts anything."""
+def test_a_missing_torch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch the demo names the package to install, before it starts any process."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="relight\\[demo\\]"):
         run(DemoOptions(quick=True))
@@ -43,8 +43,8 @@ def test_keeps_nothing_over_what_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
-    """Ended in the middle, it ends its training processes too, and removes its temporary directory."""
+def test_an_interrupt_removes_all_files_and_processes(tmp_path: Path, number: signal.Signals) -> None:
+    """An interrupted demo ends its training processes and removes its temporary directory."""
     pytest.importorskip("torch")
     script = "from relight.demo import DemoOptions, run; run(DemoOptions(quick=True))"
     environment = {**os.environ, "PYTHONPATH": str(Path(drive.__file__).parents[2]), "TMPDIR": str(tmp_path)}
@@ -73,7 +73,8 @@ def commands() -> Iterator[bytes]:
 
 @pytest.mark.slow
 def test_quick(tmp_path: Path) -> None:
-    """Killed five times, twice inside a save, and equal to the bit; the runs are kept, with what Relight made of them."""
+    """The quick demo is killed five times, twice inside a save, and its results are bit-identical. Its runs and reports
+    are kept."""
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     report = run(DemoOptions(quick=True, seed=7, keep=tmp_path / "runs", out=tmp_path / "demo.png", progress=False))

@@ -16,24 +16,24 @@ def build(shape: DemoSize, dropout: float = 0.1) -> GPT:
 
 
 def test_about_ten_million_parameters() -> None:
-    """The full demo trains about 10 M parameters; the tied matrix counts once."""
+    """The full demo trains about 10 M parameters. The tied matrix counts once."""
     count = sum(parameter.numel() for parameter in build(FULL).parameters())
     assert 9e6 < count < 12e6
 
 
-def test_looks_only_back() -> None:
-    """What is predicted for a byte does not depend on later ones."""
+def test_a_prediction_depends_only_on_earlier_bytes() -> None:
+    """The prediction for a byte does not depend on later bytes."""
     torch.manual_seed(0)
     model = build(QUICK).eval()
-    one = torch.randint(0, 256, (1, QUICK.context))
-    other = one.clone()
-    other[0, 20:] = torch.randint(0, 256, (QUICK.context - 20,))
-    assert torch.equal(model(one)[0, :20], model(other)[0, :20])
-    assert not torch.equal(model(one)[0, 20:], model(other)[0, 20:])
+    first = torch.randint(0, 256, (1, QUICK.context))
+    second = first.clone()
+    second[0, 20:] = torch.randint(0, 256, (QUICK.context - 20,))
+    assert torch.equal(model(first)[0, :20], model(second)[0, :20])
+    assert not torch.equal(model(first)[0, 20:], model(second)[0, 20:])
 
 
 def test_dropout_is_on() -> None:
-    """In training two passes differ, so that a resume with other random numbers would be seen."""
+    """Two training passes differ, so a resume with other random numbers would be noticed."""
     torch.manual_seed(0)
     model = build(QUICK)
     x = torch.randint(0, 256, (2, QUICK.context))

@@ -27,7 +27,7 @@ class Scene:
 @pytest.mark.parametrize("shape", [FULL, QUICK], ids=["full", "quick"])
 @pytest.mark.parametrize("seed", range(50))
 def test_enough_kills_for_every_seed(shape: DemoSize, seed: int) -> None:
-    """Any seed gives at least five kills, at least two of them inside a save, one after the other and before the end."""
+    """Any seed gives at least five kills at increasing steps before the end. At least two are inside a save."""
     plan = plan_kills(seed, shape)
     assert len(plan) >= 5
     assert sum(kill.inside_save for kill in plan) >= 2
@@ -39,13 +39,13 @@ def test_enough_kills_for_every_seed(shape: DemoSize, seed: int) -> None:
 
 
 def test_plan_is_a_function_of_the_seed() -> None:
-    """The same seed gives the same plan, another one another, and this one stays as it is."""
+    """Equal seeds give equal plans, and different seeds different ones."""
     assert plan_kills(3, FULL) == plan_kills(3, FULL)
     assert len({tuple(plan_kills(seed, FULL)) for seed in range(20)}) == 20
 
 
 def test_next_save() -> None:
-    """Saves are made after steps whose number plus one is a multiple."""
+    """A save follows each step whose number plus one is a multiple of the interval."""
     assert [next_save(step, 5) for step in (0, 3, 4, 5)] == [4, 4, 4, 9]
 
 
@@ -60,7 +60,7 @@ def test_kills_between_steps_after_the_moment() -> None:
 
 
 def test_kills_inside_a_save_only_while_there_is_one() -> None:
-    """A kill inside a save waits for one that is being written; one that is over before the moment is let go."""
+    """A kill inside a save waits for a save in progress. A save that ends before the planned moment is skipped."""
     aim = Aim([PlannedKill(4, True, 0.5)], 5)
     assert aim.watching_a_save(Scene(last=3))
     assert not aim.due(Scene(last=4), 1.0)
@@ -81,8 +81,8 @@ def test_a_miss_is_tried_again_at_a_later_save() -> None:
     assert not aim.due(Scene(last=100, save="x"), 1.0)
 
 
-def test_what_was_passed_is_moved_on() -> None:
-    """When a try took longer than planned the next kill waits for work to be done first."""
+def test_a_kill_whose_step_has_passed_is_postponed() -> None:
+    """If an attempt took longer than planned, the next kill waits until steps are done."""
     aim = Aim([PlannedKill(4, True, 0.0), PlannedKill(6, False, 0.0)], 5)
     aim.fired(9, inside_save=True)
     assert not aim.due(Scene(last=9), 1.0)

@@ -39,7 +39,7 @@ def shown(value: DemoReport) -> str:
 
 
 def test_a_kill_learns_from_the_journal() -> None:
-    """The next process's entries give where it went on, when it was back, and when it had caught up."""
+    """The next process's entries give its first step, when it started, and when it had caught up."""
     kill = Kill(1, step=7, saving=None, time=100.0)
     assert kill.after({"what": "finished", "step": 7, "time": 100.1}) is kill
     kill = kill.after({"what": "started", "start": 5, "time": 102.0})
@@ -52,7 +52,7 @@ def test_a_kill_learns_from_the_journal() -> None:
 
 
 def test_equal_runs_are_ok() -> None:
-    """Without a difference the answer is yes, and the table says how many kills and steps there were."""
+    """If the runs are equal, the report is ok, and the table counts kills and steps."""
     value = report()
     assert value.ok
     text = shown(value)
@@ -60,19 +60,19 @@ def test_equal_runs_are_ok() -> None:
     assert "2, of them 1 inside a save; 8 steps redone" in text
 
 
-def test_one_bit_makes_it_a_no() -> None:
-    """One bit of one loss turns the answer to no and names the step, in the table and in the JSON."""
+def test_one_different_bit_fails_the_report() -> None:
+    """One different bit of one loss makes the report fail. Table and JSON name the step."""
     killed = steps()
     killed[13] = replace(killed[13], loss=math.nextafter(float.fromhex(killed[13].loss), 0.0).hex())
     value = report(killed)
     assert not value.ok
     assert "step 13" in shown(value)
-    found = json.loads(json.dumps(value.to_json()))
-    assert (found["ok"], found["difference"]["step"]) == (False, 13)
+    report_json = json.loads(json.dumps(value.to_json()))
+    assert (report_json["ok"], report_json["difference"]["step"]) == (False, 13)
     assert curve_digest(killed) != curve_digest(steps())
 
 
-def test_a_problem_makes_it_a_no() -> None:
+def test_a_problem_fails_the_report() -> None:
     """Equal curves without enough kills are no proof."""
     value = replace(report(), problem="too few kills")
     assert not value.ok
@@ -81,11 +81,11 @@ def test_a_problem_makes_it_a_no() -> None:
 
 def test_json_has_all_that_the_table_has() -> None:
     """The JSON is plain values, and has for each kill what the table shows."""
-    found = json.loads(json.dumps(report().to_json()))
-    assert found["ok"] is True
-    assert (found["kills_inside_save"], found["redone"]) == (1, 8)
-    assert found["kills"][1]["inside_save"] is True
-    assert found["kills"][1]["redone"] == 5
+    report_json = json.loads(json.dumps(report().to_json()))
+    assert report_json["ok"] is True
+    assert (report_json["kills_inside_save"], report_json["redone"]) == (1, 8)
+    assert report_json["kills"][1]["inside_save"] is True
+    assert report_json["kills"][1]["redone"] == 5
 
 
 def test_fits_eighty_columns() -> None:

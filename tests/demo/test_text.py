@@ -50,7 +50,7 @@ def test_zipped_library(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [[], ["-OO"]], ids=["plain", "OO"])
 def test_no_source_at_all(tmp_path: Path, flags: list[str]) -> None:
-    """Where only compiled files are left, even without docstrings, those of what is written in C are text enough."""
+    """With only compiled files, even without docstrings, the docstrings of C modules are enough text."""
     script = (
         "import sys; from pathlib import Path; from relight.demo.text import read_text;"
         "print(len(read_text(stdlib=Path(sys.argv[1]), zips=[])))"
@@ -60,8 +60,8 @@ def test_no_source_at_all(tmp_path: Path, flags: list[str]) -> None:
     assert int(done.stdout) >= BYTES_MIN
 
 
-def test_nothing_at_all_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Python without any text is an error that says so, not a model trained on nothing."""
+def test_a_python_without_text_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Python has neither sources nor docstrings, the demo raises an error and trains nothing."""
     monkeypatch.setattr(text, "_BUILT_IN", ())
     with pytest.raises(RuntimeError, match="no source and no docstrings"):
         read_text(stdlib=tmp_path, zips=[])

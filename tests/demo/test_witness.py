@@ -1,4 +1,4 @@
-"""The demo's own look at the disk."""
+"""The demo's own reading of the disk."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ def record(run: Path, seq: int, kind: str, body: dict[str, str]) -> None:
 
 
 def test_unfinished_is_what_no_commit_names(tmp_path: Path) -> None:
-    """A save's directory counts as unfinished until a COMMIT names it; other directories and records don't matter."""
+    """A save's directory counts as unfinished until a COMMIT names it. Other directories and records are ignored."""
     assert witness.unfinished(tmp_path / "none") == set()
-    one, two = "0000000004-aaaaaaaaaa-e1", "0000000009-bbbbbbbbbb-e1"
-    for name in (one, two, "log", "other"):
+    first, second = "0000000004-aaaaaaaaaa-e1", "0000000009-bbbbbbbbbb-e1"
+    for name in (first, second, "log", "other"):
         (tmp_path / name).mkdir()
     record(tmp_path, 0, "RUN", {"name": "r"})
-    record(tmp_path, 1, "COMMIT", {"dir": one})
+    record(tmp_path, 1, "COMMIT", {"dir": first})
     (tmp_path / "log" / ".tmp-x").write_text("half a record")
-    assert witness.unfinished(tmp_path) == {two}
-    record(tmp_path, 2, "COMMIT", {"dir": two})
+    assert witness.unfinished(tmp_path) == {second}
+    record(tmp_path, 2, "COMMIT", {"dir": second})
     assert witness.unfinished(tmp_path) == set()
 
 
 def test_agrees_with_relight(tmp_path: Path) -> None:
-    """What Relight itself calls a checkpoint is what the witness calls committed."""
+    """The witness counts the same checkpoints as committed as Relight does."""
     import pytest
 
     torch = pytest.importorskip("torch")

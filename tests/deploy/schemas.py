@@ -1,4 +1,5 @@
-"""``make manifests``: each document of deploy/kubernetes against the schema that its makers have published; unknown fields are errors."""
+"""``make manifests``: validate each document of deploy/kubernetes against the published schema. Unknown fields are
+errors."""
 
 from __future__ import annotations
 
@@ -20,15 +21,17 @@ MODELS = {
 
 
 def lost(given: Any, kept: Any, where: str = "") -> list[str]:
-    """What a model did not keep of a document: fields that it does not know."""
+    """Return the fields of a document that a model did not keep, because it does not know them."""
     if isinstance(given, dict):
         kept = kept if isinstance(kept, dict) else {}
         missing = [f"{where}.{key}" for key in given if key not in kept]
-        return missing + [one for key in given if key in kept for one in lost(given[key], kept[key], f"{where}.{key}")]
+        return missing + [field for key in given if key in kept for field in lost(given[key], kept[key], f"{where}.{key}")]
     if isinstance(given, list):
         kept = kept if isinstance(kept, list) else []
         return [
-            one for index, item in enumerate(given) for one in lost(item, kept[index] if index < len(kept) else None, f"{where}[{index}]")
+            field
+            for index, item in enumerate(given)
+            for field in lost(item, kept[index] if index < len(kept) else None, f"{where}[{index}]")
         ]
     return []
 
@@ -41,11 +44,11 @@ def without_quantities(given: Any) -> Any:
     """A document as the models can read it."""
     if isinstance(given, dict):
         return {key: without_quantities(value) for key, value in given.items() if key not in QUANTITIES}
-    return [without_quantities(one) for one in given] if isinstance(given, list) else given
+    return [without_quantities(item) for item in given] if isinstance(given, list) else given
 
 
 def inside(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a document holds of Kubernetes' own: jobs with their pods, and resources in a pod made for them."""
+    """Return the Kubernetes objects in a document: jobs with their pods, and resources in a pod made for them."""
     spec = document["spec"]
     if not isinstance(spec, dict):
         return []
@@ -58,7 +61,7 @@ def inside(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def wrong(document: dict[str, Any]) -> list[str]:
-    """What its schema says against a document; nothing if it is right."""
+    """Return the violations of a document's schema."""
     model = MODELS.get(document["kind"])
     if model is None:
         return against_kubernetes(document)
@@ -68,7 +71,7 @@ def wrong(document: dict[str, Any]) -> list[str]:
     except ValidationError as error:
         return [str(error)]
     kept = read.to_dict() if hasattr(read, "to_dict") else read.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return lost(plain, kept) + [kubernete for held in inside(document) for kubernete in against_kubernetes(held)]
+    return lost(plain, kept) + [violation for resource in inside(document) for violation in against_kubernetes(resource)]
 
 
 def against_kubernetes(document: dict[str, Any]) -> list[str]:
@@ -76,17 +79,17 @@ def against_kubernetes(document: dict[str, Any]) -> list[str]:
     try:
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
     except kubernetes_validate.ValidationError as error:
-        return [f"{'.'.join(str(one) for one in error.path)}: {error.message}"]
+        return [f"{'.'.join(str(key) for key in error.path)}: {error.message}"]
     return []
 
 
 def main() -> int:
-    """Say of each document whether it is right; and that a wrong one is found, without which nothing was shown."""
+    """Validate each document. Also check that an unknown field in it would be reported."""
     bad = 0
     for path, document in documents():
-        said = wrong(document)
-        bad += len(said)
-        print(f"{path.relative_to(ROOT)}  {document['kind']}  {'; '.join(said) or 'valid'}")
+        violations = wrong(document)
+        bad += len(violations)
+        print(f"{path.relative_to(ROOT)}  {document['kind']}  {'; '.join(violations) or 'valid'}")
         spec = document["spec"]
         planted = [wrong(document | {"spec": spec | {"planted": 1}})]
         planted += [wrong(document | {"spec": "text"})]

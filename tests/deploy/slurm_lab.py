@@ -16,7 +16,7 @@ NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "squ
 
 
 def missing() -> str:
-    """What is not here that it takes, in words; empty if all is."""
+    """Return what this machine lacks, in words; empty if nothing."""
     path = os.environ["PATH"] + ":/usr/sbin"
     lacking = [name for name in NEEDED if shutil.which(name, path=path) is None]
     if lacking:
@@ -25,14 +25,14 @@ def missing() -> str:
 
 
 class Slurm:
-    """One controller and one node that are running."""
+    """A running controller and node."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.env = {**os.environ, "SLURM_CONF": str(home / "slurm.conf")}
 
     def ask(self, *command: str, **more: str) -> str:
-        """What a command of Slurm's answers."""
+        """Return the output of a Slurm command."""
         done = subprocess.run(command, env=self.env | more, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
@@ -42,7 +42,7 @@ class Slurm:
         return self.field(job, "JobState")
 
     def field(self, job: str, name: str) -> str:
-        """One value of what Slurm says of a job."""
+        """Return one field of Slurm's description of a job."""
         words = dict(word.split("=", 1) for word in self.ask("scontrol", "show", "job", job).split() if "=" in word)
         return words[name]
 
@@ -108,10 +108,10 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
             time.sleep(1)
         ends = time.monotonic() + 60
         while "idle" not in subprocess.run(["sinfo", "-h", "-o", "%T"], env=lab.env, capture_output=True, text=True, check=False).stdout:
-            told = "".join(
+            output = "".join(
                 (home / name).read_text(errors="replace")[-1500:] for name in ("ctld.log", "d.log", "munged.out") if (home / name).exists()
             )
-            assert time.monotonic() < ends, f"Slurm does not come up:\n{told}"
+            assert time.monotonic() < ends, f"Slurm does not come up:\n{output}"
             time.sleep(0.5)
         yield lab
     finally:
@@ -127,7 +127,7 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
 
 def _free_ports(count: int) -> list[int]:
     listening = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in listening]
-    for one in listening:
-        one.close()
+    ports = [listener.getsockname()[1] for listener in listening]
+    for listener in listening:
+        listener.close()
     return ports

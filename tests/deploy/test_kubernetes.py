@@ -13,18 +13,18 @@ from tests.deploy.manifests import ROOT, documents, jobs, kustomizations, pods
 from relight.cli import COMMANDS, cli
 
 DOCUMENTS = [pytest.param(document, id=f"{path.parent.name}-{document['kind']}") for path, document in documents()]
-WITH_PODS = [one for one in DOCUMENTS if pods(one.values[0])]
-TRAINERS = [one for one in DOCUMENTS if jobs(one.values[0])]
+WITH_PODS = [document for document in DOCUMENTS if pods(document.values[0])]
+TRAINERS = [document for document in DOCUMENTS if jobs(document.values[0])]
 
 
 def env(container: dict[str, Any]) -> dict[str, str]:
-    """Its plain variables."""
-    return {one["name"]: one["value"] for one in container.get("env", []) if "value" in one}
+    """Return the variables with plain values."""
+    return {variable["name"]: variable["value"] for variable in container.get("env", []) if "value" in variable}
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_grace_fits(trainer: dict[str, Any]) -> None:
-    """Before SIGTERM stands preStop, and both are over before SIGKILL; what ranks are told is what is left."""
+    """preStop and the grace period together end before SIGKILL. The ranks' grace period is what preStop leaves."""
     for pod in pods(trainer):
         for container in pod["containers"]:
             hook = container["lifecycle"]["preStop"]["exec"]["command"][-1]
@@ -34,8 +34,9 @@ def test_grace_fits(trainer: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_who_is_asked_to_end_is_not_counted_as_failed(trainer: dict[str, Any]) -> None:
-    """Exit codes 75 and 76, and disruptions, do not use up the retries; wrong usage ends the job; the container is one that is there."""
+def test_a_pod_that_was_asked_to_end_does_not_count_as_failed(trainer: dict[str, Any]) -> None:
+    """Exit codes 75 and 76, and disruptions, use up no retries. Wrong usage ends the job. The named container
+    exists."""
     for job in jobs(trainer):
         rules = job["podFailurePolicy"]["rules"]
         by_codes = {tuple(rule["onExitCodes"]["values"]): rule["action"] for rule in rules if "onExitCodes" in rule}
@@ -48,7 +49,7 @@ def test_who_is_asked_to_end_is_not_counted_as_failed(trainer: dict[str, Any]) -
 
 @pytest.mark.parametrize("document", WITH_PODS)
 def test_pods_may_little(document: dict[str, Any]) -> None:
-    """Nobody is root, nothing is gained, no token of the cluster's is mounted."""
+    """No pod runs as root, gains privileges, or mounts a token of the cluster."""
     for pod in pods(document):
         assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
         assert pod["automountServiceAccountToken"] is False
@@ -58,8 +59,8 @@ def test_pods_may_little(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("document", WITH_PODS)
-def test_what_is_mounted_and_probed_is_there(document: dict[str, Any]) -> None:
-    """Volumes that are mounted are declared; probes go to ports that the container has."""
+def test_mounted_volumes_and_probed_ports_exist(document: dict[str, Any]) -> None:
+    """Mounted volumes are declared. Probes use ports that the container has."""
     for pod in pods(document):
         volumes = {volume["name"] for volume in pod["volumes"]}
         for container in pod["containers"]:
@@ -72,18 +73,18 @@ def test_what_is_mounted_and_probed_is_there(document: dict[str, Any]) -> None:
 
 
 def test_claims_selectors_and_ports_meet() -> None:
-    """A claim that a pod names is in the files; Service, NetworkPolicy and PodMonitor choose the dashboard's pod, and ports that it has."""
+    """A pod's claim exists. Service, NetworkPolicy and PodMonitor select the dashboard's pod, and its ports."""
     every = [document for _, document in documents()]
-    claims = {one["metadata"]["name"] for one in every if one["kind"] == "PersistentVolumeClaim"}
+    claims = {manifest["metadata"]["name"] for manifest in every if manifest["kind"] == "PersistentVolumeClaim"}
     named = {
         v["persistentVolumeClaim"]["claimName"]
-        for one in every
-        for pod in pods(one)
+        for manifest in every
+        for pod in pods(manifest)
         for v in pod["volumes"]
         if "persistentVolumeClaim" in v
     }
     assert named == claims
-    kinds = {one["kind"]: one for one in every}
+    kinds = {manifest["kind"]: manifest for manifest in every}
     labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
     ports = {port["name"] for container in pods(kinds["Deployment"])[0]["containers"] for port in container["ports"]}
     assert kinds["Service"]["spec"]["selector"] == labels and {port["targetPort"] for port in kinds["Service"]["spec"]["ports"]} <= ports
@@ -95,7 +96,7 @@ def test_claims_selectors_and_ports_meet() -> None:
 
 def test_the_dashboard_cannot_write_the_store() -> None:
     """Every container of the Deployment has the store read-only, and its own file system."""
-    for document in (one for _, one in documents() if one["kind"] == "Deployment"):
+    for document in (entry for _, entry in documents() if entry["kind"] == "Deployment"):
         for container in pods(document)[0]["containers"]:
             assert [mount["readOnly"] for mount in container["volumeMounts"] if mount["name"] == "store"] == [True]
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
@@ -104,20 +105,20 @@ def test_the_dashboard_cannot_write_the_store() -> None:
 def test_kustomizations_name_what_is_there() -> None:
     """Each file is in a kustomization, each that is named is there, each image that is set is used."""
     named = set()
-    for path, one in kustomizations():
-        assert one["kind"] == "Kustomization"
-        there = [path.parent / resource for resource in one["resources"]]
-        assert all(place.is_file() or (place / "kustomization.yaml").is_file() for place in there), path
-        named |= {place.resolve() for place in there}
+    for path, kustomization in kustomizations():
+        assert kustomization["kind"] == "Kustomization"
+        resources = [path.parent / resource for resource in kustomization["resources"]]
+        assert all(place.is_file() or (place / "kustomization.yaml").is_file() for place in resources), path
+        named |= {place.resolve() for place in resources}
         used = {
             container["image"]
-            for place in there
+            for place in resources
             if place.is_file()
-            for held in _in(place)
-            for pod in pods(held)
+            for document in _in(place)
+            for pod in pods(document)
             for container in pod["containers"]
         }
-        assert {image["name"] for image in one.get("images", [])} <= used
+        assert {image["name"] for image in kustomization.get("images", [])} <= used
     assert {path.resolve() for path, _ in documents()} <= named
 
 
@@ -140,7 +141,7 @@ def test_relight_commands_have_the_options_that_they_are_given(document: dict[st
                 assert {word.split("=")[0] for word in words if word.startswith("--")} <= known
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_all_kinds_of_manifests_exist() -> None:
     """Both kinds of trainers, the dashboard and the monitor are in the files."""
     assert {document["kind"] for _, document in documents()} >= {
         "JobSet",

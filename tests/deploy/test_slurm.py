@@ -20,7 +20,7 @@ TEMPLATES = Path(__file__).parents[2] / "deploy" / "slurm"
 
 SRUN = """
 import signal, subprocess, sys, os
-# As srun: starts the step, is asked by scancel (a file with its pid), and ends with its code.
+# Stand-in for srun: it starts the step, writes its pid for scancel, and ends with the step's exit code.
 open(os.environ["LAB"] + "/srun.pid", "w").write(str(os.getpid()))
 rest = [word for word in sys.argv[1:]]
 while rest and rest[0].startswith("--"):
@@ -31,7 +31,7 @@ sys.exit(child.wait())
 """
 RELIGHT = """
 import os, signal, sys, time
-# As relight run: SIGTERM: the last step is stored, and 75.
+# Stand-in for relight run: at SIGTERM it stores the last step and exits with 75.
 lab = os.environ["LAB"]
 open(lab + "/relight", "a").write(" ".join(sys.argv[1:]) + " grace=" + os.environ["RELIGHT_GRACE_S"] + "\\n")
 def end(*_):
@@ -45,7 +45,7 @@ sys.exit(int(os.environ.get("LAST", "0")))
 """
 SCANCEL = """
 import os, signal, sys
-# As scancel: the named signal to the step; written down.
+# Stand-in for scancel: it sends the named signal to the step, and records the call.
 lab = os.environ["LAB"]
 open(lab + "/scancel", "a").write(" ".join(sys.argv[1:]) + "\\n")
 named = [word.partition("=")[2] for word in sys.argv[1:] if word.startswith("--signal=")]
@@ -54,7 +54,7 @@ if named:
 """
 SCONTROL = """
 import os, sys
-# As scontrol: names of hosts; requeue is written down.
+# Stand-in for scontrol: it prints host names, and records requeue.
 if sys.argv[1:3] == ["show", "hostnames"]:
     print("node1\\nnode2")
 else:
@@ -102,7 +102,7 @@ class Job:
         return self.process.returncode, output
 
     def recorded(self, name: str) -> str:
-        """Return what a stand-in has recorded; empty if nothing."""
+        """Return the calls that a stand-in recorded; empty if none."""
         path = self.lab / name
         return path.read_text() if path.exists() else ""
 
@@ -129,7 +129,7 @@ def test_two_signals_ask_once(tmp_path: Path) -> None:
     assert (code, job.recorded("terms"), job.recorded("scontrol")) == (0, "TERM\n", "requeue 41\n"), output
 
 
-def test_who_is_cancelled_does_not_come_back(tmp_path: Path) -> None:
+def test_a_cancelled_job_is_not_requeued(tmp_path: Path) -> None:
     """After SIGTERM (scancel, preemption) the step saves.
 
     Slurm decides about a requeue, and the exit code states what was stored.
@@ -146,7 +146,7 @@ def test_a_job_that_ends_by_itself_keeps_its_code(tmp_path: Path, last: str) -> 
     assert (code, job.recorded("scontrol"), job.recorded("scancel")) == (int(last), "", ""), output
 
 
-def test_one_that_finishes_while_it_is_asked_is_not_queued_again(tmp_path: Path) -> None:
+def test_a_job_that_finishes_during_the_request_is_not_requeued(tmp_path: Path) -> None:
     """Exit code 0 after SIGUSR1 is the end of the run."""
     code, output = (job := Job(tmp_path, "train.sbatch", CODE="0").up().send(signal.SIGUSR1)).end()
     assert (code, job.recorded("scontrol")) == (0, ""), output
@@ -216,7 +216,7 @@ def test_real_slurm_signals_and_queues_again(tmp_path: Path) -> None:
             **env,
         )
         lab.until(job, "RUNNING")
-        lab.until(job, "PENDING", within_s=240)  # signalled, saved, queued again
+        lab.until(job, "PENDING", within_s=240)  # it was signalled, saved and queued again
         first = log.read_text()
         assert "the time limit is near" in first and "the last step is stored" in first, first
         lab.until(job, "RUNNING", within_s=180)

@@ -80,7 +80,7 @@ def test_a_healthy_set_up_has_nothing() -> None:
     assert judge(HEALTHY) == []
 
 
-def test_what_could_not_be_seen_is_not_wrong() -> None:
+def test_an_unseen_fact_is_no_finding() -> None:
     """Unknown facts lead to no finding: they are reported as unseen."""
     assert judge(DoctorFacts(machine=Machine(unseen={"memory": "no answer"}), store=StoreFacts(url="/data/runs", there=False))) == []
 

@@ -34,10 +34,10 @@ def incident(number: int, action: str = "restart", age_s: float = 60.0) -> Incid
     )  # fmt: skip
 
 
-def put(runs: Path, one: Incident | RecoveryRecord) -> None:
+def put(runs: Path, record: Incident | RecoveryRecord) -> None:
     """Store an incident's record as the supervisor does."""
-    name = f"{one.id}.json" if isinstance(one, Incident) else f"{one.id}.after.json"
-    open_bytes(str(runs)).put_once(f"demo/incidents/{name}", msgspec.json.encode(one))
+    name = f"{record.id}.json" if isinstance(record, Incident) else f"{record.id}.after.json"
+    open_bytes(str(runs)).put_once(f"demo/incidents/{name}", msgspec.json.encode(record))
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_nothing_is_counted_of_what_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("label", sorted(FIELDS))
-def test_a_failed_look_is_never_a_made_check(label: str) -> None:
+def test_a_failed_probe_is_never_a_made_check(label: str) -> None:
     """If a probe failed, each check that depends only on its fields is reported as not made."""
     run, part = HEALTHY.runs[0], "machine" if hasattr(HEALTHY.machine, FIELDS[label][0]) else ""
     if label == "settings":
@@ -103,7 +103,7 @@ def test_a_run_that_cannot_be_read_is_checked_for_that_alone() -> None:
     assert both.in_part["stopped"] == "1 of 2 runs could not be examined"
 
 
-def test_every_look_is_known_to_the_count() -> None:
+def test_every_probe_has_its_fields() -> None:
     """Each probe's label in ``facts_…`` has its fields in ``FIELDS``, so that a failure of a new probe is counted."""
     text = "".join(path.read_text(encoding="utf-8") for path in DOCTOR.glob("facts_*.py")) + (DOCTOR / "collect.py").read_text(
         encoding="utf-8"
@@ -129,7 +129,7 @@ def test_incidents_are_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert recent_incidents(store, "other", 0.0, 5) == []
 
 
-def test_what_is_counted_looks_at_the_place_itself(tmp_path: Path) -> None:
+def test_the_number_of_checks_depends_on_the_place(tmp_path: Path) -> None:
     """A path without a store has fewer checks than a run with checkpoints."""
     at_hand.fill(tmp_path / "runs")
     assert len(coverage(collect(str(tmp_path / "to-come"))).made) < len(coverage(collect(str(tmp_path / "runs"))).made)

@@ -106,7 +106,7 @@ def test_fix_keeps_what_a_damaged_log_might_need(ask, tmp_path: Path, memory: Pa
     assert answer.code == 1 and left[0].exists()
 
 
-def test_a_person_is_asked(tmp_path: Path) -> None:
+def test_fix_asks_on_a_terminal(tmp_path: Path) -> None:
     """On a terminal, ``--fix`` shows the plan and asks; after "no" it removes nothing."""
     at_hand.fill(tmp_path / "runs")
     (tmp_path / "runs" / "demo" / "0000000111-aaaaaaaaaa-e1").mkdir()

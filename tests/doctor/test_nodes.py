@@ -28,7 +28,7 @@ class Board:
     """An exchange between threads. ``spoil`` replaces messages by other bytes."""
 
     def __init__(self, spoil: dict[str, bytes] | None = None) -> None:
-        self._said: dict[str, bytes] = {}
+        self._sent: dict[str, bytes] = {}
         self._spoil = spoil or {}
 
     def of(self, rank: int) -> Any:
@@ -37,13 +37,13 @@ class Board:
 
     def put(self, key: str, data: bytes) -> None:
         """Store a message."""
-        self._said[key] = self._spoil.get(key, data)
+        self._sent[key] = self._spoil.get(key, data)
 
     def find(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
         """Return the messages that arrive in time."""
         ends = time.monotonic() + within_s
         while True:
-            messages = {rank: self._said[f"{what}/{rank}"] for rank in of if f"{what}/{rank}" in self._said}
+            messages = {rank: self._sent[f"{what}/{rank}"] for rank in of if f"{what}/{rank}" in self._sent}
             if len(messages) == len(of) or time.monotonic() > ends:
                 return messages
             time.sleep(0.002)
@@ -101,7 +101,7 @@ def test_a_store_of_its_own_is_found_by_all(place: Path, tmp_path: Path) -> None
     assert compared([place, tmp_path / "none"], 2) == [{"node-store"}] * 2
 
 
-def test_one_that_does_not_come_or_talks_nonsense_is_missing_and_the_rest_is_compared(place: Path) -> None:
+def test_a_silent_or_invalid_node_is_missing_and_the_rest_is_compared(place: Path) -> None:
     """A missing node, or one that sends garbage, is reported within the time limit."""
     began = time.monotonic()
     assert compared([place] * 2, 3) == [{"node-missing"}] * 2
@@ -119,7 +119,7 @@ def test_no_value_of_a_setting_is_shown() -> None:
     assert "node 1 (b)" in finding.where
 
 
-def test_where_nodes_meet_is_said_or_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_nodes_is_from_variables_or_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address comes from torchrun's variables or from options; an invalid one is an error."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)

@@ -57,7 +57,7 @@ def test_a_verification_is_remembered_and_counts_for_the_newest(place: Path, cal
     assert line(call, place / "demo", name)["score"] == 0.0
 
 
-def test_a_proof_is_remembered_where_it_is_said(place: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_is_recorded_in_the_given_run(place: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof records equality or the first difference. Without ``--remember`` nothing is written. A missing run is an error at once."""
     name = "a resume was proven exact"
     for difference, score in ((None, 1.0), (FirstDifference(7, "after step 7", "model/x", "why", []), 0.0)):
@@ -74,7 +74,7 @@ def test_a_proof_is_remembered_where_it_is_said(place: Path, call: Any, monkeypa
     assert call("prove", "--remember", place / "none", "train.py").code == 1
 
 
-def test_the_newest_stay_and_nonsense_is_passed_over(tmp_path: Path) -> None:
+def test_the_newest_proofs_stay_and_invalid_files_are_skipped(tmp_path: Path) -> None:
     """Only the newest 32 proofs are kept. Damaged, huge and foreign files are ignored."""
     store = LocalStore(tmp_path / "runs")
     for number in range(KEPT + 8):

@@ -123,7 +123,7 @@ LOWERED: list[tuple[str, DoctorFacts, float | None]] = [
     ("enough memory may be locked", FAULTS["memlock with a fabric"][0](), 0.0),
     ("relight doctor finds nothing", FAULTS["the next does not fit"][0](), 0.0),
     ("packages have tested versions", FAULTS["a package is old"][0](), 0.0),
-    ("settings are valid", FAULTS["a name that is none"][0](), 0.0),
+    ("settings are valid", FAULTS["an unknown variable"][0](), 0.0),
     ("the grace period is known", HEALTHY, 0.0),
     ("no leftovers exist", FAULTS["leftovers"][0](), 0.5),
     ("clocks agree", FAULTS["a record of tomorrow"][0](), 0.0),
@@ -140,11 +140,11 @@ def test_a_line_is_graded_by_what_was_seen(name: str, facts: DoctorFacts, score:
     assert line.grade == ("–" if score is None else grade_of(score))
 
 
-def test_what_could_not_be_measured_earns_nothing() -> None:
+def test_an_unmeasured_line_scores_nothing() -> None:
     """Unmeasured lines earn nothing, and a part without measured lines has no grade."""
     lines = (
         ReadinessLine("security", "a", 3, 1.0, "seen", ""),
-        ReadinessLine("security", "b", 1, None, "not seen", "look"),
+        ReadinessLine("security", "b", 1, None, "not seen", "check it"),
         ReadinessLine("operations", "c", 4, None, "", ""),
     )
     readiness = Readiness(lines)
@@ -168,12 +168,12 @@ def test_letters(score: float, letter: str) -> None:
 
 def drill(ok: bool) -> DrillReport:
     """Return a drill report."""
-    outcome = RehearsalOutcome("kill", "a rank is killed", "passed" if ok else "failed", "it went on")
+    outcome = RehearsalOutcome("kill", "a rank is killed", "passed" if ok else "failed", "it resumed")
     return DrillReport(f"{int(time.time() * 1000):013d}-a", now_text(), "node-1", "train.py", [outcome], 12.0)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """On a real store: the restore's rate, a recorded drill, and exit codes by grade."""
+    """``relight ready`` on a real store measures the restore's rate, uses a recorded drill, and exits by grade."""
     at_hand.fill(tmp_path / "runs")
     path = str(tmp_path / "runs" / "demo")
 

@@ -94,7 +94,7 @@ def test_ranks_that_commit_the_same_are_no_two_jobs(runs: Path) -> None:
     assert names(runs) == set()
 
 
-def test_looking_leaves_everything_as_it_was(runs: Path) -> None:
+def test_doctor_changes_no_file(runs: Path) -> None:
     """Doctor leaves all files unchanged, and does not create a missing store."""
     before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
     directories = {path for path in runs.rglob("*") if path.is_dir()}
@@ -110,7 +110,7 @@ def test_looking_leaves_everything_as_it_was(runs: Path) -> None:
     assert not any([*(runs.parent / "empty").iterdir(), *(runs.parent / "other").iterdir()])
 
 
-def test_a_typo_is_told_with_what_was_meant(runs: Path) -> None:
+def test_a_typo_is_reported_with_a_suggestion(runs: Path) -> None:
     """The nearest run name is suggested; an invalid URL is a usage error."""
     assert "did you mean demo?" in named(collect(f"{runs}/dmo"), "nothing-there").evidence
     for wrong in ("xyz://a", "", "s3://", "runs\0"):
@@ -162,10 +162,10 @@ def test_a_read_only_file_system(tmp_path: Path) -> None:
         assert "read-only" in finding.what and "findmnt" in finding.command
 
 
-AS_NOBODY = """
+WITHOUT_RIGHTS = """
 import json, os, sys
 from relight.doctor import collect, judge
-judge(collect(sys.argv[2]))  # all that it imports is imported, while that can be read
+judge(collect(sys.argv[2]))  # import everything while it can still be read
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
@@ -175,7 +175,7 @@ print(json.dumps([one.name for one in judge(collect(sys.argv[1], quick=True))]))
 
 
 def test_a_directory_without_permission(tmp_path: Path) -> None:
-    """Another user's store, which may be read and not written."""
+    """A store of another user that is readable and not writable."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         os.chmod(name, 0o755)
         runs = Path(name) / "runs"
@@ -183,7 +183,7 @@ def test_a_directory_without_permission(tmp_path: Path) -> None:
         at_hand.fill(tmp_path / "other")
         for path in (runs, *runs.rglob("*")):
             path.chmod(0o555 if path.is_dir() else 0o444)
-        command = [sys.executable, "-c", AS_NOBODY, str(runs), str(tmp_path / "other")]
+        command = [sys.executable, "-c", WITHOUT_RIGHTS, str(runs), str(tmp_path / "other")]
         done = subprocess.run(command, capture_output=True, text=True, env=at_hand.environment(), check=False, cwd="/")
         for path in (runs, *runs.rglob("*")):
             path.chmod(0o755)
@@ -192,7 +192,7 @@ def test_a_directory_without_permission(tmp_path: Path) -> None:
 
 
 def test_a_file_where_the_store_should_be(tmp_path: Path) -> None:
-    """Not a traceback: a finding."""
+    """A file instead of a store gives a finding, not a traceback."""
     (tmp_path / "file").write_text("hello")
     assert names(tmp_path / "file") == {"not-a-directory"}
 
@@ -212,16 +212,16 @@ def test_a_preloaded_liar(runs: Path) -> None:
     assert "preload" in [finding["name"] for finding in done.json["findings"]]
 
 
-def test_everybody_may_write(runs: Path) -> None:
-    """A world-writable store; one with the sticky bit is fine."""
+def test_a_world_writable_store(runs: Path) -> None:
+    """A world-writable store is a finding, unless it has the sticky bit."""
     runs.chmod(0o777)
     assert names(runs) == {"shared-write"}
     runs.chmod(0o777 | stat.S_ISVTX)
     assert names(runs) == set()
 
 
-def test_what_a_killed_bench_has_left(runs: Path) -> None:
-    """Named, so that it can be removed."""
+def test_leftovers_of_a_killed_bench(runs: Path) -> None:
+    """The finding names the directory, so that the user can remove it."""
     (runs / ".relight-bench-12345678").mkdir()
     assert named(collect(str(runs)), "bench-leftovers").command.endswith("/.relight-bench-12345678")
 
@@ -348,7 +348,7 @@ def test_a_package_that_a_store_needs(runs: Path, monkeypatch: pytest.MonkeyPatc
     assert "package-missing" not in names(runs)
 
 
-def test_names_that_nobody_knows(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_do_not_resolve(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MASTER_ADDR does not resolve, and the address for peers is another machine's."""
     monkeypatch.setenv("MASTER_ADDR", "node-0.invalid")
     monkeypatch.setenv("RELIGHT_PEERS_HOST", "192.0.2.1")
@@ -359,7 +359,7 @@ def test_names_that_nobody_knows(runs: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert names(runs) == set()
 
 
-def test_a_look_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hanging probe is recorded as unseen at its time limit; a failing one with its error text."""
     probes = BoundedProbe(0.2)
     began = time.monotonic()
@@ -369,7 +369,7 @@ def test_a_look_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no answer within" in probes.unseen["a mount"] and "/no/such/file" in probes.unseen["a file"]
 
 
-def test_a_store_that_hangs_keeps_nobody(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_hangs_is_reported_at_the_time_limit(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mount without its server is reported at the time limit, and other probes continue."""
     monkeypatch.setattr(sys.modules["relight.doctor.collect"], "PLACE_S", 0.5)
     ended = threading.Event()
@@ -430,7 +430,7 @@ def test_leftovers_of_a_dead_attempt(runs: Path) -> None:
     assert names(runs / "demo") == {"leftovers", "temporaries"}
 
 
-def test_a_superseded_attempt_that_went_on(tmp_path: Path) -> None:
+def test_a_superseded_attempt_that_continued(tmp_path: Path) -> None:
     """Its commits are void, and two writing jobs are reported."""
     at_hand.fenced(tmp_path / "runs")
     assert "superseded" in names(tmp_path / "runs")
@@ -472,7 +472,7 @@ def test_restarts_without_progress(tmp_path: Path) -> None:
     assert names(tmp_path / "runs") == {"no-progress"}
 
 
-def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
+def test_a_loss_that_is_nan(tmp_path: Path) -> None:
     """The finding names the checkpoint to branch from."""
     attempt = Attempt.begin(open_bytes(tmp_path / "runs"), "demo")
     attempt.save(at_hand.request(99))

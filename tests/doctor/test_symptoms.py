@@ -55,7 +55,7 @@ ROWS = re.findall(r"^\| `([a-z_]+)` \|", PAGE, re.MULTILINE)
 
 
 @contextmanager
-def said() -> Iterator[list[str]]:
+def logged_messages() -> Iterator[list[str]]:
     """Collect the messages of events as lines of a job's log."""
     lines: list[str] = []
     end = subscribe(lambda event: lines.append(f"WARNING relight: {event.fields['say']}"))
@@ -90,7 +90,7 @@ def second_start(tmp_path: Path) -> str:
 
 
 def another_thread(tmp_path: Path) -> str:
-    with said() as lines:
+    with logged_messages() as lines:
         thread = threading.Thread(target=relight.Checkpointer(tmp_path / "runs" / "demo", state={"x": 1}).restore)
         thread.start()
         thread.join()
@@ -99,7 +99,7 @@ def another_thread(tmp_path: Path) -> str:
 
 def other_threads(tmp_path: Path) -> str:
     at_hand.fill(tmp_path / "runs")
-    with said() as lines:
+    with logged_messages() as lines:
         report_restored(Resumed(checkpoint=_newest(tmp_path / "runs"), environment={"threads": 8}), 300, {"threads": 2})
     return "\n".join(lines)
 
@@ -111,7 +111,7 @@ def _newest(path: Path) -> Any:
 def not_the_trained_model(tmp_path: Path) -> str:
     model = nn.Linear(2, 2)
     stale = StaleModelCheck({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
-    with said() as lines:
+    with logged_messages() as lines:
         for step in (9, 19):
             stale.compare(SimpleNamespace(step=step, id="a"), 9 if step > 9 else None, b"same", 16)  # type: ignore[arg-type]
     return "\n".join(lines)
@@ -134,7 +134,7 @@ def other_ranks(tmp_path: Path) -> str:
     loader = DataLoader(list(range(8)), batch_size=2)  # type: ignore[arg-type]
     remapped = remap_rank_state({"loader": {}}, {"loader": loader}, rank=0, world=2, saved=4, key="k", own=[{}] * 4)
     at_hand.fill(tmp_path / "runs")
-    with said() as lines:
+    with logged_messages() as lines:
         report_restored(Resumed(checkpoint=_newest(tmp_path / "runs"), notes=remapped.notes), 300, {})
     return "\n".join(lines)
 
@@ -143,7 +143,7 @@ def damaged_pack(tmp_path: Path) -> str:
     at_hand.fill(tmp_path / "runs")
     (pack,) = at_hand.directory(tmp_path / "runs", 3).glob("pack-*")
     at_hand.flip(pack)
-    with said() as lines:
+    with logged_messages() as lines:
         relight.load(str(tmp_path / "runs" / "demo"))
     return "\n".join(lines)
 
@@ -211,7 +211,7 @@ def flipped_on_the_way(tmp_path: Path) -> str:
             raise errors.CorruptCheckpoint("is not what was committed")
         return data
 
-    with said() as lines:
+    with logged_messages() as lines:
         decode_with_reread(lambda: next(came), decode, "demo/log/00000003.json")
     return "\n".join(lines)
 
@@ -227,13 +227,13 @@ def another_optimizer(tmp_path: Path) -> str:
 
 def ungiven_optimizer(tmp_path: Path) -> str:
     model = nn.Linear(2, 2)
-    with said() as lines, relight.Checkpointer(tmp_path / "run", background=False, model=model):
+    with logged_messages() as lines, relight.Checkpointer(tmp_path / "run", background=False, model=model):
         torch.optim.SGD(model.parameters(), lr=0.1).step()
     return "\n".join(lines)
 
 
 def no_free_slot(tmp_path: Path) -> str:
-    with said() as lines:
+    with logged_messages() as lines:
         postpone(SaveReason("every", "every 400 steps"), 399, "no snapshot slot is free")
     return "\n".join(lines)
 
@@ -382,7 +382,7 @@ def test_the_cause_counts_not_its_consequence() -> None:
     assert explain(f"{text}\n{late([1, 2], 'saving', 3.0)}").section == "no_space"
 
 
-def test_words_that_say_nothing_are_not_known() -> None:
+def test_unknown_words_have_no_explanation() -> None:
     """Unknown text has no explanation."""
     assert not explain("step 17 loss 2.31").known
     assert not explain("").known

@@ -46,14 +46,14 @@ def tiers_at(near: str, far: str) -> Tiers:
 class Worker:
     """A process with one role. It writes facts to its own file, one JSON list a line, before and after each action."""
 
-    def __init__(self, role: str, near: str, far: str, told: Path, seed: int) -> None:
+    def __init__(self, role: str, near: str, far: str, facts_file_path: Path, seed: int) -> None:
         self._role, self._near, self._far = role, open_bytes(near), open_bytes(far)
-        self._tiers, self._told, self._rng = tiers_at(near, far), open(told, "a"), random.Random(seed)
+        self._tiers, self._facts_out, self._rng = tiers_at(near, far), open(facts_file_path, "a"), random.Random(seed)
         self._seed, self._turn, self._attempt = seed, 0, None
 
-    def tell(self, *fact: str) -> None:
-        self._told.write(json.dumps(fact) + "\n")
-        self._told.flush()
+    def record(self, *fact: str) -> None:
+        self._facts_out.write(json.dumps(fact) + "\n")
+        self._facts_out.flush()
 
     def run(self) -> None:
         """Repeat the action for ever."""
@@ -63,10 +63,10 @@ class Worker:
             try:
                 act()
             except RelightError as error:
-                self.tell("error", self._role, type(error).__name__, str(error)[:200])
+                self.record("error", self._role, type(error).__name__, str(error)[:200])
                 self._attempt = None if self._role == "save" else self._attempt
             except Exception as error:
-                self.tell("wrong", f"{self._role}: {type(error).__name__}: {error}")
+                self.record("wrong", f"{self._role}: {type(error).__name__}: {error}")
                 raise
             time.sleep(self._rng.random() * 0.05)
 
@@ -75,9 +75,9 @@ class Worker:
             self._attempt = Attempt.begin(self._near, RUN, reason="race")
         step = self._attempt.history().live
         for fact in save(self._attempt, f"{self._seed}/{self._turn}", step[-1].step + 1 if step else 0):
-            self.tell(*fact)
+            self.record(*fact)
 
-    def _look(self, store: ByteStore) -> None:
+    def _check_restore(self, store: ByteStore) -> None:
         log = Log(store, RUN)
         view = log.read()
         live = fold(view).live
@@ -88,17 +88,17 @@ class Worker:
             key, state = read_state(store, view, checkpoint)
         except (CheckpointNotFound, CorruptCheckpoint) as error:
             if fold(log.read()).find(checkpoint.id) is not None:
-                self.tell("wrong", f"live checkpoint {checkpoint.id} does not restore: {error}")
+                self.record("wrong", f"live checkpoint {checkpoint.id} does not restore: {error}")
             return
         if state != state_of(key):
-            self.tell("wrong", f"checkpoint {checkpoint.id} restores as something else")
+            self.record("wrong", f"checkpoint {checkpoint.id} restores as something else")
 
     def _restore(self) -> None:
-        self._look(self._near)
+        self._check_restore(self._near)
 
     def _restore_far(self) -> None:
         with contextlib.suppress(CheckpointNotFound):
-            self._look(self._far)
+            self._check_restore(self._far)
 
     def _tag(self) -> None:
         run = Run(self._near, RUN)
@@ -111,7 +111,7 @@ class Worker:
 
     def _prune(self) -> None:
         plan = plan_prune(self._near, RUN, keep(last=self._rng.randrange(1, 5), every=7), verified={})
-        self.tell("retiring", *plan.going)
+        self.record("retiring", *plan.going)
         execute(plan, self._near)
 
     def _sweep(self) -> None:
@@ -126,7 +126,7 @@ class Worker:
             checkpoint = self._rng.choice(live)
             findings = verify_checkpoint(self._near, view, checkpoint)
             if findings and fold(Log(self._near, RUN).read()).find(checkpoint.id) is not None:
-                self.tell("wrong", f"live checkpoint {checkpoint.id} does not verify: {findings[0].detail}")
+                self.record("wrong", f"live checkpoint {checkpoint.id} does not verify: {findings[0].detail}")
 
 
 def off_by(days: float) -> None:
@@ -211,17 +211,17 @@ def settle(near: str, far: str, facts: list[tuple[str, ...]]) -> list[str]:
 def main() -> None:
     """Run a race, or one of its workers."""
     if sys.argv[1:2] == ["worker"]:
-        role, near, far, told, seed, days = sys.argv[2:]
+        role, near, far, facts_file_path, seed, days = sys.argv[2:]
         off_by(float(days))
-        Worker(role, near, far, Path(told), int(seed)).run()
+        Worker(role, near, far, Path(facts_file_path), int(seed)).run()
         return
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        (Path(place) / "told").mkdir()
-        result = race(f"{place}/near", f"{place}/far", Path(place) / "told", seconds=options.seconds, seed=options.seed)
+        (Path(place) / "facts").mkdir()
+        result = race(f"{place}/near", f"{place}/far", Path(place) / "facts", seconds=options.seconds, seed=options.seed)
     print(json.dumps(result, indent=1))
     sys.exit(1 if result["wrong"] else 0)
 

@@ -28,7 +28,7 @@ def names(store: LocalStore, run: str = "run") -> set[str]:
     return {entry.name for entry in store.list(f"{run}/{DIRECTORY}")}
 
 
-def test_what_happened_outlives_the_near_disk(tmp_path: Path) -> None:
+def test_incidents_and_accounts_survive_the_near_disk(tmp_path: Path) -> None:
     """Incidents are drained with the saves, and of an account only the newest version."""
     attempt = begin(tmp_path)
     book = IncidentLog(tmp_path / "elsewhere")
@@ -40,7 +40,7 @@ def test_what_happened_outlives_the_near_disk(tmp_path: Path) -> None:
         save(attempt, step)
         drain(attempt.store, "run")
         assert names(far) == names(attempt.store) and len(names(far)) == 2, "the account before is gone there too"
-    assert [one.seconds for one in read_accounts(far, "run")] == [180.0]
+    assert [account_read.seconds for account_read in read_accounts(far, "run")] == [180.0]
 
 
 def test_a_diary_that_cannot_be_written_keeps_no_checkpoint_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_a_diary_that_cannot_be_written_keeps_no_checkpoint_back(tmp_path: Path,
     assert names(LocalStore(tmp_path / "far")) == {"0000000000001-abc.json"}
 
 
-def test_who_is_to_stop_writes_nothing_more(tmp_path: Path) -> None:
+def test_a_stopped_drain_writes_nothing_more(tmp_path: Path) -> None:
     """A drain that outlived its job may find another near disk with other keys."""
     stores = [LocalStore(tmp_path / name) for name in ("near", "far")]
     for number in range(5):
@@ -80,22 +80,24 @@ def test_both_have_the_union_and_only_the_newest_accounts(tmp_path: Path, seed: 
     stores = [LocalStore(tmp_path / name) for name in ("a", "b")]
     incidents, newest = set(), {}
     runs = ("run", "elsewhere")
-    held: list[set[str]] = []
+    written: list[set[str]] = []
     for store, run in zip(stores, runs, strict=True):
-        held.append(set())
+        written.append(set())
         for number in rng.sample(range(9), rng.randrange(5)):
             name = f"{number:013d}-abc.json"
             incidents.add(name)
-            held[-1].add(name)
+            written[-1].add(name)
             store.put_once(f"{run}/{DIRECTORY}/{name}", b"{}")
         for number in rng.sample(range(4), rng.randrange(4)):
             count = rng.randrange(1, 5)
             name = f"{number:013d}-def.{count:06d}.account.json"
             newest[number] = max(newest.get(number, ""), name)
-            held[-1].add(name)
+            written[-1].add(name)
             store.put_once(f"{run}/{DIRECTORY}/{name}", b"{}")
-    told = incidents | set(newest.values())
-    assert level_diaries(stores[0], "run", stores[1], "elsewhere") == 2 * len(told) - sum(len(told & one) for one in held)
+    expected = incidents | set(newest.values())
+    assert level_diaries(stores[0], "run", stores[1], "elsewhere") == 2 * len(expected) - sum(
+        len(expected & present) for present in written
+    )
     for store, run in zip(stores, runs, strict=True):
-        assert (names(store, run) if incidents or newest else set()) == told
+        assert (names(store, run) if incidents or newest else set()) == expected
     assert level_diaries(stores[0], "run", stores[1], "elsewhere") == 0

@@ -115,7 +115,7 @@ def test_a_pruned_milestone_makes_no_later_save_one(tmp_path: Path) -> None:
     assert live(tmp_path, "far") == [100, 103]
 
 
-def test_what_is_older_than_what_is_there_is_not_copied_behind_it(tmp_path: Path) -> None:
+def test_a_checkpoint_older_than_the_newest_copy_is_not_copied(tmp_path: Path) -> None:
     """A tag that comes late does not put the far run back to an earlier step."""
     attempt = begin(tmp_path)
     first = save(attempt, 0)
@@ -132,7 +132,7 @@ def test_each_tier_by_itself(tmp_path: Path) -> None:
     (tmp_path / "warm").write_text("no directory")
     checkpoint = save(attempt, 0)
     events: list[tuple[str, str]] = []
-    report = drain(attempt.store, "run", tell=lambda name, say, fields: events.append((name, fields["tier"])))
+    report = drain(attempt.store, "run", tell=lambda name, message, fields: events.append((name, fields["tier"])))
     assert set(report.errors) == {"warm"} and [copy[:2] for copy in report.copied] == [("cold", checkpoint)]
     assert events == [("drain.failed", "warm"), ("drain.done", "cold")]
     assert drained_to(attempt.history()) == {"cold": {checkpoint}}
@@ -174,7 +174,7 @@ def test_an_attempt_that_is_late_in_coming_takes_over_only_from_those_it_knows(t
     assert isinstance(drain(stranger.store, "run").errors["far"], Fenced)
 
 
-def test_charge_is_looked_at_when_a_copy_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fence_is_checked_when_a_copy_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt that is superseded while it copies commits nothing, and leaves nothing."""
     attempt = begin(tmp_path)
     save(attempt, 0)
@@ -209,7 +209,7 @@ def test_two_drains_at_once_make_one_copy(tmp_path: Path, monkeypatch: pytest.Mo
     assert not report.errors and live(tmp_path, "far") == [0]
 
 
-def test_an_interrupted_drain_is_gone_on_with(tmp_path: Path) -> None:
+def test_an_interrupted_drain_is_resumed(tmp_path: Path) -> None:
     """A drain that stops during a copy commits nothing.
 
     The next one copies it, under another name if a directory is left.
@@ -232,13 +232,13 @@ def test_an_interrupted_drain_is_gone_on_with(tmp_path: Path) -> None:
     execute_sweep(plan_sweep(LocalStore(tmp_path / "far"), "run"), LocalStore(tmp_path / "far"))
 
 
-def test_a_drain_that_died_before_it_could_say_so(tmp_path: Path) -> None:
+def test_a_drain_that_died_before_its_note(tmp_path: Path) -> None:
     """If a drain died before its note, the next drain writes it, so that near retention releases the checkpoint."""
     attempt = begin(tmp_path)
     checkpoint = save(attempt, 0)
     drain(attempt.store, "run")
     for path in sorted((tmp_path / "near" / "run" / "log").iterdir())[-1:]:
-        path.unlink()  # the note
+        path.unlink()  # delete the note
     assert drained_to(attempt.__class__(attempt.place).history()) in ({}, {"far": {checkpoint}})
     fresh = Attempt.begin(attempt.store, "run")
     assert drained_to(fresh.history()) == {}
@@ -246,14 +246,14 @@ def test_a_drain_that_died_before_it_could_say_so(tmp_path: Path) -> None:
     assert drained_to(fresh.history()) == {"far": {checkpoint}}
 
 
-def test_a_damaged_one_is_told_and_the_next_goes(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_next_is_copied(tmp_path: Path) -> None:
     """A damaged checkpoint is reported and not copied; a later one is copied."""
     attempt = begin(tmp_path)
     bad = save(attempt, 0)
     (pack,) = (tmp_path / "near" / "run").glob(f"*{bad}*/pack*")
     pack.write_bytes(bytes(pack.stat().st_size))
     events: list[str] = []
-    drain(attempt.store, "run", tell=lambda name, say, fields: events.append(f"{name} {fields.get('kind')}"))
+    drain(attempt.store, "run", tell=lambda name, message, fields: events.append(f"{name} {fields.get('kind')}"))
     assert events == [f"drain.failed {CorruptCheckpoint.kind}"]
     save(attempt, 1)
     drain(attempt.store, "run")
@@ -274,7 +274,7 @@ def test_residency_shows_where_everything_is(tmp_path: Path) -> None:
     assert [checkpoint.step for checkpoint in merged.history.live] == [0, 1, 2]
 
 
-def test_one_order_of_several_logs(tmp_path: Path) -> None:
+def test_several_logs_have_one_order(tmp_path: Path) -> None:
     """With a stale near disk that returns, or a fresh one after a lost one, the newest checkpoint is the last saved
     one, without clocks."""
     old = begin(tmp_path, near="old")
@@ -330,7 +330,7 @@ def test_a_tier_that_holds_another_run_is_refused_before_anything_is_changed_the
 
 
 def test_a_tier_that_a_lost_near_tier_was_restored_from_is_the_same_run(tmp_path: Path) -> None:
-    """A new near log whose first save names the far tier's checkpoint as its parent is drained there."""
+    """If a new near log's first save has the far tier's checkpoint as parent, the log is drained to that tier."""
     far = save(Attempt.begin(LocalStore(tmp_path / "far"), "run"), 50)
     item = Item("t", "uint8", (4,), "param", Bytes(bytes(4)), None, True)
     attempt = begin(tmp_path)

@@ -86,7 +86,7 @@ def paced(attempt: Attempt, **data: object) -> None:
     attempt.place.log.append(lambda view: (note, attempt.epoch))
 
 
-def test_draining_goes_by_what_the_attempt_in_charge_said(tmp_path: Path) -> None:
+def test_draining_follows_the_schedule_of_the_current_attempt(tmp_path: Path) -> None:
     """Scheduled saves are postponed, requested saves and manual drains are not.
 
     A new attempt begins without a pace, and an invalid pace is ignored.
@@ -113,7 +113,7 @@ def test_draining_goes_by_what_the_attempt_in_charge_said(tmp_path: Path) -> Non
         assert len(drain(fresh.store, "run").copied) == 1, nonsense
 
 
-def test_what_a_copy_takes_from_the_steps_is_told_from_what_they_take_anyway() -> None:
+def test_the_cost_of_a_copy_is_its_slowdown_of_steps() -> None:
     """Steps take 1.0 s without a copy and 1.5 s during one. 20 such steps cost 10 s, so copies are made less often;
     ``lag`` limits the interval."""
     numbers = {"rate_per_h": 0.5, "durable_s": 2.0, "restart_s": 60.0}
@@ -156,9 +156,7 @@ def test_a_run_drains_at_the_interval_that_it_found_and_its_end_is_everywhere(tm
             for step in range(ckpt.restore(), 150):
                 time.sleep(0.02)
                 ckpt.step(step)
-                for _ in range(
-                    REMEMBERED if step == 20 else 0
-                ):  # outnumbers the times of real copies, some of which take less than twenty steps
+                for _ in range(REMEMBERED if step == 20 else 0):  # more entries than real copies, as some of those take under 20 steps
                     emit("drain.done", tier="cold", id="x", seconds=60.0)
         began = time.monotonic()
     finally:

@@ -36,9 +36,7 @@ def stored(path: Path) -> int:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_capacity_bounds_a_tier_whose_copies_are_slower_than_its_saves(
-    tmp_path: Path, background: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_capacity_bounds_a_tier_if_copies_are_slower_than_saves(tmp_path: Path, background: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty saves of 0.4 MB never take more than 2 MB near, and the last one is copied outwards in the end."""
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
     tiers = relight.Tiers(
@@ -60,16 +58,16 @@ def candidate(number: int, **more: object) -> Candidate:
     return Candidate(f"c{number}", number, number, verified=True, bytes=10, passed=True, **more)  # type: ignore[arg-type]
 
 
-def test_what_goes_above_the_capacity() -> None:
-    """What is elsewhere goes first, then what no tier will get; what is named, held or the newest stays; alone, nothing goes."""
+def test_which_checkpoints_are_deleted_above_the_capacity() -> None:
+    """Checkpoints with a copy elsewhere go first, then those without a tier. Named, held and newest ones stay."""
     rules = Keep(capacity=30, every=2)
-    found = [
+    candidates = [
         candidate(0, tags=("best",)), candidate(1), candidate(2, elsewhere="far"), candidate(3, held="not on far yet"), candidate(4),
         candidate(5), candidate(6),
     ]  # fmt: skip
-    assert [one.id for one in decide_keep(rules, found) if not one.keep] == ["c2", "c4"]
+    assert [verdict.id for verdict in decide_keep(rules, candidates) if not verdict.keep] == ["c2", "c4"]
     alone = [Candidate(f"c{number}", number, number, verified=True, bytes=10) for number in range(6)]
-    assert all(one.keep for one in decide_keep(Keep(capacity=30), alone))
+    assert all(verdict.keep for verdict in decide_keep(Keep(capacity=30), alone))
 
 
 def test_a_checkpoint_that_is_being_copied_stays_near(tmp_path: Path) -> None:
@@ -120,7 +118,7 @@ def test_the_end_names_what_is_not_copied(tmp_path: Path) -> None:
     undo()
     assert 1.8 < time.monotonic() - began < 6
     assert ended.missing == {"far": [save.id]} and ended.exit_code == 1 and ckpt.close() == ended
-    assert [one.fields["missing"] for one in events if one.name == "drain.unfinished"] == [{"far": [save.id]}]
+    assert [event.fields["missing"] for event in events if event.name == "drain.unfinished"] == [{"far": [save.id]}]
 
 
 @pytest.mark.parametrize("wakes", [True, False])
@@ -157,9 +155,9 @@ def test_a_stopped_copier_holds_no_end(tmp_path: Path, monkeypatch: pytest.Monke
         assert ckpt.close().missing == {}
     finally:
         undo()
-        for one in started:
-            if one.is_running():
-                one.kill()
+        for copier in started:
+            if copier.is_running():
+                copier.kill()
     assert time.monotonic() - before < 150
     assert [event.fields["action"] for event in seen if event.name == "agent.stopped"] == ["continued" if wakes else "ended"]
     assert len(started) >= (1 if wakes else 2)

@@ -82,7 +82,7 @@ def test_two_of_three_damaged_at_random_are_repaired(tmp_path: Path, seed: int) 
     assert scrub(attempt.store, RUN).damage == []
 
 
-def test_what_no_tier_has_whole_is_told_and_left(tmp_path: Path) -> None:
+def test_damage_without_a_sound_copy_is_reported_and_left(tmp_path: Path) -> None:
     """Damage without a sound copy is reported, and no file is deleted."""
     attempt = begin(tmp_path)
     list(save_state(attempt, "scrub/0", 0))
@@ -92,13 +92,13 @@ def test_what_no_tier_has_whole_is_told_and_left(tmp_path: Path) -> None:
         pack.write_bytes(pack.read_bytes()[:-1])
     before = [pack.read_bytes() for pack in packs]
     events: list[str] = []
-    report = scrub(attempt.store, RUN, tell=lambda name, say, fields: events.append(name))
+    report = scrub(attempt.store, RUN, tell=lambda name, message, fields: events.append(name))
     assert report.damage and not any(damage.repaired_from for damage in report.damage)
     assert set(events) == {"scrub.damaged"}
     assert [pack.read_bytes() for pack in packs] == before
 
 
-def test_looking_changes_nothing(tmp_path: Path) -> None:
+def test_a_scrub_without_repair_changes_nothing(tmp_path: Path) -> None:
     """With ``repair=False`` damage is reported and unchanged."""
     attempt = begin(tmp_path)
     list(save_state(attempt, "scrub/0", 0))
@@ -110,7 +110,7 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
     assert pack.read_bytes() == b""
 
 
-def test_what_retention_takes_meanwhile_is_no_damage(tmp_path: Path) -> None:
+def test_a_checkpoint_deleted_during_a_scrub_is_no_damage(tmp_path: Path) -> None:
     """A checkpoint that is retired while it is read is neither reported as damaged nor restored."""
     attempt = begin(tmp_path)
     for step in range(2):
@@ -129,7 +129,7 @@ def test_what_retention_takes_meanwhile_is_no_damage(tmp_path: Path) -> None:
     assert not (tmp_path / "hot" / RUN / first.body.dir).exists()
 
 
-def test_the_rate_is_bounded_and_a_silent_tier_is_said(tmp_path: Path) -> None:
+def test_the_rate_is_bounded_and_a_silent_tier_is_reported(tmp_path: Path) -> None:
     """Reads keep to the bytes per second. A tier that does not answer is skipped."""
     import time
 
@@ -166,7 +166,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "as committed" in relight("--rate", "10MB")
 
 
-def test_events_are_told(tmp_path: Path) -> None:
+def test_events_are_passed_to_the_callback(tmp_path: Path) -> None:
     """Events are passed to ``tell``."""
     attempt = begin(tmp_path)
     list(save_state(attempt, "scrub/0", 0))
@@ -175,7 +175,7 @@ def test_events_are_told(tmp_path: Path) -> None:
     pack.unlink()
     events: list[tuple[str, str]] = []
     undo = subscribe(lambda event: None)
-    scrub(attempt.store, RUN, tell=lambda name, say, fields: events.append((name, str(fields["repaired_from"]))))
+    scrub(attempt.store, RUN, tell=lambda name, message, fields: events.append((name, str(fields["repaired_from"]))))
     undo()
     assert events == [("scrub.repaired", "warm")]
     assert state_of("scrub/0")
@@ -206,7 +206,7 @@ def test_a_repair_that_is_cut_off_leaves_what_was_there(tmp_path: Path, monkeypa
     assert sorted(entry.name for entry in path.parent.iterdir() if entry.name.startswith(".")) == []
 
 
-def test_a_superseded_attempt_does_not_say_which_tiers_there_are(tmp_path: Path) -> None:
+def test_a_superseded_attempt_does_not_define_the_tiers(tmp_path: Path) -> None:
     """An attempt was stopped between its fence and its announcement. The next attempt knows one more tier."""
     attempt = begin(tmp_path)
     Attempt.begin(attempt.store, RUN)

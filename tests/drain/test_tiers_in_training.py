@@ -58,7 +58,7 @@ def background(request: pytest.FixtureRequest) -> bool:
     return request.param == "agent"
 
 
-def test_a_lost_disk_is_nothing(s3: str, tmp_path: Path, background: bool) -> None:
+def test_a_lost_disk_loses_nothing(s3: str, tmp_path: Path, background: bool) -> None:
     """At the run's end the bucket has all saves. With a wiped disk the run resumes from it bit-exactly.
 
     The disk then has the run's incidents and accounts again.
@@ -98,7 +98,7 @@ def wait_for_agent(store: Path) -> None:
         time.sleep(0.3)
 
 
-def test_a_handle_tells_when_it_is_drained(tmp_path: Path, background: bool) -> None:
+def test_a_handle_reports_when_it_is_drained(tmp_path: Path, background: bool) -> None:
     """``wait(until="drained")`` returns when every tier has the save. A save that a newer one overtook reports this."""
     tiers = relight.Tiers(hot=tmp_path / "hot" / "run", warm=tmp_path / "warm" / "run", cold=tmp_path / "cold" / "run")
     model, optimizer = parts()
@@ -131,7 +131,7 @@ def test_the_near_tier_keeps_what_the_far_one_lacks(s3: str, tmp_path: Path, mon
     ckpt.close()
     assert counters["tier.unreachable"] > before
     monkeypatch.setenv("AWS_ENDPOINT_URL", alive)
-    limits = relight.Limits(deadline_s=5)  # of close(), which waits so long for the tier that does not answer
+    limits = relight.Limits(deadline_s=5)  # bounds how long close() waits for the silent tier
     ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.every(steps=1), background=False, limits=limits)
     assert ckpt.restore() == 0
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -189,11 +189,11 @@ def test_damage_in_every_tier_is_survived_chunk_by_chunk(tmp_path: Path, near: s
                 data[int(len(data) * place)] ^= 1
             pack.write_bytes(data)
     before = counters["restore.repaired"]
-    found = {name: torch.zeros(1 << 20) for name in state}
-    again = relight.Checkpointer(tiers, background=False, **found)
+    loaded = {name: torch.zeros(1 << 20) for name in state}
+    again = relight.Checkpointer(tiers, background=False, **loaded)
     assert again.restore() == 1
     again.close()
-    assert all(torch.equal(found[name], state[name]) for name in state)
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
     assert before < counters["restore.repaired"] <= before + 3
 
 
@@ -219,7 +219,7 @@ def test_copies_and_how_many_of_them_are_enough(tmp_path: Path, monkeypatch: pyt
     ckpt.save(4)
     assert not ckpt._outwards.wait(30)
     ckpt._outwards.wait = lambda timeout: True  # type: ignore[method-assign]
-    ckpt.close()  # which would wait for its whole deadline
+    ckpt.close()  # with the real ``wait`` it would take its whole deadline
     assert steps(str(tmp_path / "hot")) == [3, 4]
     shutil.rmtree(tmp_path / "hot")
     assert train(tiers, 5)[1] == 5
@@ -238,7 +238,7 @@ def test_a_near_tier_with_an_end_keeps_what_fits(tmp_path: Path) -> None:
     near = Run(LocalStore(tmp_path / "hot"), "run").history().live
     assert steps(str(tmp_path / "cold")) == [0, 1, 2, 3, 4, 5]
     assert 1 <= len(near) < 6 and near[-1].step == 5
-    assert sum(one.body.stored_bytes for one in near[:-1]) <= 9000
+    assert sum(checkpoint.body.stored_bytes for checkpoint in near[:-1]) <= 9000
 
 
 def full(tmp_path: Path, cold: relight.Tier, deadline_s: float) -> tuple[relight.Checkpointer, dict[str, torch.Tensor]]:
@@ -291,18 +291,18 @@ def test_a_save_waits_no_longer_than_half_its_deadline_for_room(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("how", ["close", "blocks", "signal", "exception"])
-def test_what_somebody_waits_for_is_not_held_back(tmp_path: Path, how: str) -> None:
+def test_a_save_with_a_waiting_caller_is_not_postponed(tmp_path: Path, how: str) -> None:
     """At the end of a run, a blocking save or a signal, held saves and later ones are written at once."""
     (tmp_path / "no").write_text("a file where a directory should be")
     before = counters["save.backpressured"]
     ckpt, state = full(tmp_path, relight.tier(tmp_path / "no" / "run", keep=relight.keep(every=1)), 200)
     for step in range(4):
         state["t"].add_(1)
-        held = ckpt.save(step, block=False)
+        postponed = ckpt.save(step, block=False)
     ends = time.monotonic() + 30
     while counters["save.backpressured"] == before and time.monotonic() < ends:
         time.sleep(0.05)
-    assert not held.done
+    assert not postponed.done
     began = time.monotonic()
     if how == "close":
         ckpt._outwards.wait = lambda timeout: True  # type: ignore[method-assign]
@@ -315,7 +315,7 @@ def test_what_somebody_waits_for_is_not_held_back(tmp_path: Path, how: str) -> N
     else:
         with pytest.raises(ValueError), ckpt:
             raise ValueError
-    assert held.done and time.monotonic() - began < 30
+    assert postponed.done and time.monotonic() - began < 30
     ckpt._outwards.wait = lambda timeout: True  # type: ignore[method-assign]
     ckpt.close()
     (tmp_path / "no").unlink()
@@ -350,24 +350,24 @@ def test_two_places_one_run(tmp_path: Path) -> None:
     cold = tmp_path / "cold" / "run"
     node = lambda name: relight.Tiers(hot=tmp_path / name / "run", cold=cold)  # noqa: E731
     model, optimizer = parts()
-    one = relight.Checkpointer(node("one"), model=model, optimizer=optimizer, background=False)
-    one.restore()
-    one.save(0)
-    one._outwards.wait(30)
+    first = relight.Checkpointer(node("one"), model=model, optimizer=optimizer, background=False)
+    first.restore()
+    first.save(0)
+    first._outwards.wait(30)
     other_model, other_optimizer = parts(1)
-    two = relight.Checkpointer(node("two"), model=other_model, optimizer=other_optimizer, background=False)
-    assert two.restore() == 1
-    two.save(1)
-    two.close()
+    second = relight.Checkpointer(node("two"), model=other_model, optimizer=other_optimizer, background=False)
+    assert second.restore() == 1
+    second.save(1)
+    second.close()
     before = counters["drain.fenced"]
-    one.save(1)
-    one.close()
+    first.save(1)
+    first.close()
     assert counters["drain.fenced"] > before
     assert steps(str(tmp_path / "cold")) == [0, 1]
     assert Run(LocalStore(tmp_path / "cold"), "run").history().live[-1].id == Run(LocalStore(tmp_path / "two"), "run").history().live[-1].id
 
 
-def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path) -> None:
+def test_invalid_tiers_are_refused_at_once(tmp_path: Path) -> None:
     """No tier, duplicate places, invalid names, invalid stores and contradictory options are refused."""
     model, optimizer = parts()
     for make in (

@@ -34,7 +34,7 @@ with relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.
         loss.backward()
         optimizer.step()
         ckpt.step(step)
-        os.write(1, f"LOSS {dist.get_rank()} {step} {loss.item().hex()}\\n".encode())  # in one piece: both ranks write here
+        os.write(1, f"LOSS {dist.get_rank()} {step} {loss.item().hex()}\\n".encode())  # one write, because both ranks write to this pipe
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -50,10 +50,10 @@ def train(folder: Path, until: int, background: str, writer: str) -> dict[tuple[
 
 
 @pytest.mark.parametrize(("background", "writer"), [
-    ("1", "rank 0"), *(pytest.param(*one, marks=pytest.mark.slow) for one in [("1", "every rank"), ("0", "rank 0")]),
+    ("1", "rank 0"), *(pytest.param(*values, marks=pytest.mark.slow) for values in [("1", "every rank"), ("0", "rank 0")]),
 ])  # fmt: skip
-def test_two_ranks_go_on_from_the_further_tier(tmp_path: Path, background: str, writer: str) -> None:
-    """Losses of a run whose near tier was wiped between two lives are those of one left alone."""
+def test_two_ranks_resume_from_the_further_tier(tmp_path: Path, background: str, writer: str) -> None:
+    """If the near tier is wiped between two attempts, the losses equal those of an uninterrupted run."""
     whole = train(tmp_path / "whole", 6, background, writer)
     first = train(tmp_path / "cut", 4, background, writer)
     assert [checkpoint.step for checkpoint in Run(LocalStore(tmp_path / "cut" / "cold"), "run").history().live][-1] == 3

@@ -116,7 +116,7 @@ def check(far: ByteStore, became: list[str | BaseException], *, in_charge: bool)
 
 @pytest.mark.parametrize("gives_way", [False, True])
 @pytest.mark.parametrize("in_charge", [False, True])
-def test_neither_touches_what_the_other_writes(in_charge: bool, gives_way: bool) -> None:
+def test_two_copies_never_write_to_one_directory(in_charge: bool, gives_way: bool) -> None:
     """In fifty orders, a directory belongs to the copy that wrote its first part.
 
     The other copy uses another name, or gives way.
@@ -132,7 +132,7 @@ def test_neither_touches_what_the_other_writes(in_charge: bool, gives_way: bool)
     assert (gave > 0) == gives_way
 
 
-def test_neither_does_on_a_server(s3: str) -> None:
+def test_two_copies_never_write_to_one_directory_on_a_server(s3: str) -> None:
     """On an object store, where a name does not exclude a second writer, the results are the same."""
     near = Attempt.begin(MemoryStore(), "run")
     save(near, 3)
@@ -163,7 +163,7 @@ def test_a_drain_waits_for_the_one_that_was_quicker(tmp_path: Path, monkeypatch:
             copy_one(Run(attempt.store, "run").open(Run(attempt.store, "run").history().live[-1]), far, Log(far, "run"), None, 1)
 
     monkeypatch.setattr(outwards.time, "sleep", finished)
-    report = drain(attempt.store, "run", tell=lambda name, say, fields: events.append((name, fields["id"])))
+    report = drain(attempt.store, "run", tell=lambda name, message, fields: events.append((name, fields["id"])))
     assert not report.errors and not report.copied and len(waits) == 2
     assert events == [("drain.found", first), ("drain.found", second)]
     third = save(attempt, 2)
@@ -175,7 +175,7 @@ def test_a_drain_waits_for_the_one_that_was_quicker(tmp_path: Path, monkeypatch:
     assert not report.errors and [id_ for _, id_, _, _ in report.copied] == [third] and live(tmp_path, "far") == [0, 1, 2]
 
 
-def test_one_that_was_only_quicker_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quicker_copy_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If another node commits its copy during ours, ours is dropped without a reported failure."""
     attempt = begin(tmp_path)
     save(attempt, 0)
@@ -185,10 +185,10 @@ def test_one_that_was_only_quicker_is_no_failure(tmp_path: Path, monkeypatch: py
     def slower(opened, store, log, *given, **named):  # type: ignore[no-untyped-def]
         far = LocalStore(tmp_path / "far")
         inner(source.open(source.history().live[-1]), far, Log(far, "run"), *given)
-        raise LeaseHeld("somebody else has copied it there meanwhile", where=log.run)
+        raise LeaseHeld("another process has copied it there meanwhile", where=log.run)
 
     monkeypatch.setattr(outwards, "copy_one", slower)
-    report = drain(attempt.store, "run", tell=lambda name, say, fields: events.append(name))
+    report = drain(attempt.store, "run", tell=lambda name, message, fields: events.append(name))
     assert not report.errors and events == ["drain.found"] and live(tmp_path, "far") == [0]
 
 

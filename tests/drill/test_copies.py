@@ -38,8 +38,8 @@ def files(store: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
 
 
-def test_a_run_that_is_whole_passes_all_and_is_as_it_was(store: Path, tmp_path: Path) -> None:
-    """Every rehearsal passes, in order. Nothing is left behind, and restores fall back to the previous checkpoint."""
+def test_an_undamaged_run_passes_all_rehearsals_unchanged(store: Path, tmp_path: Path) -> None:
+    """Every rehearsal passes, in order. No file is left, and restores fall back to the previous checkpoint."""
     before = files(store)
     done = drilled(store)
     assert [(outcome.name, outcome.verdict) for outcome in done.outcomes] == [(name, PASSED) for name in ALL], lines_of(done)
@@ -50,7 +50,7 @@ def test_a_run_that_is_whole_passes_all_and_is_as_it_was(store: Path, tmp_path: 
     assert _drills(open_bytes(store), "demo") == [], "relight ready asks whether the job came back"
 
 
-def test_of_one_checkpoint_what_needs_another_is_skipped(store: Path) -> None:
+def test_with_one_checkpoint_rehearsals_that_need_two_are_skipped(store: Path) -> None:
     """With one checkpoint, there is none to fall back to: the rehearsals are skipped, and not failed."""
     done = drilled(store, "baseline")
     assert {outcome.name: outcome.verdict for outcome in done.outcomes} == {

@@ -52,7 +52,7 @@ def test_an_incident_that_is_what_it_should_be_gives_its_times_from_the_moment_o
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "pattern"),
     [
         ({"kind": "network"}, "was classified as network"),
         ({"action": "stop"}, "should have been resume"),
@@ -64,13 +64,13 @@ def test_an_incident_that_is_what_it_should_be_gives_its_times_from_the_moment_o
     ],
     ids=["kind", "action", "rank", "stored"],
 )
-def test_an_incident_that_is_not_fails(changes: dict[str, Any], says: str) -> None:
+def test_an_incident_that_is_not_fails(changes: dict[str, Any], pattern: str) -> None:
     """A wrong kind, action or rank, or a continuation from an older step than necessary, is an error."""
-    with pytest.raises(Wrong, match=says):
+    with pytest.raises(Wrong, match=pattern):
         judged(REHEARSALS["kill"], incident(**changes), BACK, 1, 100.0)
 
 
-def test_what_rehearsals_expect_is_what_the_page_says() -> None:
+def test_rehearsals_expect_the_actions_of_the_page() -> None:
     """The rehearsals expect the first actions of the table in docs/recovery.md."""
     rows = re.findall(r"^\| `([a-z ]+)` \| [^|]* \| ([a-z ]+) \|", (DOCS / "recovery.md").read_text(encoding="utf-8"), re.MULTILINE)
     actions = {kind: action.strip() for kind, action in rows}
@@ -86,14 +86,14 @@ def test_every_rehearsal_is_on_the_page() -> None:
 
 def test_limits() -> None:
     """Limits of steps and seconds; an unmeasured value exceeds no limit."""
-    shown = RehearsalResult("it went on", back_s=4.5, steps_lost=3)
+    shown = RehearsalResult("it resumed", back_s=4.5, steps_lost=3)
     assert not over_limits(shown, DrillOptions()) and not over_limits(shown, DrillOptions(max_lost_steps=3, max_seconds=4.5))
     assert "3 steps were lost, and 2 are allowed" in over_limits(shown, DrillOptions(max_lost_steps=2))
     assert "after 4.5 s, and 4 s are allowed" in over_limits(shown, DrillOptions(max_seconds=4))
     assert not over_limits(RehearsalResult("nothing was measured"), DrillOptions(max_lost_steps=0, max_seconds=0))
 
 
-def test_which_are_chosen() -> None:
+def test_which_rehearsals_are_chosen() -> None:
     """All or the named rehearsals are chosen, in their order; for a running job only the allowed ones."""
     assert [rehearsal.name for rehearsal in chosen_of([])] == list(REHEARSALS)
     assert [rehearsal.name for rehearsal in chosen_of(["preempt", "kill"])] == ["kill", "preempt"]
@@ -105,7 +105,7 @@ def test_which_are_chosen() -> None:
         rehearsals_of(["damage"])
 
 
-def test_a_script_is_found_and_told_where_to_save(tmp_path: Path) -> None:
+def test_a_script_is_found_and_gets_its_store(tmp_path: Path) -> None:
     """The script follows torchrun's flags; {store} in its arguments and in --env is replaced everywhere."""
     target = target_of(["--nproc-per-node", "4", "train.py", "--store={store}/demo", "-n", "3"], "x.toml", ["RUNS={store}"])
     assert (target.flags, target.script[0], target.built_in) == (("--nproc-per-node", "4"), "train.py", False)
@@ -120,7 +120,7 @@ def test_a_script_is_found_and_told_where_to_save(tmp_path: Path) -> None:
     assert not other.told and "relight.drill.script" not in other.command(tmp_path, tmp_path)
 
 
-def test_a_script_that_is_not_told_where_to_save_is_refused() -> None:
+def test_a_script_without_a_given_store_is_refused() -> None:
     """Otherwise the drill would break the script's real store. {store} in the script's name does not count."""
     for arguments in (["train.py", "--store", "runs"], ["{store}"]):
         with pytest.raises(ConfigError, match="no argument names the drill.s store"):
@@ -154,7 +154,7 @@ def report(*verdicts: str) -> DrillReport:
     return DrillReport("17-ab", "2026-11-21T07:39:49Z", "node-3", "train.py", outcomes, 61.0)
 
 
-def test_what_counts_as_passed() -> None:
+def test_when_a_drill_is_ok() -> None:
     """A drill is ok if one rehearsal passed and none failed; skipped ones do not count."""
     assert report(PASSED, SKIPPED).ok
     assert not report(PASSED, FAILED).ok and not report(SKIPPED).ok and not report().ok

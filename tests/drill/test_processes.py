@@ -49,7 +49,7 @@ def start(warden: Warden, folder: Path) -> int:
     return pid
 
 
-def test_what_a_warden_has_started_ends_with_it(tmp_path: Path) -> None:
+def test_processes_of_a_warden_end_with_it(tmp_path: Path) -> None:
     """Orphans in their own sessions end, too, and so do stopped processes."""
     with Warden() as warden:
         pid = start(warden, tmp_path)
@@ -57,7 +57,7 @@ def test_what_a_warden_has_started_ends_with_it(tmp_path: Path) -> None:
     assert not arguments_of(pid)
 
 
-def test_a_sweep_ends_it_and_the_warden_goes_on(tmp_path: Path) -> None:
+def test_a_sweep_ends_the_processes_and_the_warden_continues(tmp_path: Path) -> None:
     """A sweep ends all processes at once, and their exit codes are known afterwards."""
     with Warden() as warden:
         pid = start(warden, tmp_path)
@@ -96,7 +96,7 @@ time.sleep(600)
     wait_for(lambda: not arguments_of(pid) and not arguments_of(warden))
 
 
-def test_what_is_below_a_process_is_killed_and_nothing_else() -> None:
+def test_only_descendants_of_a_process_are_killed() -> None:
     """Only descendants are killed; another child of the same parent survives."""
     neighbour = subprocess.Popen(["sleep", "600"])
     above = subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"])
@@ -141,7 +141,7 @@ def test_a_script_in_a_drill_saves_in_the_drills_store_or_not_at_all(tmp_path: P
     assert [checkpoint.step for checkpoint in Run(open_bytes(tmp_path / "store"), "demo").history().live] == [1, 3, 5, 7]
 
 
-def test_a_script_in_a_drill_is_poisoned_at_the_step_that_was_told(tmp_path: Path) -> None:
+def test_a_script_in_a_drill_is_poisoned_at_the_ordered_step(tmp_path: Path) -> None:
     """The order ``poison`` makes the loss of that step NaN."""
     from relight.heartbeat.heartbeat_page import make_page
 
@@ -152,7 +152,7 @@ def test_a_script_in_a_drill_is_poisoned_at_the_step_that_was_told(tmp_path: Pat
     assert DrillOrders(tmp_path / "orders").done() is not None
 
 
-def test_a_script_in_a_drill_aborts_when_it_is_told(tmp_path: Path) -> None:
+def test_a_script_in_a_drill_aborts_at_the_ordered_step(tmp_path: Path) -> None:
     """Only the ordered rank executes an order, once, at the step or the first one after it."""
     DrillOrders(tmp_path / "orders").give(DrillOrder("crash", 3, 1))
     assert run_script(tmp_path, str(tmp_path / "store" / "demo"), RANK="0").returncode == 0
@@ -201,7 +201,7 @@ def test_a_store_comes_back_whatever_is_in_its_place(tmp_path: Path, made: str |
     assert [[path.name for path in folder.iterdir()] for folder in aside] == ([] if made is None else [["pack"] if made == "full" else []])
 
 
-def test_why_something_cannot_be_done_here_is_said() -> None:
+def test_the_reason_for_an_impossible_rehearsal_is_reported() -> None:
     """The reason is a missing program, or the last line of its output."""
     assert cannot(["true"]) == ""
     assert "there is no no-such-command" in cannot(["no-such-command"])
@@ -209,7 +209,7 @@ def test_why_something_cannot_be_done_here_is_said() -> None:
 
 
 @pytest.mark.skipif(bool(cannot([*OWN_MOUNTS, "true"])), reason="no namespaces of one's own here")
-def test_what_lies_on_a_jobs_own_file_system_is_seen_from_outside(tmp_path: Path) -> None:
+def test_files_in_a_jobs_own_mount_are_read_from_outside(tmp_path: Path) -> None:
     """A mount in the namespace ends with it, and other processes never see it."""
     disk = tmp_path / "disk"
     with DrillJob(DrillTarget(), tmp_path, disk / "store", Limit(Pace(60)), OWN_MOUNTS) as job:
@@ -220,7 +220,7 @@ def test_what_lies_on_a_jobs_own_file_system_is_seen_from_outside(tmp_path: Path
     assert list(disk.iterdir()) == []
 
 
-def test_only_what_lies_below_the_drills_store_is_its_own() -> None:
+def test_only_paths_below_the_drills_store_are_its_own() -> None:
     """A URL with a scheme is not in the drill's store."""
     from relight.drill.script import Obedient
 

@@ -51,7 +51,7 @@ def relight(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=280)
 
 
-def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def outcomes_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """Return the outcome of each rehearsal from the JSON output."""
     report = json.loads(done.stdout)
     return {outcome["name"]: outcome for outcome in report["outcomes"]}
@@ -64,7 +64,7 @@ def names(run: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_a_drill_of_the_built_in_job_passes(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A rank and an agent are killed, the cost is measured, the page is written, and nothing is left behind."""
+    """A rank and an agent are killed, the cost is measured, the page is written, and no file is left."""
     scratch = tmp_path_factory.mktemp("scratch")
     command = [
         sys.executable,
@@ -83,7 +83,7 @@ def test_a_drill_of_the_built_in_job_passes(folder: Path, tmp_path_factory: pyte
         command, cwd=folder, env={**os.environ, "TMPDIR": str(scratch)}, capture_output=True, text=True, check=False, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    outcomes = told(done)
+    outcomes = outcomes_of(done)
     assert list(outcomes) == ["kill", "agent"] and {outcome["verdict"] for outcome in outcomes.values()} == {"passed"}
     kill = outcomes["kill"]
     assert 0 <= kill["noticed_s"] <= kill["decided_s"] < kill["back_s"] and kill["steps_lost"] >= 0
@@ -112,7 +112,7 @@ def test_a_script_is_drilled_on_a_copy_and_its_own_run_is_not_touched(folder: Pa
         "1000000",
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    outcomes = told(done)
+    outcomes = outcomes_of(done)
     assert list(outcomes) == ["copy", "preempt"] and f"step {newest} is undamaged" in outcomes["copy"]["why"]
     assert "with 75" in outcomes["preempt"]["why"] and outcomes["preempt"]["steps_lost"] == 0
     (report,) = drills_of(open_bytes(folder / "runs"), "demo")
@@ -143,13 +143,13 @@ def test_a_job_that_is_under_way_is_drilled_only_if_that_is_meant(folder: Path, 
     assert refused.returncode == 2 and "breaks a real job" in refused.stderr and not (folder / "runs" / "demo" / "incidents").exists()
     done = relight(folder, "drill", "--live", "runs/demo", "--yes", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert told(done)["kill"]["verdict"] == "passed" and under_way.poll() is None
+    assert outcomes_of(done)["kill"]["verdict"] == "passed" and under_way.poll() is None
     (report,) = drills_of(open_bytes(folder / "runs"), "demo")
     assert report.live and report.ok
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         (["train.py", "runs/demo", "5"], "no argument names the drill's store"),
         (["--only", "nothing"], "there is no rehearsal 'nothing'"),
@@ -159,8 +159,8 @@ def test_a_job_that_is_under_way_is_drilled_only_if_that_is_meant(folder: Path, 
     ],
     ids=["no place", "no such rehearsal", "nothing to begin with", "copy", "live"],
 )
-def test_what_makes_no_sense_is_refused_before_anything_begins(folder: Path, arguments: list[str], says: str) -> None:
+def test_invalid_arguments_are_refused_before_a_process_starts(folder: Path, arguments: list[str], expected: str) -> None:
     """Invalid arguments give exit code 2 and a message."""
     done = relight(folder, "drill", *arguments)
-    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert done.returncode == 2 and expected in done.stderr, done.stderr
     assert not (folder / "runs").exists()

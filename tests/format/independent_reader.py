@@ -25,11 +25,11 @@ def need(fact, what):
 
 def counting(store, run):  # the records that count, newest first: each is judged by the one after it
     files = {int(path.stem): path.read_bytes() for path in (store / run / "log").rglob("[0-9]" * 12 + ".json")}
-    parsed = {seq: one for seq, data in files.items() if (one := sealed(data)) and one["seq"] == seq}
+    parsed = {seq: record for seq, data in files.items() if (record := sealed(data)) and record["seq"] == seq}
     chained = 0 in parsed and 1 in parsed and parsed[1]["prev"] == blake3(files[0]).hexdigest()
-    run_id = parsed[0]["run"] if chained else Counter(one["run"] for one in parsed.values()).most_common(1)[0][0]
+    run_id = parsed[0]["run"] if chained else Counter(record["run"] for record in parsed.values()).most_common(1)[0][0]
     named = sealed((store / "relight.json").read_bytes()) if (store / "relight.json").exists() else None
-    store_id = named["id"] if named else Counter(one["store"] for one in parsed.values()).most_common(1)[0][0]
+    store_id = named["id"] if named else Counter(record["store"] for record in parsed.values()).most_common(1)[0][0]
     after = {"seq": -1}
     for seq, record in sorted(parsed.items(), reverse=True):
         refuted = after["seq"] == seq + 1 and after["prev"] != blake3(files[seq]).hexdigest()
@@ -39,18 +39,18 @@ def counting(store, run):  # the records that count, newest first: each is judge
 
 def checkpoints(store, run):  # the COMMIT records of the live checkpoints, newest first
     epoch, ever, gone = 0, {}, {}  # gone: None while it is live, True while it may be recalled, then False
-    for kind, body, record in [(one["kind"], one["body"], one) for one in list(counting(Path(store), run))[::-1]]:
+    for kind, body, record in [(record["kind"], record["body"], record) for record in list(counting(Path(store), run))[::-1]]:
         if kind in ("FENCE", "COMMIT", "TAG", "RETIRE", "RECALL", "SWEEP") and record["epoch"] >= epoch + (kind == "FENCE"):
             epoch = record["epoch"]
             if kind == "COMMIT" and body["id"] not in ever and body["dir"] == f"{body['step']:010d}-{body['id']}-e{epoch}":
                 ever[body["id"]], gone[body["id"]] = record, None
-            for one, now in [(one, gone[one]) for one in body.get("ids", ()) if one in gone]:
-                gone[one] = {"RETIRE": "undo_s" in body if now is None else now, "RECALL": now and None, "SWEEP": now and False}[kind]
-    return [ever[one] for one in list(ever)[::-1] if gone[one] is None]
+            for id_, now in [(id_, gone[id_]) for id_ in body.get("ids", ()) if id_ in gone]:
+                gone[id_] = {"RETIRE": "undo_s" in body if now is None else now, "RECALL": now and None, "SWEEP": now and False}[kind]
+    return [ever[id_] for id_ in list(ever)[::-1] if gone[id_] is None]
 
 
 def read(store, run, record):
-    """The root, and for each rank ``([(name, dtype, shape, box, bytes)], tree)``; ValueError if a byte is off."""
+    """Return the root, and each rank's ``([(name, dtype, shape, box, bytes)], tree)``. ValueError if a byte is off."""
     body, folder, ranks = record["body"], Path(store) / run / record["body"]["dir"], []
     need(blake3(data := (folder / "root.json").read_bytes()).hexdigest() == body["root"], "root.json")
     root, facts = json.loads(data), {name: record.get(name, body.get(name)) for name in ("store", "run", "id", "step", "epoch", "version")}

@@ -1,4 +1,4 @@
-"""Packs whose chunks are stored elsewhere, read as docs/format.md says, from that page alone. Shares no line with Relight."""
+"""Reader of packs with chunks in other files, written from docs/format.md alone. Shares no line with Relight."""
 
 import sys
 
@@ -12,41 +12,45 @@ else:
 
 def pack_bytes(run, folder, entry):  # the logical bytes of one entry of a part's packs; ValueError if a byte is off
     file, size, chunks, (own, homes, pieces) = entry
-    beside = folder / file.replace(".safetensors", ".chunks")
+    chunks_file = folder / file.replace(".safetensors", ".chunks")
     files = [
-        beside.read_bytes() if own else b"",
+        chunks_file.read_bytes() if own else b"",
         *((run.parent / directory if "/" in directory else run / directory).joinpath(name).read_bytes() for directory, name in homes),
     ]
     if len(files[0]) != own or sum(piece[2] for piece in pieces if piece[0] == 0) != own:
         raise ValueError("its own file is not as long as it should be")
     out = b"".join(chunk_bytes(files, piece, length) for (length, _), piece in zip(chunks, pieces, strict=True))
-    at = 0
+    offset = 0
     for length, value in chunks:
-        if blake3(out[at : at + length]).digest() != value:
-            raise ValueError(f"chunk at {at}")
-        at += length
-    if at != size:
+        if blake3(out[offset : offset + length]).digest() != value:
+            raise ValueError(f"chunk at {offset}")
+        offset += length
+    if offset != size:
         raise ValueError("size")
     return out
 
 
 def chunk_bytes(files, piece, length):
     home, offset, stored, coded, value, base = piece
-    held = files[home][offset : offset + stored]
-    if blake3(held).digest() != value:
+    stored_bytes = files[home][offset : offset + stored]
+    if blake3(stored_bytes).digest() != value:
         raise ValueError(f"stored bytes {offset}–{offset + stored} of home {home}")
-    return decoded(held, length, base and chunk_bytes(files, base, length)) if coded else held
+    return decoded(stored_bytes, length, base and chunk_bytes(files, base, length)) if coded else stored_bytes
 
 
-def decoded(held, length, base):
-    version, flags, count = held[:3]
-    width, floating, differences, at = flags & 15, flags & 16, flags & 32, 3 + 5 * count
+def decoded(stored_bytes, length, base):
+    version, flags, count = stored_bytes[:3]
+    width, floating, differences, begin = flags & 15, flags & 16, flags & 32, 3 + 5 * count
     if version != 1 or width not in (1, 2, 4, 8):
         raise ValueError("no coded chunk")
     elements, shift = [0] * (length // width), 8 * width
-    for head in range(3, at, 5):
-        plane_width, frame, size = held[head] >> 4, held[head] & 1, int.from_bytes(held[head + 1 : head + 5], "little")
-        body, at, shift = held[at : at + size], at + size, shift - 8 * plane_width
+    for head in range(3, begin, 5):
+        plane_width, frame, size = (
+            stored_bytes[head] >> 4,
+            stored_bytes[head] & 1,
+            int.from_bytes(stored_bytes[head + 1 : head + 5], "little"),
+        )
+        body, begin, shift = stored_bytes[begin : begin + size], begin + size, shift - 8 * plane_width
         plane = zstd.decompress(body) if frame else body
         for number in range(len(elements)):
             elements[number] |= int.from_bytes(plane[number * plane_width : (number + 1) * plane_width], "little") << shift

@@ -84,7 +84,7 @@ def test_every_dtype(name: str) -> None:
     there_and_back(data, way)
 
 
-def test_what_trained_values_come_to() -> None:
+def test_the_size_of_coded_trained_values() -> None:
     """Exponents are compressed, mantissas stay raw, and the size matches the entropy of a normal distribution."""
     values = weights(1 << 20)
     way = choose(bfloat16(values), ElementKind(2, True))
@@ -104,8 +104,8 @@ def test_noise_is_left_alone() -> None:
 
 
 def test_differences() -> None:
-    """Values that moved a little, in either direction, come to less than by themselves; the same ones to nothing; a base that does not
-    help is not used."""
+    """Values that moved a little are smaller as a delta than alone, and equal values take almost nothing. A base that
+    does not help is not used."""
     before = weights(1 << 18)
     after = before * (1 + 1e-4 * weights(1 << 18, 1) / 0.02)
     data, base = memoryview(after.astype("<f4")).cast("B"), memoryview(before).cast("B")
@@ -188,8 +188,8 @@ def test_any_bytes_are_decoded_or_refused(stored: bytes, length: int) -> None:
             pass
 
 
-def test_lengths_that_lie() -> None:
-    """Truncated, too long, another length or version: refused. A frame of a gigabyte is stopped at the expected length."""
+def test_wrong_lengths() -> None:
+    """Wrong lengths and versions are refused. A frame of a gigabyte is stopped at the expected length."""
     stored, length = coded()
     for wrong in (stored[:-1], stored + b"x", b"", stored[:2], b"\2" + stored[1:]):
         with pytest.raises(relight.CorruptCheckpoint):
@@ -204,7 +204,7 @@ def test_lengths_that_lie() -> None:
 
 
 @pytest.mark.parametrize(("changed", "method"), [(0.002, "repeats"), (0.02, "repeats"), (0.4, "entropy")])
-def test_repetitions_are_looked_for_where_that_gains(changed: float, method: str) -> None:
+def test_repetitions_are_searched_if_that_saves_bytes(changed: float, method: str) -> None:
     """Repetitions are searched in differences that are mostly zero, and not where an entropy coder alone gains as much."""
     rng = np.random.default_rng(7)
     before = rng.integers(0, 1 << 16, 1 << 20).astype("<u2")
@@ -219,7 +219,7 @@ def test_repetitions_are_looked_for_where_that_gains(changed: float, method: str
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_rows_of_which_a_hundredth_changed(seed: int) -> None:
+def test_a_hundredth_of_the_rows_changed(seed: int) -> None:
     """The size follows the changed rows, although a sample may have met few or none of them."""
     rng = np.random.default_rng(seed)
     before = rng.normal(0, 1, (1 << 14, 64)).astype("<f4")

@@ -36,15 +36,15 @@ def checked(root: Path) -> str:
     raise AssertionError("nothing is whole")
 
 
-def test_it_reads_what_was_saved(tmp_path: Path) -> None:
+def test_the_reader_reads_saved_checkpoints(tmp_path: Path) -> None:
     """The newest checkpoint's tensors and tree equal the saved ones, and retired checkpoints are not listed."""
     write(Forge().files, tmp_path)
     assert [record["body"]["step"] for record in independent_reader.checkpoints(tmp_path, RUN)] == [30, 20, 10]
     assert checked(tmp_path) == "c"
 
 
-def test_it_rejects_a_flipped_bit(tmp_path: Path) -> None:
-    """A bit flip in any file of a checkpoint makes the reader skip the checkpoint; in the log, the record."""
+def test_the_reader_rejects_a_flipped_bit(tmp_path: Path) -> None:
+    """A bit flip in a file of a checkpoint makes the reader skip the checkpoint, and in the log, the record."""
     rng = random.Random(1)
     good = Forge().files
     write(good, tmp_path)
@@ -57,7 +57,7 @@ def test_it_rejects_a_flipped_bit(tmp_path: Path) -> None:
         (tmp_path / key).write_bytes(good[key])
 
 
-def test_it_follows_the_rules_of_the_history(tmp_path: Path) -> None:
+def test_the_reader_follows_the_rules_of_the_history(tmp_path: Path) -> None:
     """A commit of a fenced epoch is void, a retired checkpoint is not listed, and a forked record affects only itself."""
     forge = Forge()
     forge.record(SEQ["c"], lambda record: record.update(epoch=1))
@@ -83,7 +83,7 @@ def test_it_follows_the_rules_of_the_history(tmp_path: Path) -> None:
     assert [record["body"]["step"] for record in independent_reader.checkpoints(tmp_path / "forked", RUN)] == [30, 20, 10, 5]
 
 
-def test_it_is_short_and_stands_alone() -> None:
+def test_the_reader_is_short_and_independent() -> None:
     """The reader has at most 80 lines, and imports only the standard library, msgpack and blake3."""
     source = Path(independent_reader.__file__).read_text()
     assert len(source.splitlines()) <= LINES_MAX
@@ -98,7 +98,7 @@ def test_it_is_short_and_stands_alone() -> None:
     assert imported <= ALLOWED, imported - ALLOWED
 
 
-def test_its_sizes_are_the_pages() -> None:
+def test_the_readers_sizes_are_those_of_the_page() -> None:
     """Every dtype of the page has the same size here as in Relight, and both are on the page."""
     page = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
     for dtype in DTYPES.values():

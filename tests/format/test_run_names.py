@@ -60,7 +60,7 @@ def test_names_of_old_stay_what_they_are(name: str) -> None:
      ("a\x1b[31m", "U+001B"), ("log", "log"), ("a" * 201, "201 bytes"), ("é" * 101, "202 bytes"), ("(" * 90, "directory would be"),
      ("-rf", "dash"), ("a/b", "slash"), ("\ud800", "U+D800")],
 )  # fmt: skip
-def test_what_cannot_be_a_name_is_refused_with_the_reason(name: str, why: str) -> None:
+def test_an_invalid_name_is_refused_with_the_reason(name: str, why: str) -> None:
     """The error states what is wrong with the name."""
     with pytest.raises(ConfigError, match=why.replace("+", r"\+")):
         check_run_name(name)
@@ -97,7 +97,7 @@ def test_composed_and_decomposed_letters_are_one_name() -> None:
 
 @pytest.mark.parametrize("name", ["lr=0.1,bs=32", "Versuch Nr. 3 (größer)", "a@b", "it's 100% [v2]+#1?"])
 def test_everything_shows_and_takes_the_name(tmp_path: Path, name: str) -> None:
-    """A run is made, found, listed, opened and reported by its name; its directory is the escaped one."""
+    """A run is made, found, listed, opened and reported by its name. Its directory has the escaped name."""
     url = f"{tmp_path}/runs/{name}"
     saved = relight.save(url, {"x": 1}, step=5)
     relight.save(url, {"x": 2}, step=6)

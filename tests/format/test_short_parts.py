@@ -34,8 +34,9 @@ def root_of(sizes: list[int], features: list[str]) -> Root:
 
 
 @pytest.mark.parametrize("features", [[], [SHORT_PARTS]])
-def test_what_was_written_is_read(features: list[str]) -> None:
-    """Ranks, files, sizes and hashes, in the long form and in the short one, which is less than half as long."""
+def test_written_parts_are_read_back(features: list[str]) -> None:
+    """Ranks, files, sizes and hashes are read from the long form and the short form. The short form is less than half
+    as long."""
     root = root_of([0, 35, 36, 123_456, PART_BYTES_MAX] * 20, features)
     data = encode_root(root)
     assert decode_root(data, hexdigest(data), "here") == root
@@ -49,7 +50,7 @@ def test_what_was_written_is_read(features: list[str]) -> None:
         [f"{HASH[:-1]}+1"], [f"{HASH}zzzzzzz"], [f"{HASH}zzzzzzzz"], [f"{HASH}1", f"{HASH}1"], [], HASH, None, [1], [None], [[HASH]],
     ],
 )  # fmt: skip
-def test_what_is_no_part_is_refused(parts: Any) -> None:
+def test_malformed_parts_are_refused(parts: Any) -> None:
     """Malformed parts are refused."""
     value = json.loads(encode_root(root_of([1], [SHORT_PARTS]))) | {"parts": parts}
     data = json.dumps(value).encode()
@@ -57,7 +58,7 @@ def test_what_is_no_part_is_refused(parts: Any) -> None:
         decode_root(data, hexdigest(data), "here")
 
 
-def test_names_say_what_they_were_made_of() -> None:
+def test_names_encode_their_fields() -> None:
     """Names of ready files encode any rank, hash and sizes; a changed name parses to other values or not at all."""
     rng = random.Random(2)
     for _ in range(200):

@@ -60,8 +60,8 @@ def test_nothing_else_gives_msgspec_a_type(call: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b'{"job":"a\xde"}', b'{"job":"\xed\xa0\x80"}'])
-def test_text_that_is_no_utf8_is_told_as_all_else_that_is_not_of_the_type(data: bytes) -> None:
-    """msgspec raises another error for it, which callers would not expect."""
+def test_invalid_utf8_raises_the_usual_error(data: bytes) -> None:
+    """msgspec raises another error for invalid UTF-8. Callers get the error of every other wrong value."""
 
     class Named(msgspec.Struct):
         job: str = ""

@@ -1,4 +1,4 @@
-"""Where the forge, the independent reader and the renderer are."""
+"""Import paths of ``forge``, the independent reader and the renderer."""
 
 import sys
 from pathlib import Path

@@ -19,5 +19,5 @@ def every_byte(folder: Path) -> str:
 
 
 def hashed(tensor: torch.Tensor) -> str:
-    """Of a tensor's bytes."""
+    """Return the hash of a tensor's bytes."""
     return hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()

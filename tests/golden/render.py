@@ -1,4 +1,4 @@
-"""One text for one value: the form in which the golden stores record what their trees contain."""
+"""Text form of a value, in which golden stores record the contents of their trees."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor
     return loss.detach()
 
 
-def test_what_is_copied_is_the_state_at_the_call() -> None:
-    """Kernels queued after the call do not reach the copy, though the host waits for nothing."""
+def test_a_copy_has_the_state_at_the_call() -> None:
+    """Kernels that are queued after the call do not change the copy, although the host waits for nothing."""
     device = torch.device("cuda", torch.cuda.current_device())
     tensors = [torch.randn(size, device=device) for size in (3, 70_000, 40_000_000, 1_000)]
     placed, offset = [], 0

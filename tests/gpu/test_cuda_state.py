@@ -1,4 +1,4 @@
-"""What can be on a CUDA device is saved and restored to the bit: dtypes, layouts, optimizers, scalers, generators, graphs."""
+"""State on a CUDA device is saved and restored exactly: dtypes, layouts, optimizers, scalers, generators, graphs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def values(device: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize("saved_on,restored_on", [("cuda", "cuda"), ("cuda", "cpu"), ("cpu", "cuda")])
 def test_every_dtype_and_layout(tmp_path: Path, background: bool, saved_on: str, restored_on: str) -> None:
-    """Through the agent and without it, and between the device and host memory."""
+    """The values are equal with and without the agent, and between device and host memory."""
     live = values(saved_on)
     expected = {name: bits(tensor) for name, tensor in live.items()}
     with relight.Checkpointer(tmp_path / "r", background=background, save=None, limits=QUEUE, things=live) as ckpt:
@@ -90,7 +90,7 @@ def network(seed: int, width: int = 512) -> nn.Module:
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """All bytes of the state, in order."""
+    """Return all bytes of the state, in order."""
     state = optimizer.state_dict()["state"]
     moments = [value for entry in state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
     return [bits(tensor) for tensor in (*model.state_dict().values(), *moments)]
@@ -222,7 +222,7 @@ def test_training_on_a_stream_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_write_outside_an_optimizer_is_refused(tmp_path: Path) -> None:
-    """Weights that training changes before the next step make the save fail; the next one copies first."""
+    """If training changes weights before the next step, the save fails. The next save copies before it returns."""
     model = nn.Linear(4096, 4096).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with relight.Checkpointer(tmp_path / "r", save=None, model=model, optimizer=optimizer, limits=QUEUE) as ckpt:
@@ -244,7 +244,7 @@ def test_a_write_outside_an_optimizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_device_does_not_stop_saves(tmp_path: Path) -> None:
-    """With no device memory left for packs, every tensor is transferred by itself."""
+    """Without device memory for packs, every tensor is transferred separately."""
     parameters = nn.ParameterList([nn.Parameter(torch.randn(50_000, device="cuda")) for _ in range(300)])
     torch.cuda.empty_cache()
     properties = torch.cuda.get_device_properties(0)
@@ -265,7 +265,7 @@ def test_a_full_device_does_not_stop_saves(tmp_path: Path) -> None:
 
 
 def test_tensors_larger_than_what_is_pinned_at_once(tmp_path: Path) -> None:
-    """One of 700 MiB, between small ones, is copied in pieces."""
+    """A tensor of 700 MiB between small ones is copied in pieces."""
     weights = [torch.randn(size, device="cuda") for size in (1000, 700 << 18, 5, 90 << 18)]
     with relight.Checkpointer(tmp_path / "r", save=None, limits=QUEUE, weights=weights) as ckpt:
         ckpt.restore()

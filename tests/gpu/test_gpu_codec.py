@@ -14,8 +14,8 @@ from relight.format.entropy import compress, decompress
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")]
 
 
-def test_what_a_device_codes_is_read_here() -> None:
-    """To the byte, in frames that come to about as little as the processor's; how fast both are is printed."""
+def test_chunks_coded_on_a_device_decode_on_the_processor() -> None:
+    """Bytes coded on the device decode unchanged, and are about as small as the processor's. Speeds are printed."""
     pytest.importorskip("nvidia.nvcomp")
     compressor, why = on_gpu()
     assert compressor is not None, why

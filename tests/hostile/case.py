@@ -20,8 +20,8 @@ class Case:
     named: str = ""
     """Text that the error must have: most often the file."""
     after: Callable[[Path], object] | None = None
-    goes_on: bool = True
-    """Whether a new attempt can take charge and save."""
+    resumes: bool = True
+    """Whether a new attempt can begin and save."""
 
 
 BOMBS: list[tuple[str, bytes]] = [

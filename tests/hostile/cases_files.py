@@ -17,7 +17,7 @@ Change = Callable[[Path], object]
 
 
 def aside(store: Path, key: str) -> Path:
-    """Move a file or directory of the store to where no reader may go; its new place."""
+    """Move a file or directory of the store outside of it. Return its new path."""
     target = store.parent / "outside" / key.replace("/", "_")
     shutil.move(store / key, target)
     return target
@@ -91,7 +91,7 @@ def cut(key: str) -> Change:
 
 
 def make(key: str, data: bytes = b"") -> Change:
-    """One file more."""
+    """Return a change that adds one file."""
     return lambda store: (store / key).write_bytes(data)
 
 
@@ -107,7 +107,7 @@ def _junk(store: Path) -> None:
 
 
 def _second_run(change: Change) -> Change:
-    """Another, hostile run next to the good one."""
+    """Return a change that adds a hostile run next to the good one."""
     return lambda store: ((store / "evil").mkdir(), change(store / "evil"))
 
 
@@ -152,7 +152,7 @@ CASES: list[Case] = [
         )
     ),
     *(
-        Case(f"{what}: the log", after=change(f"{RUN}/log"), newest=None, goes_on=False)
+        Case(f"{what}: the log", after=change(f"{RUN}/log"), newest=None, resumes=False)
         for what, change in (
             ("symbolic link", link),
             ("dangling link", dangling),
@@ -162,7 +162,7 @@ CASES: list[Case] = [
         )
     ),
     *(
-        Case(f"{what}: the run", after=change(RUN), newest=None, goes_on=False)
+        Case(f"{what}: the run", after=change(RUN), newest=None, resumes=False)
         for what, change in (("symbolic link", link), ("dangling link", dangling), ("pipe", fifo), ("file", file))
     ),
     *(
@@ -175,9 +175,9 @@ CASES: list[Case] = [
     Case("unknown file in a checkpoint", after=make(f"{DIRS['c']}/evil.pkl", b"\x80\x04")),
     Case("unknown files in the log", after=_junk),
     Case("leftover of a record", after=make(f"{RUN}/log/.tmp-000000000010.json-00", b"x")),
-    Case("run names that are none", after=_names),
-    Case("a run whose log is a link", after=_second_run(lambda run: (run / "log").symlink_to("/etc"))),
-    Case("a run whose log is a file", after=_second_run(lambda run: (run / "log").write_bytes(b"x"))),
-    Case("a run whose log is a pipe", after=_second_run(lambda run: os.mkfifo(run / "log"))),
+    Case("invalid run names", after=_names),
+    Case("a run with a link as log", after=_second_run(lambda run: (run / "log").symlink_to("/etc"))),
+    Case("a run with a file as log", after=_second_run(lambda run: (run / "log").write_bytes(b"x"))),
+    Case("a run with a pipe as log", after=_second_run(lambda run: os.mkfifo(run / "log"))),
     Case("a run that is a link", after=lambda store: (store / "evil").symlink_to("/etc")),
 ]

@@ -117,7 +117,7 @@ BODIES: list[tuple[str, str, Any]] = [
     ("dir with a zero byte", "dir", "0000000030-cccccccccc-e2\0"),
     ("dir with percent signs", "dir", "%2e%2e%2f%2e%2e%2fx"),
     ("dir with two percent signs", "dir", "%252e%252e%252fx"),
-    ("dir with look-alike digits", "dir", "００００００００30-cccccccccc-e2"),
+    ("dir with full-width digits", "dir", "００００００００30-cccccccccc-e2"),
     ("dir with a padded epoch", "dir", "0000000030-cccccccccc-e02"),
     ("dir with a padded step", "dir", "00000000030-cccccccccc-e2"),
     ("dir of another checkpoint", "dir", DIRS["b"].split("/")[1]),
@@ -264,14 +264,14 @@ def _many_ids(forge: Forge) -> None:
 
 
 def _many_commits(forge: Forge) -> None:
-    """Three hundred checkpoints that are not there, and a RETIRE of seventy thousand."""
+    """Append three hundred COMMITs of absent checkpoints, and a RETIRE of seventy thousand."""
     for n in range(300):
         forge.append(lambda record, n=n: record["body"].update(id=f"{n:010d}", dir=f"0000000030-{n:010d}-e2"), SEQ["c"])
     forge.append(lambda record: record["body"].update(ids=[f"{n:010d}" for n in range(300)] * 230), SEQ["retire"])
 
 
 def _prev_of_itself(forge: Forge) -> None:
-    for _ in range(3):  # there is no fixed point; the last try is as good as any
+    for _ in range(3):  # there is no fixed point, so the last try is used
         own = blake3(forge.files[NEWEST_RECORD]).hexdigest()
         forge.record(SEQ["c"], lambda record, own=own: record.update(prev=own))
 
@@ -297,7 +297,7 @@ CASES: list[Case] = [
     Case("record: prev of itself", _prev_of_itself, "c", record_key(SEQ["retire"])),
     Case("record: one of a forked copy loses itself only", _forked, "c", record_key(SEQ["note"])),
     Case("record: another run's, renamed", lambda f: f.append(lambda r: r.update(run="f" * 32), SEQ["c"]), "c", "000000000010"),
-    Case("record: a hundred of another run behind", _other_run(100), "c", "000000000010"),
+    Case("record: a hundred of another run after the newest", _other_run(100), "c", "000000000010"),
     Case("record: another number's, copied", _replayed_elsewhere, "b", NEWEST_RECORD),
     Case("record: two swapped", _swap, "c", record_key(SEQ["a"])),
     Case("record: one missing", lambda f: f.files.pop(record_key(SEQ["note"])), "c", record_key(SEQ["note"])),
@@ -306,7 +306,7 @@ CASES: list[Case] = [
     Case("record: number 400,000, empty", lambda f: _files(f, **{"000000400000": b""}), "c", "demo/log/000000400000.json"),
     Case("record: number 1,000,000, empty", lambda f: _files(f, **{"000001000000": b""}), "c", "demo/log/000001000000.json"),
     Case("record: number 999999999999", lambda f: _files(f, **{"999999999999": b""}), "c", "demo/log/999999999999.json"),
-    Case("record: names that are no numbers", lambda f: _files(f, **dict.fromkeys(NO_NUMBERS, b""))),
+    Case("record: names without numbers", lambda f: _files(f, **dict.fromkeys(NO_NUMBERS, b""))),
     Case("run: its name leaves the store", lambda f: f.record(0, lambda r: r["body"].update(name="../../x"))),
     Case("run: number 0 is a fence", _fence_first, "c", record_key(0)),
     Case("run: number 0 has one before it", lambda f: f.record(0, lambda r: r.update(prev=HEX)), "c", record_key(0)),
@@ -318,7 +318,7 @@ CASES: list[Case] = [
     Case("fence: epoch 0", _append("fence", epoch=0)),
     Case("fence: reason with escapes", _append("fence", epoch=3, body={"reason": ANSI})),
     Case("fence: writer with escapes", _append("fence", epoch=3, writer=ANSI)),
-    Case("fence: a commit of a lower epoch behind it", _fence_then_late_commit),
+    Case("fence: a commit of a lower epoch after it", _fence_then_late_commit),
     Case("commit: the same id again with another root", _second_commit),
     Case("commit: a retired one again", _append("z", epoch=1), "c"),
     Case("commit: a retired one again in this epoch", _append("z", body={"dir": "0000000005-zzzzzzzzzz-e2"}, epoch=2), "c"),

@@ -185,7 +185,7 @@ def _duplicate_key(forge: Forge) -> None:
 
 
 def _duplicate_for_missing(forge: Forge) -> None:
-    """As many keys as there should be, one of them twice and one, which has a default, not at all."""
+    """Keep the number of keys, with one key twice and one key with a default missing."""
 
     def change(value: Any) -> bytes:
         del value["version"]
@@ -197,7 +197,7 @@ def _duplicate_for_missing(forge: Forge) -> None:
 
 
 def _huge(size: int) -> Any:
-    """One tensor and one chunk of ``size`` bytes, in a file that is not that long."""
+    """Describe one tensor and one chunk of ``size`` bytes in a shorter file."""
 
     def change(value: Any) -> None:
         value["packs"][0][1] = 4096 + size
@@ -321,7 +321,7 @@ CASES: list[Case] = [
 ]  # fmt: skip
 
 
-def _lie(change: Any) -> Any:
+def _header(change: Any) -> Any:
     """The pack's header differs from the part. Both have valid hashes."""
 
     def make(forge: Forge) -> None:
@@ -350,33 +350,33 @@ def _swap_offsets(header: Any) -> None:
     w["data_offsets"], m["data_offsets"] = m["data_offsets"], w["data_offsets"]
 
 
-LIES: list[tuple[str, Any]] = [
-    ("not JSON", _lie(lambda h: b"\x80\x04pickle")),
-    ("a list", _lie(lambda h: b"[]")),
-    ("empty object", _lie(lambda h: b"{}")),
-    ("nested 3,000 deep", _lie(lambda h: b"[" * 3000)),
-    ("invalid UTF-8", _lie(lambda h: b'{"\xff":1}')),
-    ("UTF-16", _lie(lambda h: '{"a":1}'.encode("utf-16"))),
+HEADERS: list[tuple[str, Any]] = [
+    ("not JSON", _header(lambda h: b"\x80\x04pickle")),
+    ("a list", _header(lambda h: b"[]")),
+    ("empty object", _header(lambda h: b"{}")),
+    ("nested 3,000 deep", _header(lambda h: b"[" * 3000)),
+    ("invalid UTF-8", _header(lambda h: b'{"\xff":1}')),
+    ("UTF-16", _header(lambda h: '{"a":1}'.encode("utf-16"))),
     (
         "an integer of 3,500 digits",
-        _lie(lambda h: b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,' + b"9" * 3500 + b"]}}"),
+        _header(lambda h: b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,' + b"9" * 3500 + b"]}}"),
     ),
-    ("offsets infinite", _lie(lambda h: _offsets(h, float("inf"), 5))),
-    ("offsets NaN", _lie(lambda h: _offsets(h, float("nan"), 5))),
-    ("offsets 1e400", _lie(lambda h: as_json(h).replace(b"[792, 797]", b"[1e400,797]"))),
-    ("offsets as text", _lie(lambda h: _offsets(h, "792", "797"))),
-    ("offsets as floats", _lie(lambda h: _offsets(h, 792.5, 797.5))),
-    ("offsets swapped between two", _lie(_swap_offsets)),
-    ("offsets missing", _lie(lambda h: h["flags"].pop("data_offsets") and None)),
-    ("one tensor missing", _lie(lambda h: h.pop("flags") and None)),
-    ("one tensor more", _lie(lambda h: h.update(more={"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}))),
-    ("one tensor twice", _lie(lambda h: as_json(h)[:-1] + b',"flags":' + as_json(h["flags"]) + b"}")),
-    ("another dtype", _lie(lambda h: h["model/w"].update(dtype="I32"))),
-    ("another shape", _lie(lambda h: h["model/w"].update(shape=[8, 12]))),
-    ("another name", _lie(lambda h: h.update({"flag\x1b": h.pop("flags")}))),
+    ("offsets infinite", _header(lambda h: _offsets(h, float("inf"), 5))),
+    ("offsets NaN", _header(lambda h: _offsets(h, float("nan"), 5))),
+    ("offsets 1e400", _header(lambda h: as_json(h).replace(b"[792, 797]", b"[1e400,797]"))),
+    ("offsets as text", _header(lambda h: _offsets(h, "792", "797"))),
+    ("offsets as floats", _header(lambda h: _offsets(h, 792.5, 797.5))),
+    ("offsets swapped between two", _header(_swap_offsets)),
+    ("offsets missing", _header(lambda h: h["flags"].pop("data_offsets") and None)),
+    ("one tensor missing", _header(lambda h: h.pop("flags") and None)),
+    ("one tensor more", _header(lambda h: h.update(more={"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}))),
+    ("one tensor twice", _header(lambda h: as_json(h)[:-1] + b',"flags":' + as_json(h["flags"]) + b"}")),
+    ("another dtype", _header(lambda h: h["model/w"].update(dtype="I32"))),
+    ("another shape", _header(lambda h: h["model/w"].update(shape=[8, 12]))),
+    ("another name", _header(lambda h: h.update({"flag\x1b": h.pop("flags")}))),
     ("its length 0", _prefix(0)),
     ("its length 2^63", _prefix(2**63)),
     ("its length beyond the file", _prefix(90_000_000)),
     ("its length one less", _prefix(4087)),
 ]
-CASES += [Case(f"header: {name}", make, "c", PACK) for name, make in LIES]
+CASES += [Case(f"header: {name}", make, "c", PACK) for name, make in HEADERS]

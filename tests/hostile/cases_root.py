@@ -139,7 +139,7 @@ def _two_ranks(forge: Forge) -> None:
 
 
 def _containers(forge: Forge) -> None:
-    """As many small objects as the limits let through."""
+    """Write as many small objects as the limits allow."""
     forge.root("c", lambda root: dumps(root | {"user": {"a": [{"b": 1} for _ in range(250_000)]}}))
 
 
@@ -163,9 +163,9 @@ CASES: list[Case] = [
     *(Case(f"root: part's {name}", ref(**fields), "b", part_of("c") if name in OF_PART else ROOT) for name, fields in REFS),
     *(Case(f"root: {name}", lambda f, d=data: f.root("c", d), "b", ROOT) for name, data in BOMBS),
     Case("root: duplicate key", _duplicate, "b", ROOT),
-    Case("root: rank twice", parts(lambda one: [one, one]), "b", ROOT),
-    Case("root: one rank too many", parts(lambda one: [one, one | {"rank": 1, "file": "part-00001.msgpack"}]), "b", ROOT),
-    Case("root: ranks out of order", parts(lambda one: [one | {"rank": 1}, one]), "b", ROOT),
+    Case("root: rank twice", parts(lambda entry: [entry, entry]), "b", ROOT),
+    Case("root: one rank too many", parts(lambda entry: [entry, entry | {"rank": 1, "file": "part-00001.msgpack"}]), "b", ROOT),
+    Case("root: ranks out of order", parts(lambda entry: [entry | {"rank": 1}, entry]), "b", ROOT),
     Case("root: two ranks, one part", _two_ranks, "b", "part-0000"),
     Case("root: another checkpoint's", _root_of_b, "b", ROOT),
     Case("root: 250,000 small objects", _containers, "b", ROOT),

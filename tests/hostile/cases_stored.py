@@ -60,12 +60,12 @@ def stored(change: Callable[[Any], object]) -> Callable[[Forge], None]:
 
 
 def piece(number: int, field: int, value: Any) -> Callable[[Forge], None]:
-    """One field of one piece, changed."""
+    """Return a change of one field of one piece."""
     return stored(lambda s: s[2][number].__setitem__(field, value))
 
 
 def base(field: int, value: Any) -> Callable[[Forge], None]:
-    """One field of what the first chunk differs from, changed."""
+    """Return a change of one field of the first chunk's base."""
     return stored(lambda s: s[2][HEADER][BASE].__setitem__(field, value))
 
 
@@ -132,7 +132,7 @@ WRONG: list[tuple[str, Callable[[Forge], None]]] = [
     ("a home that the root does not name", stored(lambda s: s[1][0].__setitem__(0, DIRS["a"].rpartition("/")[2]))),
     ("a home that is its own", stored(lambda s: s[1][0].__setitem__(0, DIRS["c"].rpartition("/")[2]))),
     ("a home that leaves the run", stored(lambda s: s[1][0].__setitem__(0, "../../x"))),
-    ("a home that is no checkpoint", stored(lambda s: s[1][0].__setitem__(0, "log"))),
+    ("a home without a checkpoint", stored(lambda s: s[1][0].__setitem__(0, "log"))),
     ("a home with escapes", stored(lambda s: s[1][0].__setitem__(0, ANSI))),
     ("a home's file leaves it", stored(lambda s: s[1][0].__setitem__(1, "../../../etc/passwd"))),
     ("a home's file is the root", stored(lambda s: s[1][0].__setitem__(1, "root.json"))),
@@ -178,10 +178,10 @@ CASES: list[Case] = [
     *(Case(f"stored: {name}", make) for name, make in WRONG if "five fields" in name),
     # the first chunk is the header: restoring does not need it, verifying does
     Case("stored: the base has another hash", base(HASH, bytes(32)), "c", DONOR),
-    Case("stored: the base lies elsewhere", base(OFFSET, 1), "c", DONOR),
+    Case("stored: the base has another offset", base(OFFSET, 1), "c", DONOR),
     Case("stored: the coded piece has another hash", piece(HEADER, HASH, bytes(32)), "c", CHUNKS),
     Case("stored: no base", piece(HEADER, BASE, None), "c", "differences"),
-    Case("stored: a donor's piece lies elsewhere", piece(FLAGS, OFFSET, 8), "b", "c" * 10),
+    Case("stored: a donor's piece has another offset", piece(FLAGS, OFFSET, 8), "b", "c" * 10),
     Case("stored: a donor's piece beyond its end", piece(FLAGS, OFFSET, 2**40), "b", "c" * 10),
     Case("stored: coded by a later version", lambda f: move(f, coded=lambda body: b"\2" + body[1:]), "c", "version"),
     Case("stored: cut short, with its hash", lambda f: move(f, coded=lambda body: body[:-1]), "c", "c" * 10),
@@ -193,17 +193,17 @@ CASES: list[Case] = [
     Case("stored: its own file is longer", with_files(lambda f: f.files.update({CHUNKS: f.files[CHUNKS] + b"x"})), "b", CHUNKS),
     Case("stored: its own file is shorter", with_files(lambda f: f.files.update({CHUNKS: f.files[CHUNKS][:-1]})), "b", CHUNKS),
     Case("stored: the donor's file is missing", with_files(lambda f: f.files.pop(DONOR)), "a", DONOR),
-    Case("stored: a damaged pack of that name beside it", _with_pack, "c", PACK),
+    Case("stored: a damaged pack of that name next to it", _with_pack, "c", PACK),
     Case(
-        "stored: the root does not say so",
+        "stored: the root lacks the feature",
         with_files(lambda f: f.root("c", lambda root: root.update(features=[]))), "b", PART,
     ),
     Case(
-        "stored: the root needs nobody",
+        "stored: the root requires no donor",
         with_files(lambda f: f.root("c", lambda root: root.update(requires=[]))), "b", PART,
     ),
     Case(
-        "stored: the record needs nobody",
+        "stored: the record requires no donor",
         with_files(lambda f: f.record(SEQ["c"], lambda record: record["body"].update(requires=[]))), "b", "c" * 10,
     ),
 ]  # fmt: skip

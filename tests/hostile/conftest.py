@@ -1,4 +1,4 @@
-"""Where the forge and the tables are."""
+"""Import paths of ``forge`` and the tables of cases."""
 
 import sys
 from pathlib import Path

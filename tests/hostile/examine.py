@@ -75,7 +75,7 @@ class Seen:
     bad: list[tuple[Checkpoint, RelightError]] = field(default_factory=list)
     findings: dict[str, list[VerifyFinding]] = field(default_factory=dict)
     log_findings: list[VerifyFinding] = field(default_factory=list)
-    said: list[RelightError] = field(default_factory=list)
+    raised: list[RelightError] = field(default_factory=list)
     trees: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -86,14 +86,14 @@ class Seen:
     @property
     def text(self) -> str:
         """Return all messages about problems: errors, findings, faults, void records."""
-        lines = [str(error) for error in self.said]
+        lines = [str(error) for error in self.raised]
         for finding in [*self.log_findings, *(finding for findings in self.findings.values() for finding in findings)]:
             lines += [finding.file, finding.detail, finding.tensor]
         return "\n".join(lines)
 
 
 def examine(store: ByteStore, run: str, *, sink: Callable[[int, int], Any] = Straight) -> Seen:
-    """List, open, walk from newest to oldest reading everything, verify everything."""
+    """List runs, open one, read all checkpoints from newest to oldest, and verify everything."""
     seen = Seen()
     with _Expecting(seen):
         seen.runs = list_runs(store)
@@ -131,8 +131,8 @@ def read_all(opened: Opened, sink: Callable[[int, int], Any], seen: Seen) -> Val
     return result
 
 
-def go_on(store: ByteStore, run: str) -> str:
-    """Take charge of the run and save once more; the id of what was saved."""
+def save_once_more(store: ByteStore, run: str) -> str:
+    """Begin an attempt and save once more. Return the id of the save."""
     return Attempt.begin(store, run).save(request(40)).id
 
 
@@ -147,7 +147,7 @@ class _Expecting:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if isinstance(error, RelightError):
             self.error = error
-            self._seen.said.append(error)
+            self._seen.raised.append(error)
         return isinstance(error, RelightError)
 
 
@@ -157,7 +157,7 @@ def unprintable(text: str) -> list[str]:
 
 
 class Peak:
-    """The most memory this process took within, beyond what it had before, in bytes. Linux only; 0 elsewhere."""
+    """Measure the peak memory that this process takes in the block beyond its use before, in bytes. 0 outside Linux."""
 
     def __enter__(self) -> Peak:
         try:

@@ -17,7 +17,7 @@ import cases_stored
 import cases_tree
 import pytest
 from case import Case
-from examine import Peak, Scattered, Seen, examine, go_on, unprintable
+from examine import Peak, Scattered, Seen, examine, save_once_more, unprintable
 from forge import RUN, STEPS, Forge, values, write
 
 from relight.errors import RelightError
@@ -46,8 +46,8 @@ def snapshot(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_hostile_store_is_named_and_passed_over(case: Case, tmp_path: Path) -> None:
-    """Whatever a store contains, a reader answers fast, in little memory, names the problem, and returns only saved bytes."""
+def test_problems_of_a_hostile_store_are_reported_and_skipped(case: Case, tmp_path: Path) -> None:
+    """For any store, a reader is fast, bounded in memory, reports the problem, and returns only saved bytes."""
     forge = Forge()
     case.make(forge)
     root = tmp_path / "store"
@@ -66,7 +66,7 @@ def test_a_hostile_store_is_named_and_passed_over(case: Case, tmp_path: Path) ->
     assert took_s < SECONDS_MAX, f"{took_s:.2f} s"
     assert peak.extra < BYTES_MAX, f"{peak.extra >> 20} MiB"
     assert examine(store, RUN, sink=Scattered).newest == case.newest
-    check_goes_on(case, store, tmp_path)
+    check_resumes(case, store, tmp_path)
 
 
 def check(case: Case, seen: Seen) -> None:
@@ -75,7 +75,7 @@ def check(case: Case, seen: Seen) -> None:
     assert case.named in seen.text, seen.text
     for checkpoint, tensors in seen.good:
         assert set(tensors.values()) <= set(values(STEPS[checkpoint.id[0]]).values()), "bytes that were never saved"
-    for error in seen.said:
+    for error in seen.raised:
         assert str(error), "an error without a word"
         for text in (error.what, error.where, *error.details):
             assert not unprintable(text), repr(text)
@@ -92,18 +92,18 @@ def check(case: Case, seen: Seen) -> None:
         assert not seen.findings["c" * 10], seen.findings
 
 
-def check_goes_on(case: Case, store: LocalStore, tmp_path: Path) -> None:
+def check_resumes(case: Case, store: LocalStore, tmp_path: Path) -> None:
     """The run resumes, or the error states why not. Nothing is written outside."""
     outside = snapshot(tmp_path / "outside")
-    if case.goes_on:
-        saved = go_on(store, RUN)
+    if case.resumes:
+        saved = save_once_more(store, RUN)
         seen = examine(store, RUN)
         assert seen.good[0][0].id == saved
         if case.newest is not None:
             assert seen.good[1][0].id[0] == case.newest, "what was good before is good no more"
     else:
         with pytest.raises(RelightError):
-            go_on(store, RUN)
+            save_once_more(store, RUN)
     assert snapshot(tmp_path / "outside") == outside
 
 

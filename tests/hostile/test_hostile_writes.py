@@ -1,4 +1,4 @@
-"""What a caller hands to a save or asks of a store: done, or refused by name; nothing ever lands outside."""
+"""Arguments of saves and stores are accepted or refused by name. No file is ever written outside the store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ METADATA: list[tuple[str, dict[str, Any]]] = [
     ("user: nested 40 deep", {"user": {"a": eval("[" * 40 + "]" * 40)}}),
     ("user: nested 5,000 deep", {"user": {"a": None}}),
     ("reason: a lone surrogate", {"reason": SaveReason("user", "\ud800")}),
-    ("environment: bytes that are no text", {"environment": {"argv": [os.fsdecode(b"\xff")]}}),
+    ("environment: bytes that are not text", {"environment": {"argv": [os.fsdecode(b"\xff")]}}),
     ("components: a number", {"components": {"a": 5}}),
     ("exact: a number", {"exact": [1]}),
     ("parents: no id", {"parents": ["../../x"]}),
@@ -100,7 +100,7 @@ def test_metadata_that_cannot_be_stored_is_refused_by_name(name: str, more: dict
 
 @pytest.mark.parametrize("value", [(1, 2), {"betas": (0.9, 0.95)}, {1: 2}], ids=str)
 def test_tuples_in_metadata_do_not_fail_a_save(value: Any) -> None:
-    """Metadata that JSON can hold is saved; nothing of it is called corrupt."""
+    """Metadata that JSON can represent is saved and never reported as damaged."""
     store = MemoryStore()
     assert Attempt.begin(store, RUN).save(request(5, user={"a": value})).step == 5
 
@@ -153,7 +153,7 @@ def test_no_run_is_named_so(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["é", "a\\b", "%2e", "a b", "x\u202ey", "%2e%2e%2f", "a" * 200])
 def test_odd_names_never_leave_their_directory(name: str) -> None:
-    """A run of an odd name has one directory, plain ASCII, below the store; messages about it are printable."""
+    """A run with an odd name has one ASCII directory in the store. Messages about the run are printable."""
     store = MemoryStore()
     Attempt.begin(store, name)
     (top,) = {key.split("/")[0] for key in store._files if key != "relight.json"}
@@ -209,8 +209,8 @@ def test_a_store_that_lost_its_record_gets_the_same_one_again(tmp_path: Path) ->
     assert Run(store, RUN).view().store_id == Run(store, "other").view().store_id == forge.payload(0)["store"]
 
 
-def test_a_run_of_another_store_goes_on_under_its_own_id() -> None:
-    """Where relight.json is another store's, as after a move, the history is not buried: a new attempt appends under the id of the records."""
+def test_a_run_of_another_store_continues_under_its_own_id() -> None:
+    """If relight.json is another store's, as after a move, a new attempt appends under the store id of the records."""
     forge = Forge()
     before = [checkpoint.id for checkpoint in fold(Log(load(forge.files), RUN).read()).live]
     forge.store_record(lambda record: record.update(id="e" * 32))

@@ -31,15 +31,15 @@ ODD: tuple[Any, ...] = (
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of every value within ``value``."""
-    found = [at] if at else []
+    """Return the path of every value in ``value``."""
+    result = [at] if at else []
     if isinstance(value, dict):
         for key, item in value.items():
-            found += places(item, (*at, key))
+            result += places(item, (*at, key))
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            found += places(item, (*at, index))
-    return found
+            result += places(item, (*at, index))
+    return result
 
 
 def change(rng: random.Random, value: Any, odd: Callable[[], Any]) -> Any:
@@ -101,7 +101,7 @@ def scramble(rng: random.Random, data: bytes) -> bytes:
 
 
 def mutate(rng: random.Random, forge: Forge) -> str:
-    """Forge one thing; what it was."""
+    """Change one thing in the forged store. Return a description of it."""
     target = rng.choice(("record", "record", "root", "part", "part", "tree", "store"))
     seq = rng.choice(list(SEQ.values()))
 
@@ -131,8 +131,8 @@ def mutate(rng: random.Random, forge: Forge) -> str:
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_nothing_but_a_named_error_comes_of_a_mutation(batch: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever one changes in a well-hashed store: a ``RelightError``, or bytes that were saved."""
+def test_a_mutation_gives_an_error_or_saved_bytes(batch: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Any mutation of a store with valid hashes gives a ``RelightError`` or bytes that were saved."""
     saved = {letter: set(values(step).values()) for letter, step in STEPS.items()}
     refused = whole = 0
     for number in range(COUNT // BATCHES):

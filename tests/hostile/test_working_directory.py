@@ -114,7 +114,7 @@ def test_the_child_is_this_relight_and_leaves_the_path_alone(trap: Path) -> None
 
 
 def test_processes_that_multiprocessing_spawns_are_kept_off_it_too(trap: Path) -> None:
-    """``python -c`` puts the working directory first; the variable that turns this off is restored afterwards."""
+    """``python -c`` would import from the working directory. The variable that prevents this is restored afterwards."""
     before = os.environ.get("PYTHONSAFEPATH")
     with safe_spawn():
         child = multiprocessing.get_context("spawn").Process(target=print)
@@ -124,11 +124,11 @@ def test_processes_that_multiprocessing_spawns_are_kept_off_it_too(trap: Path) -
 
 
 def test_a_migration_is_not_made_by_modules_of_the_working_directory(trap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its processes are spawned: from the first submit to the last one."""
+    """The variable is set in all of a migration's submits, because its processes are spawned."""
     seen: list[str | None] = []
 
     class ThreadPool(ProcessPoolExecutor):
-        def submit(self, *told: Any, **more: Any) -> Any:
+        def submit(self, *args: Any, **more: Any) -> Any:
             seen.append(os.environ.get("PYTHONSAFEPATH"))
             raise KeyboardInterrupt
 
@@ -139,7 +139,8 @@ def test_a_migration_is_not_made_by_modules_of_the_working_directory(trap: Path,
 
 
 def test_a_users_script_keeps_pythons_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own directory comes first, links followed; for ``-m`` the working directory; nothing if the user has turned that off."""
+    """The script's own directory comes first, links followed, or the working directory for ``-m``. If the user disabled
+    it, nothing is added."""
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "train.py").touch()

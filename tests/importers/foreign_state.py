@@ -23,17 +23,17 @@ def imported(source: Path, tmp_path: Path, **words: Any) -> tuple[DetectedCheckp
     return detected, report, relight.load(str(tmp_path / "store" / "run"))
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     """Return whether two values are equal bit for bit, with the same dtypes and shapes."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        if one.dtype != other.dtype or one.shape != other.shape:
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        if first.dtype != second.dtype or first.shape != second.shape:
             return False
-        return bool(torch.equal(one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8)))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and type(one) is type(other):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+        return bool(torch.equal(first.contiguous().view(-1).view(torch.uint8), second.contiguous().view(-1).view(torch.uint8)))
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)) and type(first) is type(second):
+        return len(first) == len(second) and all(map(same, first, second))
+    return bool(first == second)
 
 
 def by_number(node: dict[str, Any]) -> dict[str, Any]:

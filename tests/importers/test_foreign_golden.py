@@ -26,11 +26,11 @@ def expected(folder: str) -> dict[str, Any]:
     return torch.load(GOLDEN / folder / "expected.pt", weights_only=True)
 
 
-def optimizer_is(node: dict[str, Any], told: dict[str, Any]) -> None:
+def optimizer_is(node: dict[str, Any], saved: dict[str, Any]) -> None:
     """Check that an optimizer has the same state, and the same settings except names."""
     mine = by_number(node)
-    assert same(mine["state"], told["state"])
-    for group, other in zip(mine["param_groups"], told["param_groups"], strict=True):
+    assert same(mine["state"], saved["state"])
+    for group, other in zip(mine["param_groups"], saved["param_groups"], strict=True):
         assert {key: value for key, value in other.items() if key != "param_names"} == group
 
 
@@ -46,7 +46,7 @@ def test_hugging_face_trainer(tmp_path: Path) -> None:
     assert ("training_args.bin") in dict(detected.left_out)
 
 
-def test_hugging_face_generators_go_on_as_they_would_have(tmp_path: Path) -> None:
+def test_hugging_face_generators_continue_their_sequences(tmp_path: Path) -> None:
     """The restored generators draw the same numbers that the saved ones would have drawn."""
     imported(GOLDEN / "hugging" / "checkpoint-3", tmp_path, which=["rng"])
     saved = torch.load(GOLDEN / "hugging" / "checkpoint-3" / "rng_state.pth", weights_only=False)
@@ -201,25 +201,26 @@ def test_megatron_legacy(tmp_path: Path) -> None:
     assert detected.step == 100 and state["model"]["embedding.word_embeddings.weight"].shape == (8, 6)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_deepspeeds_model_parallel_ranks_are_refused_with_the_reason(tmp_path: Path, told: bool) -> None:
+@pytest.mark.parametrize("joinable", [True, False])
+def test_deepspeeds_model_parallel_ranks_are_refused_with_the_reason(tmp_path: Path, joinable: bool) -> None:
     """The hint depends on whether the files state how to join them."""
     shutil.copytree(GOLDEN / "deep" / "stage1", tmp_path / "zero")
     (folder,) = {path.parent for path in (tmp_path / "zero").rglob("mp_rank_00_model_states.pt")}
     saved = torch.load(folder / "mp_rank_00_model_states.pt", weights_only=False)
-    if told:
+    if joinable:
         saved["universal_checkpoint_info"] = {"universal_checkpoint_version": 0.2, "tp_replicated_parameter_patterns": [".*norm.*"]}
     for rank in range(2):
         torch.save(saved, folder / f"mp_rank_{rank:02d}_model_states.pt")
     with pytest.raises(relight.IncompatibleState, match="pieces of 2 model-parallel ranks") as error:
         detect(tmp_path / "zero")
-    assert ("ds_to_universal" in error.value.hint) is told
-    assert ("tp_replicated_parameter_patterns" in error.value.what) is told
+    assert ("ds_to_universal" in error.value.hint) is joinable
+    assert ("tp_replicated_parameter_patterns" in error.value.what) is joinable
 
 
 @pytest.mark.parametrize("form", ["files", "ocdbt", "files3", "ocdbt3"])
 def test_orbax(tmp_path: Path, form: str) -> None:
-    """A tree of zarr 2 or 3 arrays is imported by name. An OCDBT needs tensorstore; without it an error says so."""
+    """A tree of zarr 2 or 3 arrays is imported by name. Without tensorstore, the error for an OCDBT names that
+    package."""
     if form.startswith("ocdbt") and importlib.util.find_spec("tensorstore") is None:
         with pytest.raises(relight.IncompatibleState, match="tensorstore") as error:
             detect(GOLDEN / "orb" / form)

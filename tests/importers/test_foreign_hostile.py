@@ -169,7 +169,7 @@ class Config(dict):
     """A class of a script's own."""
 
 
-def test_what_is_of_unknown_classes_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_of_unknown_classes_are_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint with a script's own objects is imported without them."""
     Config.__module__ = "my_project.settings"
     for name in ("my_project", "my_project.settings"):
@@ -200,7 +200,7 @@ def test_a_pickle_that_asks_for_much_memory(tmp_path: Path, payload: bytes) -> N
     assert done.stdout.startswith("REFUSED"), done.stderr[-500:]
 
 
-def test_values_that_say_one_thing_again_and_again(tmp_path: Path) -> None:
+def test_values_that_repeat_a_list(tmp_path: Path) -> None:
     """Sixty levels of lists that contain a list twice are refused before they are traversed."""
     deep = b"\x80\x04]\x94" + b"".join(b"]\x94(h" + bytes([i]) + b"h" + bytes([i]) + b"e" for i in range(60)) + b"."
     with pytest.raises(UnsafeContent):
@@ -234,7 +234,7 @@ def test_dicts_in_dicts_in_dicts(tmp_path: Path, count: int) -> None:
     refused(legacy.parent, tmp_path)
 
 
-def test_one_dict_said_again_and_again(tmp_path: Path) -> None:
+def test_values_that_repeat_a_dict(tmp_path: Path) -> None:
     """Sixty levels, each with the level below twice, are refused before they are traversed, in each kind of file."""
     nested: dict[str, Any] = {"w": torch.ones(1)}
     for _ in range(60):
@@ -315,7 +315,7 @@ def test_one_that_stays_within_it_comes_in(tmp_path: Path) -> None:
     assert detected.tensors == 1 and detected.bytes == 16
 
 
-def test_a_zip_that_lies(tmp_path: Path) -> None:
+def test_a_zip_with_wrong_sizes_or_positions(tmp_path: Path) -> None:
     """A zip bomb, overlapping entries, and positions outside the file are refused."""
     good = tmp_path / "good.pt"
     torch.save({"w": torch.arange(1000.0), "v": torch.arange(1000.0)}, good)
@@ -349,9 +349,9 @@ def test_a_way_out_in_a_name_leads_nowhere(tmp_path: Path) -> None:
     assert not list(tmp_path.parent.parent.glob("escaped"))
 
 
-def header(tmp_path: Path, told: Any, data: bytes = bytes(16), length: int | None = None) -> Path:
+def header(tmp_path: Path, fields: Any, data: bytes = bytes(16), length: int | None = None) -> Path:
     """Write a safetensors file with this header."""
-    text = told if isinstance(told, bytes) else json.dumps(told).encode()
+    text = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
     return path
@@ -361,7 +361,7 @@ F = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [
         {"w": {**F, "data_offsets": [0, 17]}}, {"w": {**F, "data_offsets": [8, 24]}}, {"w": {**F, "data_offsets": [-16, 0]}}, {"w": {**F, "shape": [-4]}},
         {"w": {**F, "shape": [2**62, 4]}}, {"w": {**F, "dtype": "F33"}}, {"w": F, "v": F}, {"w": {**F, "shape": [2], "data_offsets": [0, 8]}}, {"w": 3},
@@ -369,11 +369,11 @@ F = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
         b'{"a":' + b"1,".join([b'"b":'] * 9) + b"}", b"{" + b",".join(b'"k%d":[]' % i for i in range(200_000)) + b"}", {},
         {"w": {**F, "shape": [2**63]}}, {"w": {**F, "shape": [1] * 100}}, b"{\xff\xfe}", {"\ud800": F},
     ],
-    ids=lambda told: str(told)[:40],
+    ids=lambda fields: str(fields)[:40],
 )  # fmt: skip
-def test_safetensors_headers_that_lie(tmp_path: Path, told: Any) -> None:
+def test_invalid_safetensors_headers(tmp_path: Path, fields: Any) -> None:
     """Overlaps, holes, lengths that differ from the shapes, absurd numbers and endless nesting are refused."""
-    refused(header(tmp_path, told), tmp_path)
+    refused(header(tmp_path, fields), tmp_path)
 
 
 def test_a_safetensors_header_longer_than_its_file(tmp_path: Path) -> None:
@@ -411,13 +411,13 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     refused(tmp_path / "zero", tmp_path, UnsafeContent)
 
 
-def test_a_link_that_somebody_names_is_what_it_leads_to(tmp_path: Path) -> None:
+def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
     """A named link such as ``latest -> checkpoint-3`` is followed. Only links inside a checkpoint are refused."""
     (tmp_path / "latest").symlink_to(GOLDEN / "hugging" / "checkpoint-3")
     assert detect(tmp_path / "latest").step == 3
 
 
-def test_what_changes_while_it_is_read_does_not_come_in(tmp_path: Path) -> None:
+def test_a_file_that_changes_during_the_import_is_refused(tmp_path: Path) -> None:
     """If the file was replaced between detection and the end of the import, nothing is committed."""
     save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors")
     detected = detect(tmp_path / "x.safetensors")
@@ -429,7 +429,7 @@ def test_what_changes_while_it_is_read_does_not_come_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["empty file", "text", "empty folder", "folder of runs", "nothing"])
-def test_what_is_no_checkpoint_is_said_to_be_none(tmp_path: Path, what: str) -> None:
+def test_a_path_without_a_checkpoint_is_reported(tmp_path: Path, what: str) -> None:
     """The error describes what is at the path."""
     path = tmp_path / "it"
     if what == "empty file":
@@ -467,7 +467,7 @@ def test_a_flipped_bit_in_a_tensor_is_noticed(tmp_path: Path, where: float) -> N
     assert "checksum" in refused(tmp_path / "x.pt", tmp_path, CorruptCheckpoint).what
 
 
-def test_what_has_no_checksums_comes_in(tmp_path: Path) -> None:
+def test_a_file_without_checksums_is_imported(tmp_path: Path) -> None:
     """A file without checksums, which torch can write, is imported."""
     torch.serialization.set_crc32_options(False)
     try:

@@ -184,7 +184,7 @@ def test_names_that_wrappers_put_before_all(tmp_path: Path) -> None:
     assert set(state["model"]) == {"w", "b"} and any("module._orig_mod." in note for note in detected.notes)
 
 
-def test_said_again_it_is_there_already(tmp_path: Path) -> None:
+def test_a_second_import_makes_no_second_checkpoint(tmp_path: Path) -> None:
     """The same source makes one checkpoint. Another source, another step or other parts make another one."""
     torch.save({"model": {"w": torch.ones(2)}, "ema": {"w": torch.zeros(2)}, "step": 5}, tmp_path / "x.pt")
     store = open_bytes(str(tmp_path / "store"))
@@ -200,7 +200,7 @@ def test_said_again_it_is_there_already(tmp_path: Path) -> None:
     assert len(relight.open(str(tmp_path / "store" / "run")).checkpoints()) == 3
 
 
-def test_the_root_says_where_it_comes_from_and_all_of_it_verifies(tmp_path: Path) -> None:
+def test_the_root_records_its_source_and_everything_verifies(tmp_path: Path) -> None:
     """The root has the source's format, name and size, and the reason why a resume is not exact. All parts verify."""
     torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
     detected, report, _ = imported(tmp_path / "x.pt", tmp_path)

@@ -63,37 +63,37 @@ def changed(tmp_path: Path, way: str, change: Callable[[dict[str, Any]], object]
     return folder
 
 
-def said(**arguments: Any) -> Callable[[dict[str, Any]], object]:
+def with_arguments(**arguments: Any) -> Callable[[dict[str, Any]], object]:
     """Return a change that sets arguments, and removes those that are None."""
 
-    def change(told: dict[str, Any]) -> None:
-        merged = {**vars(told["args"]), **arguments}
-        told["args"] = Namespace(**{name: value for name, value in merged.items() if value is not None})
+    def change(saved_file: dict[str, Any]) -> None:
+        merged = {**vars(saved_file["args"]), **arguments}
+        saved_file["args"] = Namespace(**{name: value for name, value in merged.items() if value is not None})
 
     return change
 
 
 REFUSED: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
     "without arguments": ("tp2", lambda saved: saved.pop("args"), "arguments lack tensor_model_parallel_size"),
-    "without a size": ("tp2", said(padded_vocab_size=None), "arguments lack padded_vocab_size"),
-    "whether gated is not said": ("tp2", said(swiglu=None), "arguments lack swiglu"),
-    "of another size": ("tp2", said(ffn_hidden_size=40), "do not make the 40 of its arguments"),
-    "experts": ("tp2", said(num_experts=8), "num_experts 8"),
-    "a layout of stages": ("pp2_untied", said(pipeline_model_parallel_layout="Et*3|tL"), "pipeline_model_parallel_layout"),
-    "other layers": ("tp2_pp2", said(num_layers=6), "4 layers in 2 stages"),
+    "without a size": ("tp2", with_arguments(padded_vocab_size=None), "arguments lack padded_vocab_size"),
+    "without gating": ("tp2", with_arguments(swiglu=None), "arguments lack swiglu"),
+    "of another size": ("tp2", with_arguments(ffn_hidden_size=40), "do not make the 40 of its arguments"),
+    "experts": ("tp2", with_arguments(num_experts=8), "num_experts 8"),
+    "a layout of stages": ("pp2_untied", with_arguments(pipeline_model_parallel_layout="Et*3|tL"), "pipeline_model_parallel_layout"),
+    "other layers": ("tp2_pp2", with_arguments(num_layers=6), "4 layers in 2 stages"),
     "an old order of queries": ("tp2", lambda saved: saved.update(checkpoint_version=1.0), "queries, keys and values"),
-    "fewer groups than ranks": ("tp2_gated", said(num_query_groups=1), "groups of queries"),
+    "fewer groups than ranks": ("tp2_gated", with_arguments(num_query_groups=1), "groups of queries"),
     "a tensor of another name": (
         "tp2",
         lambda saved: saved["model"].update({"decoder.layers.0.mixer.weight": torch.ones(4)}),
         "mixer.weight",
     ),
-    "a number that is none": ("tp2", said(num_layers="four"), "arguments lack num_layers"),
+    "an invalid number": ("tp2", with_arguments(num_layers="four"), "arguments lack num_layers"),
 }
 
 
 @pytest.mark.parametrize("why", sorted(REFUSED))
-def test_what_does_not_tell_is_refused_with_the_reason(why: str, tmp_path: Path) -> None:
+def test_unclear_files_are_refused_with_the_reason(why: str, tmp_path: Path) -> None:
     """Unclear files are refused without a guess, with a hint on what to do."""
     way, change, words = REFUSED[why]
     with pytest.raises(IncompatibleState, match=words) as error:
@@ -138,8 +138,8 @@ def test_a_missing_rank_is_named(lost: str, tmp_path: Path) -> None:
 def test_copies_that_differ_do_not_come_in(name: str, tmp_path: Path) -> None:
     """Tensors that must be equal on all ranks are compared while they are read, and nothing is committed."""
 
-    def change(told: dict[str, Any]) -> None:
-        told["model"][name].view(-1)[-1] += 1
+    def change(saved_file: dict[str, Any]) -> None:
+        saved_file["model"][name].view(-1)[-1] += 1
 
     detected = detect(changed(tmp_path, "tp2", change, "01"))
     with pytest.raises(CorruptCheckpoint, match="copies that should be equal"):
@@ -150,15 +150,15 @@ def test_copies_that_differ_do_not_come_in(name: str, tmp_path: Path) -> None:
 def test_a_tied_copy_that_differs_does_not_come_in(tmp_path: Path) -> None:
     """The last stage's copy of the embedding must equal the first stage's."""
 
-    def change(told: dict[str, Any]) -> None:
-        told["model"]["output_layer.weight"][0, 0] += 1
+    def change(saved_file: dict[str, Any]) -> None:
+        saved_file["model"]["output_layer.weight"][0, 0] += 1
 
     detected = detect(changed(tmp_path, "tp2_pp2", change, "01_001"))
     with pytest.raises(CorruptCheckpoint, match="copies that should be equal"):
         import_checkpoint(detected, open_bytes(str(tmp_path / "store")), "run")
 
 
-def test_each_ranks_optimizer_is_left_out_and_said(tmp_path: Path) -> None:
+def test_each_ranks_optimizer_is_left_out_and_reported(tmp_path: Path) -> None:
     """Each rank's optimizer is left out with a reason: it has only numbers, different ones on each rank."""
     detected = detect(changed(tmp_path, "tp2", lambda saved: saved.update(optimizer={"state": {}, "param_groups": []})))
     assert [what for what, _ in detected.left_out] == ["optimizer"] and "numbers its parameters" in detected.left_out[0][1]

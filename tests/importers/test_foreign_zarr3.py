@@ -57,13 +57,13 @@ def changed(tmp_path: Path, name: str, change: Callable[[dict[str, Any]], object
     return tmp_path
 
 
-def shard(told: dict[str, Any]) -> dict[str, Any]:
+def shard(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the shards' part of the metadata."""
-    configuration: dict[str, Any] = told["codecs"][0]["configuration"]
+    configuration: dict[str, Any] = metadata["codecs"][0]["configuration"]
     return configuration
 
 
-TOLD: dict[str, tuple[type[RelightError], str, Callable[[dict[str, Any]], object]]] = {
+REFUSED: dict[str, tuple[type[RelightError], str, Callable[[dict[str, Any]], object]]] = {
     "a group": (IncompatibleState, "other than an array", lambda metadata: metadata.update(node_type="group")),
     "a dtype": (IncompatibleState, "dtype", lambda metadata: metadata.update(data_type="r24")),
     "a codec": (IncompatibleState, "blosc", lambda metadata: shard(metadata)["codecs"].append({"name": "blosc"})),
@@ -87,14 +87,14 @@ TOLD: dict[str, tuple[type[RelightError], str, Callable[[dict[str, Any]], object
     "a shape": (UnsafeContent, "shape", lambda metadata: metadata.update(shape=[-1, 7])),
     "many chunks": (UnsafeContent, "chunks", lambda metadata: metadata.update(shape=[2**40, 7])),
     "no codecs": (IncompatibleState, "none", lambda metadata: metadata.update(codecs=7)),
-    "a codec that is none": (UnsafeContent, "not metadata of zarr 3", lambda metadata: metadata.update(codecs=[7])),
+    "an invalid codec": (UnsafeContent, "not metadata of zarr 3", lambda metadata: metadata.update(codecs=[7])),
 }
 
 
-@pytest.mark.parametrize("what", sorted(TOLD))
-def test_what_is_not_understood_is_refused(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", sorted(REFUSED))
+def test_unsupported_metadata_is_refused(what: str, tmp_path: Path) -> None:
     """An unsupported feature is refused by name, and absurd values before memory is allocated for them."""
-    kind, words, change = TOLD[what]
+    kind, words, change = REFUSED[what]
     with pytest.raises(kind, match=words):
         numbers(changed(tmp_path, "shards", change), "shards")
 
@@ -120,7 +120,7 @@ def test_damage_is_noticed_where_there_is_a_way_to(name: str, tmp_path: Path) ->
         numbers(tmp_path / "a", name)
 
 
-def test_a_chunk_that_was_never_written_is_said(tmp_path: Path) -> None:
+def test_a_chunk_that_was_never_written_is_reported(tmp_path: Path) -> None:
     """An index that lacks a chunk, or states a chunk beyond the file or of excessive size, is refused."""
     shutil.copytree(ARRAYS / "shards_first", tmp_path / "one")
     file = tmp_path / "one" / "c" / "0" / "0"
@@ -206,7 +206,7 @@ def test_a_large_chunk_gives_the_elements_that_are_in_the_array(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("wrong", "words"), [("longer", "more than"), ("shorter", "where"), ("cut", "where"), ("window", "cannot be unpacked")]
 )
-def test_a_large_chunk_that_lies_is_refused(tmp_path: Path, wrong: str, words: str) -> None:
+def test_a_large_chunk_of_wrong_length_is_refused(tmp_path: Path, wrong: str, words: str) -> None:
     """A chunk with too many or too few bytes, a cut frame, or a window beyond the limit is refused."""
     size = 3000 * 2000 * 4
     coded = {

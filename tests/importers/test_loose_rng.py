@@ -34,9 +34,9 @@ def states() -> dict[str, Any]:
     return {"cpu": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
 
 
-def flat(one: dict[str, Any]) -> dict[str, Any]:
+def flat(states: dict[str, Any]) -> dict[str, Any]:
     """Return the states in the form that most scripts write."""
-    return {"rng_state": one["cpu"], "cuda_rng_state": CUDA, "numpy_rng_state": one["numpy"], "python_rng_state": one["python"]}
+    return {"rng_state": states["cpu"], "cuda_rng_state": CUDA, "numpy_rng_state": states["numpy"], "python_rng_state": states["python"]}
 
 
 SHAPES = {
@@ -96,7 +96,7 @@ def test_a_generator_without_a_state_is_left_alone_and_noted(tmp_path: Path) -> 
         ("random_state", (3, (1, 2, 3), None)),
     ],
 )
-def test_what_is_no_state_of_this_process_is_kept(tmp_path: Path, key: str, value: object) -> None:
+def test_states_of_other_generators_are_kept_as_values(tmp_path: Path, key: str, value: object) -> None:
     """States of several ranks, of a sampler or of another size are kept as values, and replace no generator."""
     torch.save({"model": torch.nn.Linear(2, 2).state_dict(), key: value}, tmp_path / "old.pt")
     detected = detect(tmp_path / "old.pt")

@@ -38,10 +38,10 @@ def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
     return net, optimizer
 
 
-def equal(one: tuple[nn.Module, torch.optim.Optimizer], other: tuple[nn.Module, torch.optim.Optimizer]) -> bool:
-    ours, theirs = one[1].state_dict(), other[1].state_dict()
+def equal(first: tuple[nn.Module, torch.optim.Optimizer], second: tuple[nn.Module, torch.optim.Optimizer]) -> bool:
+    ours, theirs = first[1].state_dict(), second[1].state_dict()
     return (
-        all(torch.equal(a, b) for a, b in zip(one[0].state_dict().values(), other[0].state_dict().values(), strict=True))
+        all(torch.equal(a, b) for a, b in zip(first[0].state_dict().values(), second[0].state_dict().values(), strict=True))
         and ours["param_groups"] == theirs["param_groups"]
         and all(torch.equal(value, theirs["state"][index][key]) for index, state in ours["state"].items() for key, value in state.items())
     )
@@ -126,7 +126,7 @@ def test_a_modules_own_state_dict(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), other.state_dict().values(), strict=True))
 
 
-def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     """List all mismatches. With ``strict=False``, restore what fits."""
     net, _ = trained()
     dcp.save({"model": net.state_dict()}, checkpoint_id=tmp_path / "out")

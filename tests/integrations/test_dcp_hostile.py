@@ -103,7 +103,7 @@ class OfOlderPython:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_what_older_pythons_wrote_is_read(folder: Path, protocol: int) -> None:
+def test_metadata_of_older_pythons_is_read(folder: Path, protocol: int) -> None:
     """Read metadata from older Pythons in every pickle protocol."""
     changed = metadata(folder)
     assert changed.storage_meta is not None
@@ -142,7 +142,7 @@ def test_nothing_in_a_tensors_chunk_is_executed(folder: Path, tmp_path: Path) ->
     ["builtins.eval", "builtins.exec", "os.system", "posix.system", "torch.load", "torch.hub.load", "builtins.__import__", "numpy.load",
      "torch.storage._load_from_bytes", "torch._utils._rebuild_wrapper_subclass", "torch.jit.load", "copyreg._reconstructor"],
 )  # fmt: skip
-def test_what_is_not_on_the_list_is_not_called(name: str) -> None:
+def test_a_function_outside_the_list_is_not_called(name: str) -> None:
     """Refuse a function that is not on the list, also through the NEWOBJ opcode and as a dotted name."""
     module, _, function = name.rpartition(".")
     for code in (
@@ -263,7 +263,7 @@ def _swapped(content: Metadata) -> None:
     "change",
     [_outside, _absolute, _huge, _gap, _one_place, _beyond, _negative, _no_storage, _long_list, _other_dtype, _transformed, _swapped],
 )
-def test_metadata_that_lies(folder: Path, change: Callable[[Metadata], None]) -> None:
+def test_wrong_metadata_is_refused(folder: Path, change: Callable[[Metadata], None]) -> None:
     """Refuse wrong places, sizes, shapes and kinds before memory is allocated for them."""
     content = metadata(folder)
     change(content)
@@ -304,7 +304,7 @@ def test_files_that_are_missing_cut_or_damaged(folder: Path, tmp_path: Path) -> 
     refused(folder, CheckpointNotFound)
 
 
-def test_zip_archives_that_lie(folder: Path) -> None:
+def test_wrong_zip_archives_are_refused(folder: Path) -> None:
     """Refuse compressed entries, a missing storage or one with a wrong size, and strides that leave it."""
     forged = metadata(folder)
     key = next(index for index in forged.storage_data if index.fqn == "w")

@@ -65,7 +65,7 @@ def test_every_layout_is_loaded_under_others(saved: tuple[Path, list[list[dict[s
     assert [report["id"] for report in loads[0]] == [report["id"] for report in loads[1]]
 
 
-def test_what_dcp_wrote_itself_is_restored_under_other_layouts(saved: tuple[Path, list[list[dict[str, Any]]]]) -> None:
+def test_dcps_own_checkpoints_are_restored_under_other_layouts(saved: tuple[Path, list[list[dict[str, Any]]]]) -> None:
     """Restore DCP's own directories into live modules and optimizers."""
     restored = of(saved[1], "restore")
     assert [len(reports) for reports in restored] == [5, 5]
@@ -109,7 +109,7 @@ def test_a_rank_that_cannot_save_is_named_on_all(saved: tuple[Path, list[list[di
     assert relight.open(saved[0] / "refused").checkpoints() == []
 
 
-def test_all_ranks_pass_over_what_one_finds_damaged(saved: tuple[Path, list[list[dict[str, Any]]]]) -> None:
+def test_all_ranks_skip_a_checkpoint_that_one_finds_damaged(saved: tuple[Path, list[list[dict[str, Any]]]]) -> None:
     """Load the previous checkpoint on both ranks if the latest is damaged. Naming the damaged step is an error on both
     ranks, and so is a run with only damaged checkpoints."""
     for rank in of(saved[1], "load"):

@@ -55,16 +55,16 @@ def zeroed(state: Any) -> Any:
     return None
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return bool(one.dtype == other.dtype and torch.equal(one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, np.ndarray):
-        return bool(one.dtype == other.dtype and (one == other).all())
-    return bool(one == other)
+def same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return bool(first.dtype == second.dtype and torch.equal(first, second))
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(value, second[key]) for key, value in first.items())
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, np.ndarray):
+        return bool(first.dtype == second.dtype and (first == second).all())
+    return bool(first == second)
 
 
 def caught(action: Any) -> RelightError:
@@ -86,7 +86,7 @@ def pack_of(run: Path, step: int) -> Path:
     return next(run.glob(f"{step:010d}-*/pack-*"))
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_state_is_loaded(tmp_path: Path) -> None:
     """Restore tensors of any layout, nested values, and names that Relight itself uses, all unchanged."""
     state = a_state()
     dcp.save(state, storage_writer=StorageWriter(tmp_path / "store" / "run", step=7))
@@ -95,7 +95,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert same({**state, "ordered": {"a": 1.5}}, loaded)
 
 
-def test_it_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
+def test_a_dcp_save_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
     """Verify, load, list and show the checkpoint. Names of the state dict select its tensors."""
     run, state = tmp_path / "run", a_state()
     writer = StorageWriter(run, step=7, metrics={"loss": 0.5})
@@ -149,7 +149,7 @@ def test_states_that_the_planner_leaves_nested(tmp_path: Path) -> None:
     assert same(state, loaded)
 
 
-def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+def test_an_unsupported_value_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     """Name all values that cannot be saved in one error. The run has no checkpoint."""
     state = {"w": torch.ones(2), "a": {"f": lambda: 1}, "s": torch.eye(2).to_sparse(), "o": object()}
     error = caught(lambda: dcp.save(state, storage_writer=StorageWriter(tmp_path / "run", step=1)))

@@ -15,22 +15,22 @@ from relight.layout.shards import relative
 
 
 def lines(rng: random.Random) -> list[list[tuple[str, tuple[int, ...], int]]]:
-    """Some lines of parameters: name, shape, and where it begins in its line, with padding between."""
-    found = []
+    """Return random lines of parameters. Each parameter has a name, a shape, and an offset in its padded line."""
+    result = []
     for number in range(rng.randint(1, 3)):
-        at, line = 0, []
+        offset, line = 0, []
         for index in range(rng.randint(1, 6)):
-            at += rng.choice((0, 0, 1, 3))
+            offset += rng.choice((0, 0, 1, 3))
             shape = tuple(rng.choice((1, 2, 3, 5, 8)) for _ in range(rng.randint(0, 3)))
-            line.append((f"{number}.{index}", shape, at))
-            at += math.prod(shape)
-        found.append(line)
-    return found
+            line.append((f"{number}.{index}", shape, offset))
+            offset += math.prod(shape)
+        result.append(line)
+    return result
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_runs_are_what_torch_cuts_and_are_written_once(seed: int) -> None:
-    """1,000 random sets of lines, over ranks and copies of them: each rank's pieces hold its elements; what ranks write tiles."""
+    """Each rank's pieces hold its elements, and the boxes that ranks write tile the shapes, for random lines."""
     rng = random.Random(seed)
     for _ in range(200):
         copies, world = rng.choice(((1, 1), (1, 2), (1, 3), (2, 2), (3, 1), (1, 7)))
@@ -46,23 +46,23 @@ def test_runs_are_what_torch_cuts_and_are_written_once(seed: int) -> None:
             for name, shape, begin in line:
                 values[name] = flat[begin : begin + math.prod(shape)].view(shape)
                 for place, rank in enumerate(mesh.ranks):
-                    held = chunks[place % world] if place % world < len(chunks) else flat[:0]
-                    mine = [value for value in held.tolist() if begin <= value < begin + math.prod(shape)]
+                    local_chunk = chunks[place % world] if place % world < len(chunks) else flat[:0]
+                    mine = [value for value in local_chunk.tolist() if begin <= value < begin + math.prod(shape)]
                     if mine:
                         entries[rank].append(TableEntry(name, "float32", 4, shape, "param", 0, (), (begin, each)))
                         expected[rank, name] = mine
-        tables = [Table((mesh,), tuple(one)) for one in entries]
+        tables = [Table((mesh,), tuple(rank_entries)) for rank_entries in entries]
         known = {table: number for number, table in enumerate(dict.fromkeys(tables))}
         roster = TensorOwnership(list(known), [known[table] for table in tables])
         written: dict[str, list[Box]] = {name: [] for name in values}
         for rank, table in enumerate(tables):
             pieces = roster.pieces(rank)
-            for entry, held in zip(table.entries, pieces, strict=True):
+            for entry, entry_pieces in zip(table.entries, pieces, strict=True):
                 local = torch.tensor(expected[rank, entry.name])
-                found = [local[piece.at[0] : piece.at[0] + piece.box.elements].view(piece.box.size) for piece in held]
-                cut = [values[entry.name][tuple(slice(a, a + n) for a, n in zip(*piece.box, strict=True))] for piece in held]
-                assert all(map(torch.equal, found, cut))
-                assert sum(piece.box.elements for piece in held) == len(local)
+                expected_parts = [local[piece.at[0] : piece.at[0] + piece.box.elements].view(piece.box.size) for piece in entry_pieces]
+                cut = [values[entry.name][tuple(slice(a, a + n) for a, n in zip(*piece.box, strict=True))] for piece in entry_pieces]
+                assert all(map(torch.equal, expected_parts, cut))
+                assert sum(piece.box.elements for piece in entry_pieces) == len(local)
             for work in roster.work(rank):
                 entry = table.entries[work.entry]
                 if entry.shape:
@@ -75,7 +75,7 @@ def test_runs_are_what_torch_cuts_and_are_written_once(seed: int) -> None:
 
 
 def test_a_rank_that_lacks_what_it_holds_elements_of_is_named() -> None:
-    """Whoever has none may lack it."""
+    """A rank without elements of a tensor may lack it. A rank with elements must have it."""
     mesh = Mesh((3,), (0, 1, 2))
     entry = TableEntry("w", "float32", 4, (4, 5), "param", 0, (), (2, 10))
     with pytest.raises(IncompatibleState, match=r"w: ranks \[2\] hold elements of it, and do not have it"):

@@ -1,4 +1,4 @@
-"""Shards as boxes: what torch itself cuts, and runs of flattened tensors; shares: everything once, evenly."""
+"""Shards as boxes equal torch's cuts, also runs of flattened tensors. Shares cover every element once, evenly."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ def test_boxes_are_what_torch_cuts(seed: int) -> None:
             local = cut_by_torch(everything, mesh, placements, coordinate)
             assert local_shape(shape, cuts) == tuple(local.shape)
             pieces = local_pieces(shape, cuts)
-            for box, at in pieces:
-                assert torch.equal(part(everything, *box), part(local, at, box.size))
+            for box, offset in pieces:
+                assert torch.equal(part(everything, *box), part(local, offset, box.size))
             assert sum(box.elements for box, _ in pieces) == local.numel()
             sharded = tuple(i for i, placement in zip(coordinate, placements) if not isinstance(placement, Replicate))
             boxes.setdefault(sharded, [box for box, _ in pieces])
-        assert check_tiling(shape, [box for held in boxes.values() for box in held]) is None, (shape, mesh, placements)
+        assert check_tiling(shape, [box for rank_boxes in boxes.values() for box in rank_boxes]) is None, (shape, mesh, placements)
 
 
 def test_a_shard_that_is_not_strided_is_one_box() -> None:
-    """So that it is written and read in one piece."""
+    """A shard that is not strided is one box, so it is written and read in one piece."""
     assert len(local_pieces((8, 8), [Cut(0, 2, 1), Cut(0, 2, 0), Cut(1, 4, 3)])) == 1
     assert local_pieces((8, 8), [Cut(0, 2, 1), Cut(0, 2, 0)])[0].box == Box((4, 0), (2, 8))
     assert local_pieces((8,), [Cut(0, 2, 1, split=2)]) == [(Box((2,), (2,)), (0,)), (Box((6,), (2,)), (2,))]
@@ -86,7 +86,8 @@ def test_a_shard_that_is_not_strided_is_one_box() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_run_of_a_flattened_tensor_is_few_boxes(seed: int) -> None:
-    """Runs that follow each other tile the tensor; each in order, in at most two boxes a dimension and one."""
+    """Consecutive runs tile the tensor. Each run has at most two boxes for each dimension but the first, and one
+    more."""
     rng = random.Random(seed)
     for _ in range(500):
         shape = tuple(rng.choice((1, 2, 3, 5, 7)) for _ in range(rng.randint(0, 4)))
@@ -95,29 +96,29 @@ def test_a_run_of_a_flattened_tensor_is_few_boxes(seed: int) -> None:
         ends = sorted([0, total, *(rng.randint(0, total) for _ in range(rng.randint(0, 4)))])
         boxes = []
         for start, end in zip(ends, ends[1:]):
-            found = boxes_of_run(shape, start, end)
-            assert len(found) <= 2 * max(0, len(shape) - 1) + 1
-            held = [part(flat.view(shape), *box).reshape(-1) for box in found]
-            assert torch.equal(torch.cat(held) if held else flat[:0], flat[start:end])
-            boxes += found
+            run_boxes = boxes_of_run(shape, start, end)
+            assert len(run_boxes) <= 2 * max(0, len(shape) - 1) + 1
+            parts = [part(flat.view(shape), *box).reshape(-1) for box in run_boxes]
+            assert torch.equal(torch.cat(parts) if parts else flat[:0], flat[start:end])
+            boxes += run_boxes
         assert check_tiling(shape, boxes) is None
 
 
 def test_boxes_within_boxes() -> None:
-    """What two share, where that lies in one of them, and the run of elements it spans."""
-    one, other = Box((2, 0), (4, 8)), Box((4, 4), (4, 4))
-    shared = intersection(one, other)
+    """The intersection of two boxes, its place in one of them, and the run of elements that it spans."""
+    first, second = Box((2, 0), (4, 8)), Box((4, 4), (4, 4))
+    shared = intersection(first, second)
     assert shared == Box((4, 4), (2, 4))
-    assert relative(shared, one) == Box((2, 4), (2, 4))
-    assert run_of(relative(shared, one), one.size) == (20, 32)
-    assert intersection(one, Box((6, 0), (1, 8))) is None
+    assert relative(shared, first) == Box((2, 4), (2, 4))
+    assert run_of(relative(shared, first), first.size) == (20, 32)
+    assert intersection(first, Box((6, 0), (1, 8))) is None
     assert run_of(Box((), ()), ()) == (0, 1)
     assert run_of(Box((1, 0), (0, 3)), (4, 3)) == (3, 3)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_shares_hold_everything_once_and_are_even(seed: int) -> None:
-    """Any mixture of pieces that sets of ranks hold: each is written once, bytes differ by a row for each set of ranks at most."""
+    """For any pieces of any sets of ranks, each piece is written once. Within a set, bytes differ by about a row."""
     rng = random.Random(seed)
     for _ in range(300):
         world = rng.randint(1, 6)
@@ -139,16 +140,16 @@ def test_shares_hold_everything_once_and_are_even(seed: int) -> None:
         for number, boxes in written.items():
             assert check_tiling(pieces[number].box.size, boxes) is None, (pieces[number], boxes)
         for ranks, row in load.items():
-            held = [piece for piece in pieces if piece.ranks == ranks]
-            scalars = sum(piece.weight for piece in held if not piece.box.size)
-            most = max(math.prod(piece.box.size[1:]) * piece.weight for piece in held)
+            shared = [piece for piece in pieces if piece.ranks == ranks]
+            scalars = sum(piece.weight for piece in shared if not piece.box.size)
+            most = max(math.prod(piece.box.size[1:]) * piece.weight for piece in shared)
             counts = [row.get(rank, 0) for rank in ranks]
             if len(ranks) > 1:
                 assert max(counts) - min(counts) <= 2 * most + scalars + 1
 
 
 def test_real_shares_are_within_five_percent() -> None:
-    """GPT-2 small held by each of two to eight ranks; and a row too long to be given to one."""
+    """GPT-2 small is shared among two to eight ranks within 5 % of the mean. A row too long for one rank is split."""
     shapes = [(50257, 768), (1024, 768), *[(768, 2304), (768, 768), (768, 3072), (3072, 768), (768,), (3072,)] * 12]
     for world in (2, 3, 4, 8):
         pieces = [SharedBox(whole(shape), 4, tuple(range(world))) for shape in shapes]

@@ -61,8 +61,8 @@ def test_a_long_log_is_read_side_by_side() -> None:
     assert all(count == 1 for key, count in store.gets.items() if "/log/" in key)
 
 
-def test_a_store_whose_names_are_durable_is_not_listed_for_it() -> None:
-    """An append asks where the log ends, and for nothing else."""
+def test_a_store_with_durable_names_is_not_listed_for_them() -> None:
+    """An append lists the log once, to find its end, and nothing else."""
     store = Far()
     Attempt.begin(store, "run")
     store.lists.clear()

@@ -30,7 +30,7 @@ def a_summary(seed: int = 1) -> bytes:
     "data", [b"", b"x", b"x\x9c\x03\x00\x00\x00\x00\x01", zlib.compress(b"[]"), zlib.compress(b"{"), zlib.compress(b"0" * 2**28 + b"0")]
 )
 def test_bytes_of_another_kind_are_refused(data: bytes) -> None:
-    """Other bytes in a summary's place are an error of ours; what decompresses without bound is cut off."""
+    """Other bytes in a summary's place raise our own error. Decompression without bound is stopped."""
     with pytest.raises((CorruptCheckpoint, UnsafeContent)):
         decode(data, "here")
 
@@ -47,7 +47,7 @@ def test_a_newer_version_is_named() -> None:
     lambda file: file.update(live=file["live"] + file["live"][:1]), lambda file: file.update(live=[file["upto"] + 1]),
     lambda file: file.update(counted=file["upto"] + 2), lambda file: file.update(best_by=["loss", "first"]),
 ])  # fmt: skip
-def test_what_does_not_fit_together_is_refused(change: Callable[[dict[str, Any]], None]) -> None:
+def test_inconsistent_summaries_are_refused(change: Callable[[dict[str, Any]], None]) -> None:
     """Fields that contradict each other, or that no writer writes, are refused though each has the right type."""
     file = json.loads(zlib.decompress(a_summary()))
     assert file["tags"] and file["live"]

@@ -1,4 +1,4 @@
-"""What a log does not show just now may still be there: nothing is appended on the strength of its absence."""
+"""A record that a log does not show at the moment may still exist. No append relies on its absence."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_a_record_that_a_listing_missed_is_asked_for_by_name(superseded: tuple[A
     assert fold(new.view()).live == []
 
 
-def test_a_record_of_ours_whose_name_may_not_last_is_in_doubt() -> None:
-    """The creation was answered at the second try, and its directory cannot be fsynced: nothing that it names is deleted."""
+def test_an_own_record_without_a_durable_name_is_in_doubt() -> None:
+    """If a retry created a record and the directory cannot be fsynced, ``Uncertain`` is raised, the record kept."""
     store = MemoryStore()
     seen = Doubtful(store)
     attempt = Attempt.begin(seen, "run")

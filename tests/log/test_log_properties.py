@@ -61,17 +61,17 @@ def summary(history: History) -> tuple[list[str], set[str], dict[str, str], int]
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.tuples(bodies, st.integers(0, 3)), max_size=14))
-def test_fold_is_what_the_format_says(told: list[tuple[Body, int]]) -> None:
-    """Any records in any order fold to what the page's sentences, applied one after the other, give."""
-    records = [record(0, 0, RunBody(name="run")), *(record(n, epoch, body) for n, (body, epoch) in enumerate(told, start=1))]
+def test_fold_follows_the_format(entries: list[tuple[Body, int]]) -> None:
+    """Records in any order fold to the same result as the sentences of docs/format.md, applied one after the other."""
+    records = [record(0, 0, RunBody(name="run")), *(record(n, epoch, body) for n, (body, epoch) in enumerate(entries, start=1))]
     assert summary(fold(records)) == naive(records)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(bodies, st.integers(0, 3)), max_size=12), st.integers(0, 12))
-def test_epochs_never_fall_and_retired_never_returns(told: list[tuple[Body, int]], cut: int) -> None:
+def test_epochs_never_fall_and_retired_never_returns(entries: list[tuple[Body, int]], cut: int) -> None:
     """A longer log never has a lower epoch than its beginning, and what was retired stays so."""
-    records = [record(n, epoch, body) for n, (body, epoch) in enumerate(told, start=1)]
+    records = [record(n, epoch, body) for n, (body, epoch) in enumerate(entries, start=1)]
     before, after = fold(records[:cut]), fold(records)
     assert before.epoch <= after.epoch
     assert set(before.retired) <= set(after.retired)
@@ -134,7 +134,7 @@ def test_many_appenders_lose_nothing() -> None:
 
 
 def test_attempts_that_begin_at_once_get_epochs_of_their_own() -> None:
-    """Of attempts that begin at the same moment each has another epoch, and only the last can save."""
+    """Attempts that begin at the same time get different epochs, and only the last one can save."""
     store = MemoryStore()
     gate = threading.Barrier(4)
     begun: list[Attempt] = []
@@ -159,7 +159,7 @@ def test_attempts_that_begin_at_once_get_epochs_of_their_own() -> None:
 
 
 def test_nothing_is_decided_by_a_clock() -> None:
-    """With clocks that jump over years in both directions the history is the same as with a good one."""
+    """Clocks that jump by years in both directions give the same history as a correct one."""
     results = []
     for clock in (SimClock(1), SimClock(2), None):
         store = MemoryStore()

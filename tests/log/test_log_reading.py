@@ -64,8 +64,8 @@ def grown(store: MemoryStore | LocalStore, records: int, log: Log | None = None)
     return log
 
 
-def told(view: LogView) -> list[object]:
-    """The NOTEs that readers of both kinds must see, and the numbers."""
+def visible_to_all(view: LogView) -> list[object]:
+    """Return the head, counts, and NOTEs that every kind of reader must see."""
     history: History = fold(view)
     return [view.head, view.head_hash, view.counted, len(view.faults), [note.body for note in history.notes[-20:] if _plain(note)]]
 
@@ -75,7 +75,7 @@ def _plain(note: Record) -> bool:
 
 
 def test_a_first_read_costs_the_same_however_long_the_log_is() -> None:
-    """The newest records, a summary and two listings; the log of a writer that lives keeps no more than that in memory."""
+    """A first read takes the newest records, a summary and two listings. A writer keeps no more than that in memory."""
     store = Counting()
     log: Log | None = None
     costs = []
@@ -86,12 +86,12 @@ def test_a_first_read_costs_the_same_however_long_the_log_is() -> None:
         view = Log(store, RUN).read()
         costs.append(store.calls.copy())
         assert store.calls["get"] <= 2 * SUMMARY_EVERY + 5 and store.calls["list"] <= 2
-        assert view.base > view.head - 2 * SUMMARY_EVERY and told(view) == told(Log(store, RUN, whole=True).read())
+        assert view.base > view.head - 2 * SUMMARY_EVERY and visible_to_all(view) == visible_to_all(Log(store, RUN, whole=True).read())
     assert len(Log(store, RUN, whole=True).read().records) == 4501 or Log(store, RUN).read().head > 4500
 
 
 def test_an_append_costs_the_same_however_long_the_log_is() -> None:
-    """One listing and one creation; each 64th also a summary and its NOTE."""
+    """An append is one listing and one creation. Each 64th append also writes a summary and its NOTE."""
     store = Counting()
     log = grown(store, 2100)
     store.calls.clear()
@@ -139,9 +139,9 @@ def test_a_reader_that_follows_sees_what_a_new_one_sees() -> None:
     lazy.read()
     for length in (500, 1020, 1025, 1100, 2060, 2200):
         grown(store, length, log)
-        assert told(reader.read()) == told(Log(store, RUN, whole=True).read())
+        assert visible_to_all(reader.read()) == visible_to_all(Log(store, RUN, whole=True).read())
     grown(store, 9000, log)
-    assert told(lazy.read()) == told(reader.read()) == told(Log(store, RUN).read())
+    assert visible_to_all(lazy.read()) == visible_to_all(reader.read()) == visible_to_all(Log(store, RUN).read())
     assert len(lazy._slots) < 1000
 
 
@@ -178,7 +178,7 @@ def test_a_summary_that_is_lost_or_damaged_costs_only_time(how: str, count: int)
     """The reader goes to the one before, at last to the whole log."""
     store = MemoryStore()
     store._files.update(_long_log())
-    expected = told(Log(store, RUN).read())
+    expected = visible_to_all(Log(store, RUN).read())
     keys = summaries_in(store)
     assert len(keys) >= 19
     for key in keys[-count:]:
@@ -188,7 +188,7 @@ def test_a_summary_that_is_lost_or_damaged_costs_only_time(how: str, count: int)
             data = store.get(key, 1 << 20)
             replace(store, key, data[: len(data) // 2] if how == "cut" else store.get(keys[0], 1 << 20) + b"x")
     view = Log(store, RUN).read()
-    assert told(view) == expected
+    assert visible_to_all(view) == expected
     assert (view.base == -1) == (count == 99)
 
 
@@ -196,11 +196,11 @@ def test_only_a_summary_for_which_a_record_vouches_counts() -> None:
     """A summary that no record names changes nothing, whatever its contents."""
     store = MemoryStore()
     grown(store, 200)
-    expected = told(Log(store, RUN).read())
+    expected = visible_to_all(Log(store, RUN).read())
     data = store.get(summaries_in(store)[0], 1 << 20)
     assert store.put_once(f"{RUN}/log/{summary_file(199, 'f' * 64)}", data)
     view = Log(store, RUN).read()
-    assert told(view) == expected and view.base != 199
+    assert visible_to_all(view) == expected and view.base != 199
 
 
 def test_a_note_that_does_not_count_vouches_for_nothing() -> None:
@@ -233,7 +233,7 @@ def test_a_summary_of_another_chain_is_not_taken() -> None:
     assert Log(store, RUN).read().base == upto
 
 
-def test_a_writer_that_cannot_write_summaries_goes_on(heard: Callable[[str], list[dict[str, object]]] | None = None) -> None:
+def test_a_writer_that_cannot_write_summaries_continues() -> None:
     """Each record is appended, and the log is read as a whole."""
     store = Counting()
     store.fails = lambda operation, key: operation == "put" and "/summary-" in key
@@ -263,7 +263,7 @@ def test_a_stray_record_is_named_and_never_becomes_the_head() -> None:
 
 
 def test_a_stray_record_does_not_stop_a_short_log() -> None:
-    """It is named, attempts begin and save, and nothing counts as damaged."""
+    """A stray record is reported. Attempts begin and save, and no record counts as damaged."""
     store = MemoryStore()
     attempt = Attempt.begin(store, RUN)
     list(save(attempt, "log/1", 1))
@@ -275,7 +275,7 @@ def test_a_stray_record_does_not_stop_a_short_log() -> None:
 
 
 def test_a_log_that_an_earlier_version_wrote_is_read_and_continued() -> None:
-    """It has all records directly in log/. Those that come now go into folders."""
+    """A log with all records directly in log/ is read. New records go into folders."""
     store = MemoryStore()
     log = grown(store, 1500)
     flat = MemoryStore()
@@ -284,28 +284,28 @@ def test_a_log_that_an_earlier_version_wrote_is_read_and_continued() -> None:
     for record in before.records:
         assert flat.put_once(f"{RUN}/log/{flat_record_file(record.seq)}", store.get(f"{RUN}/log/{record_file(record.seq)}", 1 << 20))
     view = Log(flat, RUN).read()
-    assert told(view) == told(before) and view.base == -1
+    assert visible_to_all(view) == visible_to_all(before) and view.base == -1
     grown(flat, 1600)
     view = Log(flat, RUN).read()
     assert view.head >= 1600 and view.base > 1500 and not view.faults
-    assert told(view) == told(Log(flat, RUN, whole=True).read())
+    assert visible_to_all(view) == visible_to_all(Log(flat, RUN, whole=True).read())
     assert not any("/00000000160" in key and key.count("/") == 2 for key in _files(flat))
     assert log.run == RUN
 
 
-def test_a_log_whose_newest_folder_was_lost_is_seen_as_one_that_ends_before_it() -> None:
-    """As with lost records before: what is left counts, and the summaries in it serve."""
+def test_a_log_without_its_newest_folder_ends_before_it() -> None:
+    """If the newest folder is lost, the remaining records count, and their summaries are used."""
     store = MemoryStore()
     grown(store, 2200)
     for key in _files(store, f"{RUN}/log/000000002"):
         store.delete(key)
     view = Log(store, RUN).read()
     assert view.head == 2047 and not view.faults and view.base > 1900
-    assert told(view) == told(Log(store, RUN, whole=True).read())
+    assert visible_to_all(view) == visible_to_all(Log(store, RUN, whole=True).read())
 
 
 def test_damage_below_a_summary_is_found_by_a_whole_read_only() -> None:
-    """Readers begin at the summary; verify reads every record."""
+    """Readers begin at the summary. Only verify reads every record."""
     store = MemoryStore()
     grown(store, 400)
     replace(store, f"{RUN}/log/{record_file(17)}", b"junk")
@@ -321,7 +321,7 @@ def test_damage_before_a_summary_is_named_by_it() -> None:
     grown(store, 400)
     view = Log(store, RUN).read()
     assert view.base > 300 and [fault.seq for fault in view.faults] == [17] and view.counted == view.head
-    assert told(view) == told(Log(store, RUN, whole=True).read())
+    assert visible_to_all(view) == visible_to_all(Log(store, RUN, whole=True).read())
 
 
 def test_two_writers_at_once_leave_one_line_of_summaries() -> None:
@@ -333,5 +333,7 @@ def test_two_writers_at_once_leave_one_line_of_summaries() -> None:
         for log in (first, second):
             assert log.append(lambda view: (NoteBody(topic="n", data={}), 0)) is not None
     view = Log(store, RUN).read()
-    assert not view.faults and told(view) == told(Log(store, RUN, whole=True).read()) == told(first.read()) == told(second.read())
+    assert not view.faults and visible_to_all(view) == visible_to_all(Log(store, RUN, whole=True).read()) == visible_to_all(
+        first.read()
+    ) == visible_to_all(second.read())
     assert 5 <= len(summaries_in(store)) <= 8

@@ -44,7 +44,7 @@ def save(attempt: Attempt, step: int) -> str:
 
 
 @pytest.mark.parametrize("missing", [1, 2, 4, 99], ids=lambda n: f"the last {n}")
-def test_a_fresh_look_asks_for_what_a_stale_listing_lacks(missing: int) -> None:
+def test_a_first_read_finds_records_that_a_stale_listing_lacks(missing: int) -> None:
     """A process that opens a run sees its newest record, although the listing is short or empty."""
     store = Odd()
     attempt = Attempt.begin(store, "run")
@@ -57,7 +57,7 @@ def test_a_fresh_look_asks_for_what_a_stale_listing_lacks(missing: int) -> None:
     assert not view.faults
 
 
-def test_a_listing_that_falls_back_behind_what_was_seen_is_not_believed() -> None:
+def test_a_listing_older_than_a_record_that_was_read_is_ignored() -> None:
     """A process that has seen a record appends after it, whatever a listing shows. No number is used twice."""
     store = Odd()
     attempt = Attempt.begin(store, "run")
@@ -72,10 +72,10 @@ def test_a_listing_that_falls_back_behind_what_was_seen_is_not_believed() -> Non
     assert not Log(store, "run").read().faults
 
 
-def test_who_lost_the_race_chains_to_the_winner_that_no_listing_shows() -> None:
-    """A number that somebody else took is known before any listing has it: what lies there is read, and chained to.
+def test_a_loser_of_a_race_chains_to_a_record_that_no_listing_shows() -> None:
+    """If another writer took a number, its record is read and chained to before any listing shows it.
 
-    Schedule 2712 of the simulator: the next record was chained to nothing, and made an acknowledged COMMIT count for nothing.
+    In schedule 2712 of the simulator, the next record had no link to it, and an acknowledged COMMIT became void.
     """
     store = Odd()
     first = Attempt.begin(store, "run")
@@ -91,7 +91,7 @@ def test_who_lost_the_race_chains_to_the_winner_that_no_listing_shows() -> None:
 
 
 def test_a_log_that_is_gone_is_gone() -> None:
-    """What was deleted is not there because it once was."""
+    """Deleted records are absent, even for a process that has read them."""
     store = Odd()
     log = Attempt.begin(store, "run").place.log
     for entry in list(store.list("run/log")):
@@ -100,13 +100,13 @@ def test_a_log_that_is_gone_is_gone() -> None:
         log.read()
 
 
-def test_what_cannot_be_asked_is_no_answer() -> None:
+def test_an_unanswered_request_is_not_taken_for_absence() -> None:
     """If a store does not answer for the record after the last listed one, it is not taken for absent."""
     store = Odd()
-    behind = f"run/log/{record_file(Attempt.begin(store, 'run').view().head + 1)}"
+    next_record = f"run/log/{record_file(Attempt.begin(store, 'run').view().head + 1)}"
 
     def damage(key: str) -> bytes | None:
-        if key == behind:
+        if key == next_record:
             raise StoreUnavailable("503", where=key)
         return None
 
@@ -179,7 +179,7 @@ def test_a_number_that_is_taken_and_does_not_show_is_waited_for() -> None:
 
 
 def test_a_number_that_never_shows_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bounded time, by an error that names it."""
+    """If a taken number never becomes readable, the append fails in bounded time with an error that names it."""
     monkeypatch.setattr(log, "SHOWN_PAUSE_MAX_S", 0.1)
     store = Odd()
     attempt = Attempt.begin(store, "run")

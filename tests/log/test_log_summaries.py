@@ -34,7 +34,7 @@ class Writer:
         self.fence()
 
     def put(self, body: Body, epoch: int) -> None:
-        """Append a record; now and then a damaged one."""
+        """Append a record, which is damaged in 2 % of the cases."""
         seq = len(self.records)
         self.records.append(
             Record(seq=seq, prev="", store=STORE, run=RUN, epoch=epoch, time=f"2026-01-01T00:{seq // 60 % 60:02d}:{seq % 60:02d}Z",
@@ -44,7 +44,7 @@ class Writer:
             self.damaged.add(seq)
 
     def view(self, after: LogView | None = None) -> LogView:
-        """What a reader sees: of every record, or of those after the summary that ``after`` has."""
+        """Return a reader's view of every record, or of those after the summary in ``after``."""
         base = after.base if after is not None else -1
         counted = [record for record in self.records if record.seq > base and record.seq not in self.damaged]
         faults = [Fault(seq, f"log/{seq}", "damaged") for seq in sorted(self.damaged) if seq > base]
@@ -95,7 +95,7 @@ class Writer:
             self.put(body, epoch)
             self.parent = name
         elif draw < 0.65:
-            needed = {donor for one in history.there for donor in one.requires}
+            needed = {donor for checkpoint in history.there for donor in checkpoint.requires}
             free = [checkpoint.id for checkpoint in live[:-2] if checkpoint.id not in needed and checkpoint.id not in history.tags.values()]
             going = pick.sample(free, min(len(free), pick.randrange(1, 4)))
             if going:
@@ -121,8 +121,8 @@ class Writer:
         elif draw < 0.95:
             self.put(TagBody(name="late", id=pick.choice(live).id), max(0, epoch - 1))  # void if the epoch is a superseded attempt's
         elif draw < 0.97 and history.retired:
-            late = [one for one in history.retired.values() if len(self.records) - history.retired_at[one.id] < REPEATED_WITHIN]
-            if late := [one for one in late if one.epoch == epoch]:  # a COMMIT that comes a second time
+            late = [retired for retired in history.retired.values() if len(self.records) - history.retired_at[retired.id] < REPEATED_WITHIN]
+            if late := [retired for retired in late if retired.epoch == epoch]:  # a repeated COMMIT
                 self.put(pick.choice(late).body, epoch)
         else:
             self.put(NoteBody(topic="verified", data={"whole": " ".join(checkpoint.id for checkpoint in live[-3:])}), epoch)
@@ -130,23 +130,25 @@ class Writer:
 
 def compare(brief: LogView, whole: LogView) -> None:
     """Assert that both views fold to the same."""
-    one, other = fold(brief), fold(whole)
+    folded, expected = fold(brief), fold(whole)
     assert [
         (checkpoint.id, checkpoint.seq, checkpoint.step, checkpoint.epoch, checkpoint.self_contained, checkpoint.requires)
-        for checkpoint in one.live
+        for checkpoint in folded.live
     ] == [
         (checkpoint.id, checkpoint.seq, checkpoint.step, checkpoint.epoch, checkpoint.self_contained, checkpoint.requires)
-        for checkpoint in other.live
+        for checkpoint in expected.live
     ]
-    assert (one.tags, one.epoch, one.skips, one.best_by) == (other.tags, other.epoch, other.skips, other.best_by)
-    assert {key: found.seq for key, found in one.recallable.items()} == {key: found.seq for key, found in other.recallable.items()}
-    assert one.rolled_back_ids & one.by_id.keys() == other.rolled_back_ids & other.by_id.keys()
-    assert {key: value for key, value in one.lr_factors.items() if key in one.by_id or not key} == {
-        key: value for key, value in other.lr_factors.items() if key in other.by_id or not key
+    assert (folded.tags, folded.epoch, folded.skips, folded.best_by) == (expected.tags, expected.epoch, expected.skips, expected.best_by)
+    assert {key: record.seq for key, record in folded.recallable.items()} == {
+        key: record.seq for key, record in expected.recallable.items()
     }
-    assert newest_good(one) == newest_good(other) and is_being_rebuilt(brief) == is_being_rebuilt(whole)
-    for head in one.live:
-        assert line_of(one, head) == line_of(other, other.by_id[head.id]), head.id
+    assert folded.rolled_back_ids & folded.by_id.keys() == expected.rolled_back_ids & expected.by_id.keys()
+    assert {key: value for key, value in folded.lr_factors.items() if key in folded.by_id or not key} == {
+        key: value for key, value in expected.lr_factors.items() if key in expected.by_id or not key
+    }
+    assert newest_good(folded) == newest_good(expected) and is_being_rebuilt(brief) == is_being_rebuilt(whole)
+    for head in folded.live:
+        assert line_of(folded, head) == line_of(expected, expected.by_id[head.id]), head.id
     assert brief.counted == whole.counted and brief.head == whole.head
 
 

@@ -11,7 +11,7 @@ import relight
 
 
 def save(path: Path, step: int = 0) -> None:
-    """One checkpoint there."""
+    """Save one checkpoint in this run."""
     relight.save(path, {"w": torch.ones(2)}, step=step)
 
 

@@ -32,12 +32,12 @@ def save(attempt: Attempt, step: int, loss: float = 1.0) -> str:
 
 
 def steps(history: History) -> list[int]:
-    """What would be restored, in order."""
+    """Return the steps in the order in which a restore tries them."""
     return [checkpoint.step for checkpoint in candidates(history)]
 
 
-def test_what_was_gone_back_behind_is_not_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is there, and comes last; what the run saves from then on is the latest again, of whatever step."""
+def test_a_checkpoint_after_a_rollback_is_not_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints after the rollback's step come last. A later save becomes the latest, at any step."""
     store = MemoryStore()
     attempt = Attempt.begin(store, RUN)
     for step in (10, 20, 30, 40):
@@ -48,15 +48,15 @@ def test_what_was_gone_back_behind_is_not_the_latest(monkeypatch: pytest.MonkeyP
     history = attempt.history()
     assert steps(history) == [20, 10, 40, 30] and history.skips == [(25, 26)]
     assert resolve(history, "latest").step == 20 and resolve(history, "best").step == 20 and resolve(history, 30).step == 30
-    apply_requested_rollback(store, RUN, SINGLE_RANK)  # told once
+    apply_requested_rollback(store, RUN, SINGLE_RANK)  # the note is written once
     assert len(attempt.history().notes) == 1
     save(attempt, 24)
     save(attempt, 30)
     assert steps(attempt.history()) == [30, 24, 20, 10, 40, 30]
 
 
-def test_a_fresh_run_may_be_told_what_to_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing was saved before its loss was none."""
+def test_a_fresh_run_may_skip_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with a first loss of NaN has no checkpoint, and skips steps all the same."""
     store = MemoryStore()
     monkeypatch.setenv(BEFORE, "3")
     monkeypatch.setenv(SKIP, "3-3")
@@ -68,8 +68,8 @@ def test_a_fresh_run_may_be_told_what_to_leave_out(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("before", "skip"), [(None, None), ("25", "x-y"), (True, "1-2-3"), (2.5, 7), (-(10**30), "9" * 40), ("", "-")], ids=str
 )
-def test_a_note_that_makes_no_sense_is_none(before: object, skip: object) -> None:
-    """Nothing is set aside, nothing is left out."""
+def test_an_invalid_note_is_ignored(before: object, skip: object) -> None:
+    """An invalid note rolls nothing back and skips no step."""
     attempt = Attempt.begin(MemoryStore(), RUN)
     save(attempt, 10)
     attempt.note(ROLLED_BACK, {"before": before, "skip": skip} if not isinstance(before, int) or abs(before) < 2**53 else {"skip": skip})  # type: ignore[dict-item]
@@ -77,7 +77,7 @@ def test_a_note_that_makes_no_sense_is_none(before: object, skip: object) -> Non
     assert not history.skips and not history.rolled_back_ids
 
 
-def test_further_tiers_know_it_too() -> None:
+def test_further_tiers_are_rolled_back_too() -> None:
     """Copies of the same checkpoints in further tiers are rolled back with them."""
     near, far = Attempt.begin(MemoryStore(), RUN), Attempt.begin(MemoryStore(), RUN)
     for step in (10, 20, 30):
@@ -88,8 +88,8 @@ def test_further_tiers_know_it_too() -> None:
     assert steps(merged)[-2:] == [30, 20] and merged.skips == [(20, 20)] and len(merged.rolled_back_ids) == 2
 
 
-def test_learning_rates_are_lowered_once_for_each_roll_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was saved before it, however often it is restored; what was saved since has it; what is no factor counts for nothing."""
+def test_learning_rates_are_lowered_once_for_each_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The factors apply to checkpoints before a rollback, not to later ones. Invalid factors are ignored."""
     store = MemoryStore()
     attempt = Attempt.begin(store, RUN)
     first = save(attempt, 10)
@@ -108,7 +108,7 @@ def test_learning_rates_are_lowered_once_for_each_roll_back(monkeypatch: pytest.
 Made = tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]
 
 
-def rates_behind(made: Callable[[float], Made], cut_at: int, rate: float, factor: float) -> list[float]:
+def rates_after(made: Callable[[float], Made], cut_at: int, rate: float, factor: float) -> list[float]:
     """Return the learning rates of the steps after ``cut_at``, of ten steps at that rate."""
     optimizer, scheduler = made(rate)
     seen = []
@@ -121,19 +121,19 @@ def rates_behind(made: Callable[[float], Made], cut_at: int, rate: float, factor
     return seen[cut_at + 1 :]
 
 
-def test_optimizers_and_schedulers_go_on_with_lower_rates() -> None:
-    """At once, and in all steps to come, as if they had been made with them."""
+def test_optimizers_and_schedulers_continue_with_lower_rates() -> None:
+    """The rate is lower at once and in all later steps, as if it had been lower from the start."""
 
     def made(rate: float) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], rate)
         return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
 
-    assert rates_behind(made, 4, 0.4, 0.25) == pytest.approx(rates_behind(made, 4, 0.1, 1.0))
+    assert rates_after(made, 4, 0.4, 0.25) == pytest.approx(rates_after(made, 4, 0.1, 1.0))
 
 
 @pytest.mark.parametrize("kind", ["SequentialLR", "ChainedScheduler", "CyclicLR"])
-def test_schedulers_of_schedulers_go_on_with_lower_rates(kind: str) -> None:
-    """What a warm-up and the schedule behind it go by, too: else the next step computes the old rate again."""
+def test_schedulers_of_schedulers_continue_with_lower_rates(kind: str) -> None:
+    """Inner schedulers are scaled, too. Otherwise the next step would compute the old rate again."""
     schedulers = torch.optim.lr_scheduler
 
     def made(rate: float) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
@@ -145,11 +145,11 @@ def test_schedulers_of_schedulers_go_on_with_lower_rates(kind: str) -> None:
             return optimizer, schedulers.ChainedScheduler([inner[0]], optimizer)
         return optimizer, schedulers.SequentialLR(optimizer, inner, [3])
 
-    assert rates_behind(made, 1, 0.4, 0.25) == pytest.approx(rates_behind(made, 1, 0.1, 1.0))
+    assert rates_after(made, 1, 0.4, 0.25) == pytest.approx(rates_after(made, 1, 0.1, 1.0))
 
 
 def test_rates_that_were_not_restored_are_not_lowered_again(tmp_path: Path) -> None:
-    """Who takes only the weights of an older checkpoint, behind a restore that has lowered them."""
+    """Restoring only the weights of an older checkpoint does not lower restored rates a second time."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.4)
     with relight.Checkpointer(tmp_path / "run", model=model, optimizer=optimizer, background=False, signals=False) as ckpt:
