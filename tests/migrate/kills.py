@@ -1,4 +1,5 @@
-"""``make migrations``: a migration that is killed with SIGKILL again and again, at moments that a seed says, arrives complete, and once."""
+"""``make migrations``: a migration that is killed with SIGKILL again and again, at seeded random moments, copies every
+checkpoint once and completely."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def packs(folder: Path) -> set[Path]:
 def kill_often(folder: Path, count: int, kills: int, seed: int, engine: str, begin_s: float, work_s: float) -> list[int]:
     """Make ``count`` old checkpoints, begin to migrate them ``kills`` times, and a last time to the end. How many were left before each.
 
-    A kill comes up to ``work_s`` after this start has written some packs, by turns up to ``begin_s`` behind the start, if that is sooner.
+    A kill comes up to ``work_s`` after this start has written some packs. Every second kill comes at most ``begin_s``
+    after the start.
     """
     draw = random.Random(seed)
     old, new = folder / "old", folder / "new"
@@ -41,8 +43,8 @@ def kill_often(folder: Path, count: int, kills: int, seed: int, engine: str, beg
     left = [count]
     for number in range(kills):
         before = packs(new)
-        with open(folder / "said", "wb") as said:
-            started = subprocess.Popen(command(old, new, engine), stdout=said, stderr=said, start_new_session=True)
+        with open(folder / "output", "wb") as output:
+            started = subprocess.Popen(command(old, new, engine), stdout=output, stderr=output, start_new_session=True)
         ends = time.monotonic() + draw.uniform(0, begin_s) if number % 2 == 0 else math.inf
         share = draw.randint(1, max(1, left[-1] // (kills - number)))  # however fast the machine is, there is something left for the last
         while started.poll() is None and time.monotonic() < ends:
@@ -50,7 +52,7 @@ def kill_often(folder: Path, count: int, kills: int, seed: int, engine: str, beg
                 ends = min(ends, time.monotonic() + draw.uniform(0, work_s))
             time.sleep(0.005)
         assert started.poll() != 0, f"all was done before kill {number + 1} of {kills}: take more checkpoints, or less time"
-        assert started.poll() is None, (started.returncode, (folder / "said").read_text())
+        assert started.poll() is None, (started.returncode, (folder / "output").read_text())
         os.kill(started.pid, signal.SIGKILL)  # this process alone: what it has started must go by itself
         started.wait()
         left.append(len(plan_migration(str(old), str(new), check=0).todo))
@@ -71,8 +73,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", default="local")
-    parser.add_argument("--begin", type=float, default=4.0, help="every other kill comes so many seconds behind the start, at the latest")
-    parser.add_argument("--work", type=float, default=0.05, help="and so many behind some packs that are written, at most")
+    parser.add_argument("--begin", type=float, default=4.0, help="most seconds from the start to every second kill")
+    parser.add_argument("--work", type=float, default=0.05, help="most seconds from written packs to a kill")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
