@@ -26,19 +26,19 @@ def mail_server() -> Iterator[tuple[int, list[str]]]:
         timeout = 20
 
         def handle(self) -> None:
-            def say(line: str) -> None:
+            def reply(line: str) -> None:
                 self.wfile.write(line.encode() + b"\r\n")
 
-            say("220 here")
+            reply("220 here")
             while line := self.rfile.readline():
                 word = line.split()[0].upper() if line.split() else b""
                 if word == b"DATA":
-                    say("354 go on")
+                    reply("354 send the message")
                     body = []
                     while (part := self.rfile.readline()) not in (b".\r\n", b""):
                         body.append(part.decode(errors="replace"))
                     mails.append("".join(body))
-                say("221 bye" if word == b"QUIT" else "250 ok")
+                reply("221 bye" if word == b"QUIT" else "250 ok")
                 if word == b"QUIT":
                     return
 

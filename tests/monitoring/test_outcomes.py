@@ -35,15 +35,15 @@ def incident(ago_s: float, kind: str, action: str, host: str = "n7") -> Incident
 def fired(folder: Path) -> dict[str, str]:
     """Which of the rules about decisions fire now, with their reasons."""
     rules = [rule._replace(for_s=0.0) for rule in usual_rules()]
-    found = judge(rules, Watcher([str(folder)]).poll(NOW), NOW, {}).state.values()
-    return {one.kind: one.reason for one in found if one.kind in WATCHED}
+    alerts = judge(rules, Watcher([str(folder)]).poll(NOW), NOW, {}).state.values()
+    return {alert.kind: alert.reason for alert in alerts if alert.kind in WATCHED}
 
 
 def write(folder: Path, *incidents: Incident) -> None:
     """Write incidents to the run, as supervisors do."""
     store = open_bytes(folder)
-    for one in incidents:
-        store.put_once(f"{RUN}/{DIRECTORY}/{one.id}.json", msgspec.json.encode(one))
+    for record in incidents:
+        store.put_once(f"{RUN}/{DIRECTORY}/{record.id}.json", msgspec.json.encode(record))
 
 
 def append(folder: Path, body: FenceBody | NoteBody, ago_s: float, epoch: int = 1) -> None:
@@ -55,7 +55,7 @@ def append(folder: Path, body: FenceBody | NoteBody, ago_s: float, epoch: int = 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with a checkpoint, whose job began three hours ago."""
+    """Make a run with a checkpoint and a job that began three hours ago."""
     make_run(tmp_path, 1, began=int(NOW) - 10800)
     return tmp_path
 
@@ -103,10 +103,10 @@ def test_a_run_that_went_back_without_a_supervisor_is_an_alert(run: Path) -> Non
 def test_the_last_decision_is_a_metric(run: Path) -> None:
     """One action has 1, each other has 0; without an incident there is none."""
     (seen,) = Watcher([str(run)]).poll(NOW)
-    assert not [one for one in seen.samples if one.metric.name.startswith("relight_last_decision")]
+    assert not [sample for sample in seen.samples if sample.metric.name.startswith("relight_last_decision")]
     write(run, incident(7000, "killed", "resume"), incident(60, "user", "stop"))
     (seen,) = Watcher([str(run)]).poll(NOW)
-    values = {one.labels: one.value for one in seen.samples if one.metric.name == "relight_last_decision"}
+    values = {sample.labels: sample.value for sample in seen.samples if sample.metric.name == "relight_last_decision"}
     assert values == {(action,): float(action == "stop") for action in ACTIONS}
-    (at,) = [one.value for one in seen.samples if one.metric.name == "relight_last_decision_time_seconds"]
-    assert at == pytest.approx(NOW - 60, abs=0.01)
+    (decided_at,) = [sample.value for sample in seen.samples if sample.metric.name == "relight_last_decision_time_seconds"]
+    assert decided_at == pytest.approx(NOW - 60, abs=0.01)

@@ -1,4 +1,4 @@
-"""Runs to look at: a store with commits in its log, and events as processes would have kept them."""
+"""Runs to watch: a store with commits in its log, and events as processes would have kept them."""
 
 from __future__ import annotations
 
@@ -63,13 +63,14 @@ def stamp(seconds: float) -> str:
 def keep_events(
     directory: Path, store: str, *events: dict[str, Any], run: str = RUN, name: str = "0000000000001-1-000001", **head: Any
 ) -> Path:
-    """Append events to a file as a process keeps them; with a head, if the file is new. ``time`` is 1.0 if an event says no other."""
+    """Append events to a file as a process keeps them, with a head if the file is new. An event without ``time`` has
+    1.0."""
     directory.mkdir(mode=0o700, exist_ok=True)
     path = directory / f"{name}.jsonl"
     lines = []
     if not path.exists():
-        whose = {"pid": 1, "host": "here", "role": "trainer", "rank": 0, "since": 100.0, "monotonic": 0.0, **head}
-        lines.append({"relight": "events", "version": 1, "store": store, "run": run, **whose})
+        process = {"pid": 1, "host": "here", "role": "trainer", "rank": 0, "since": 100.0, "monotonic": 0.0, **head}
+        lines.append({"relight": "events", "version": 1, "store": store, "run": run, **process})
     lines += [{"time": 1.0, **event} for event in events]
     with path.open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
@@ -78,4 +79,4 @@ def keep_events(
 
 def values(seen: RunSeen) -> dict[str, float]:
     """The numbers of a run's metrics, those with labels by ``name{value,…}``."""
-    return {one.metric.name + ("{" + ",".join(one.labels) + "}" if one.labels else ""): one.value for one in seen.samples}
+    return {sample.metric.name + ("{" + ",".join(sample.labels) + "}" if sample.labels else ""): sample.value for sample in seen.samples}
