@@ -31,7 +31,7 @@ class Wrong(Exception):
 
 
 def run(command: list[str | Path], cwd: Path = ROOT, **more: str) -> str:
-    """What a command says; where it fails, that is what is wrong."""
+    """Run a command and return its standard output. Raise ``Wrong`` with its output if it fails."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | more
     done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -39,13 +39,13 @@ def run(command: list[str | Path], cwd: Path = ROOT, **more: str) -> str:
     return done.stdout
 
 
-def say(what: str) -> None:
-    """A step, done."""
+def report(what: str) -> None:
+    """Print a step that is done."""
     print(f"  {what}", flush=True)
 
 
 def moment() -> str:
-    """The time that everything built carries: the last commit's, or what is told as SOURCE_DATE_EPOCH."""
+    """Return the time that everything built has: ``SOURCE_DATE_EPOCH`` if it is set, else the last commit's."""
     return os.environ.get("SOURCE_DATE_EPOCH") or run(["git", "log", "-1", "--format=%ct"]).strip()
 
 
@@ -57,7 +57,11 @@ def tracked() -> list[str]:
 def build(source: Path, out: Path, *targets: str, **more: str) -> list[Path]:
     """What hatchling makes of ``source``."""
     out.mkdir(parents=True, exist_ok=True)
-    run([sys.executable, "-m", "hatchling", "build", "-d", out, *(part for one in targets for part in ("-t", one))], cwd=source, **more)
+    run(
+        [sys.executable, "-m", "hatchling", "build", "-d", out, *(part for target in targets for part in ("-t", target))],
+        cwd=source,
+        **more,
+    )
     return sorted(out.iterdir())
 
 
@@ -86,10 +90,10 @@ def members(path: Path) -> Iterator[tuple[str, str]]:
                 yield name, hashlib.sha256(wheel.read(name)).hexdigest()
         return
     with tarfile.open(path) as sdist:
-        for one in sdist:
-            held = sdist.extractfile(one)
-            if held is not None:
-                yield one.name, hashlib.sha256(held.read()).hexdigest()
+        for member in sdist:
+            content = sdist.extractfile(member)
+            if content is not None:
+                yield member.name, hashlib.sha256(content.read()).hexdigest()
 
 
 def build_twice(out: Path, work: Path) -> tuple[Path, Path]:
@@ -105,34 +109,34 @@ def build_twice(out: Path, work: Path) -> tuple[Path, Path]:
         target.chmod((ROOT / name).stat().st_mode & 0o700)
         os.utime(target, (1_000_000_000, 1_000_000_000))
     same(first, build(copy, work / "again", SOURCE_DATE_EPOCH=epoch, TZ="Asia/Kathmandu", LC_ALL="C", PYTHONHASHSEED="7"))
-    say(f"built twice, elsewhere under another umask, time zone, locale: the same bytes (SOURCE_DATE_EPOCH={epoch})")
+    report(f"built twice, elsewhere under another umask, time zone, locale: the same bytes (SOURCE_DATE_EPOCH={epoch})")
     sdist, wheel = (next(path for path in first if path.suffix == suffix) for suffix in (".gz", ".whl"))
-    with tarfile.open(sdist) as held:
+    with tarfile.open(sdist) as archive:
         safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 has it; this archive is ours
-        held.extractall(work / "unpacked", **safe)
+        archive.extractall(work / "unpacked", **safe)
     (inside,) = (work / "unpacked").iterdir()
     same([wheel], build(inside, work / "from-sdist", "wheel", SOURCE_DATE_EPOCH=epoch))
-    say("the wheel built from the sdist: the same bytes")
+    report("the wheel built from the sdist: the same bytes")
     for path in first:
-        say(f"{digest(path)}  {path.name}  {path.stat().st_size / 1e6:.2f} MB")
+        report(f"{digest(path)}  {path.name}  {path.stat().st_size / 1e6:.2f} MB")
     return wheel, sdist
 
 
 def contents(wheel: Path, sdist: Path, known: list[str]) -> None:
     """The wheel has each file of the product, its licence and nothing else; the sdist has what a test of the product needs."""
-    held = dict(members(wheel))
+    hashes = dict(members(wheel))
     product = {name.removeprefix("src/") for name in known if name.startswith("src/relight/")}
-    meta = {name for name in held if ".dist-info/" in name}
-    if set(held) - meta != product:
-        raise Wrong(f"wheel and tree differ in {sorted((set(held) - meta) ^ product)[:8]}")
+    meta = {name for name in hashes if ".dist-info/" in name}
+    if set(hashes) - meta != product:
+        raise Wrong(f"wheel and tree differ in {sorted((set(hashes) - meta) ^ product)[:8]}")
     for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"):
-        if not any(one.endswith(f".dist-info/{name}") for one in meta):
+        if not any(file.endswith(f".dist-info/{name}") for file in meta):
             raise Wrong(f"{name} is not in the wheel")
     inside = {name.partition("/")[2] for name, _ in members(sdist)}
     missing = sorted(name for name in known if name not in inside and not name.startswith(".git"))
     if missing:
         raise Wrong(f"not in the sdist: {', '.join(missing[:8])}")
-    say(f"the wheel has all {len(product)} files of the product and no other, the sdist its {len(inside)}")
+    report(f"the wheel has all {len(product)} files of the product and no other, the sdist its {len(inside)}")
 
 
 def metadata(wheel: Path, sdist: Path, bin_: Path) -> None:
@@ -140,7 +144,7 @@ def metadata(wheel: Path, sdist: Path, bin_: Path) -> None:
     run([bin_ / "validate-pyproject", ROOT / "pyproject.toml"])
     run([bin_ / "twine", "check", "--strict", wheel, sdist])
     run([bin_ / "check-wheel-contents", wheel])
-    say("validate-pyproject, twine check --strict and check-wheel-contents find nothing")
+    report("validate-pyproject, twine check --strict and check-wheel-contents find nothing")
 
 
 def bill_of_materials(bin_: Path, to: Path) -> None:
@@ -155,16 +159,16 @@ def bill_of_materials(bin_: Path, to: Path) -> None:
     bare = [name for name, (_, hashes) in listed.items() if not hashes]
     if bare:
         raise Wrong(f"without hashes in the bill: {', '.join(bare[:8])}")
-    say(f"bill of materials: {len(listed)} packages, {sum(hashes for _, hashes in listed.values())} hashes, in {to.relative_to(ROOT)}")
+    report(f"bill of materials: {len(listed)} packages, {sum(hashes for _, hashes in listed.values())} hashes, in {to.relative_to(ROOT)}")
 
 
 def bill(read: dict[str, Any]) -> dict[str, tuple[str, int]]:
     """Of each component: version, and how many hashes."""
-    found = {}
-    for one in read["components"]:
-        references = one.get("externalReferences", [])
-        found[canonical(one["name"])] = (one["version"], sum(len(reference.get("hashes", [])) for reference in references))
-    return found
+    components = {}
+    for component in read["components"]:
+        references = component.get("externalReferences", [])
+        components[canonical(component["name"])] = (component["version"], sum(len(reference.get("hashes", [])) for reference in references))
+    return components
 
 
 def canonical(name: str) -> str:
@@ -186,8 +190,8 @@ def constraints(work: Path) -> Path:
 
 
 def interpreters(asked: list[str]) -> dict[str, Path]:
-    """Those of the supported Pythons that are there, by what they say of themselves."""
-    found: dict[str, Path] = {}
+    """Return the supported Pythons that are installed, by the version that each of them reports."""
+    paths: dict[str, Path] = {}
     for name in asked or [f"python{version}" for version in PYTHONS]:
         path = shutil.which(name)
         if path is None:
@@ -198,8 +202,8 @@ def interpreters(asked: list[str]) -> dict[str, Path]:
             [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True, check=False
         )
         if done.returncode == 0 and done.stdout.strip() in PYTHONS:
-            found.setdefault(done.stdout.strip(), Path(path))
-    return found
+            paths.setdefault(done.stdout.strip(), Path(path))
+    return paths
 
 
 def as_installed(version: str, python: Path, wheel: Path, work: Path) -> None:
@@ -213,20 +217,20 @@ def as_installed(version: str, python: Path, wheel: Path, work: Path) -> None:
     away = work / f"away{version}"
     away.mkdir()
     for line in run([own, "-I", HERE / "try_installed.py", venv], cwd=away).splitlines():
-        say(f"Python {version}: {line}")
+        report(f"Python {version}: {line}")
     types = [sys.executable, "-m", "mypy", "--python-executable", own, "--cache-dir", work / "mypy", "--config-file", os.devnull]
     run([*types, "--strict", "--warn-unused-ignores", HERE / "typed_user.py"], cwd=away)
-    say(f"Python {version}: mypy --strict sees the types, and the mistakes, in a user's file")
+    report(f"Python {version}: mypy --strict sees the types, and the mistakes, in a user's file")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for extra in extras:
-        told = run([*pip, "install", "--dry-run", "--report", "-", "--constraint", kept, f"relight[{extra}] @ {wheel.as_uri()}"])
-        brought = {canonical(one["metadata"]["name"]) for one in json.loads(told)["install"]}
+        plan = run([*pip, "install", "--dry-run", "--report", "-", "--constraint", kept, f"relight[{extra}] @ {wheel.as_uri()}"])
+        brought = {canonical(package["metadata"]["name"]) for package in json.loads(plan)["install"]}
         if brought & TORCHES:
             raise Wrong(f"the extra {extra} would replace torch")
         unlocked = brought - pins("test.txt").keys() - pins("torch.txt").keys() - {"relight"}
         if unlocked and version == PYTHONS[0] and extra not in OF_GPUS:
             raise Wrong(f"the extra {extra} brings what the lock does not have: {', '.join(sorted(unlocked))}")
-    say(f"Python {version}: all {len(extras)} extras resolve against the lock, and none touches torch")
+    report(f"Python {version}: all {len(extras)} extras resolve against the lock, and none touches torch")
 
 
 def main() -> int:
@@ -245,13 +249,13 @@ def main() -> int:
             contents(wheel, sdist, tracked())
             metadata(wheel, sdist, given.tools)
             bill_of_materials(given.tools, ROOT / "build" / "relight.cdx.json")
-            there = {} if given.only_build else interpreters(given.python)
-            for version, python in there.items():
+            pythons = {} if given.only_build else interpreters(given.python)
+            for version, python in pythons.items():
                 as_installed(version, python, wheel, work)
         except Wrong as wrong:
             print(f"wrong: {wrong}", file=sys.stderr)
             return 1
-    absent = [version for version in PYTHONS if version not in there]
+    absent = [version for version in PYTHONS if version not in pythons]
     if absent:
         print(f"not tried as installed, as there was no interpreter or it was not asked for: Python {', '.join(absent)}")
     return 0

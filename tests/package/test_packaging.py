@@ -28,25 +28,25 @@ def test_a_wheel_built_again_under_other_circumstances_has_the_same_bytes(wheel:
 
 
 def test_what_differs_is_named(wheel: Path, tmp_path: Path) -> None:
-    """One byte in one file of a wheel is enough, and it is said in which."""
+    """One different byte in one file of a wheel is detected, and the file is named."""
     other = tmp_path / wheel.name
-    with zipfile.ZipFile(wheel) as held, zipfile.ZipFile(other, "w") as changed:
-        for one in held.infolist():
-            changed.writestr(one, held.read(one) + (b"#" if one.filename == "relight/errors.py" else b""))
+    with zipfile.ZipFile(wheel) as original, zipfile.ZipFile(other, "w") as changed:
+        for member in original.infolist():
+            changed.writestr(member, original.read(member) + (b"#" if member.filename == "relight/errors.py" else b""))
     with pytest.raises(Wrong, match="relight/errors.py"):
         same([wheel], [other])
 
 
 def test_the_wheel_has_licence_types_entry_point_and_no_test(wheel: Path) -> None:
-    """What users, their type checkers and lawyers look for, and nothing of ours."""
-    with zipfile.ZipFile(wheel) as held:
-        names = set(held.namelist())
+    """The wheel has what users, their type checkers and lawyers need, and no test."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-        told = held.read(metadata).decode()
-        entry = held.read(metadata.replace("METADATA", "entry_points.txt")).decode()
+        headers = archive.read(metadata).decode()
+        entry = archive.read(metadata.replace("METADATA", "entry_points.txt")).decode()
     assert "relight/py.typed" in names
     assert metadata.replace("METADATA", "licenses/LICENSE") in names
-    assert "License-Expression: Apache-2.0" in told
+    assert "License-Expression: Apache-2.0" in headers
     assert "relight = relight.cli:main" in entry
     assert {name.split("/")[0].split("-")[0] for name in names} == {"relight"}
 
@@ -77,7 +77,7 @@ def test_a_bill_counts_hashes_by_component() -> None:
 
 
 def test_an_interpreter_that_was_asked_for_and_is_not_there_is_an_error() -> None:
-    """Those that nobody asked for may be absent."""
+    """Pythons that were not asked for may be absent."""
     own = interpreters([sys.executable])
     assert list(own) == [f"{sys.version_info.major}.{sys.version_info.minor}"]
     with pytest.raises(Wrong, match="python2.95"):
