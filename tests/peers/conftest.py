@@ -16,5 +16,5 @@ from neighbours import Nursery
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     """Makes processes of agents quickly."""
-    with Nursery() as found:
-        yield found
+    with Nursery() as processes:
+        yield processes

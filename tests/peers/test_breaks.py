@@ -70,7 +70,7 @@ class Cutter:
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))])
-def test_connections_cut_anywhere_are_gone_on_with(seed: int) -> None:
+def test_connections_cut_anywhere_are_resumed(seed: int) -> None:
     """Connections between agents end after random numbers of bytes.
 
     All parts are protected in the end, and read back bit-exactly.
@@ -226,7 +226,7 @@ class Changing:
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
-def test_a_change_behind_the_last_look_is_seen(last: int) -> None:
+def test_a_change_after_the_last_check_is_detected(last: int) -> None:
     """If the slot changes while a piece of it is sent, also the last one, the holder stores nothing and
     ``peers.failed`` is emitted."""
     events: Told = []
@@ -241,7 +241,7 @@ def test_a_change_behind_the_last_look_is_seen(last: int) -> None:
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 4])
-def test_a_change_behind_a_read_is_seen(last: int) -> None:
+def test_a_change_after_a_read_is_detected(last: int) -> None:
     """If the slot changes while its bytes are sent to a reader, the read fails.
 
     Reads that end before the change return the right bytes.
@@ -281,7 +281,7 @@ def test_the_end_of_a_pack_is_the_end() -> None:
                 reader.read_into(0, room)
 
 
-def test_no_room_at_a_holder_is_told_and_the_rest_goes_on(nursery: Nursery) -> None:
+def test_no_room_at_a_holder_is_reported_and_the_rest_works(nursery: Nursery) -> None:
     """Holders with too little memory refuse, the sender emits ``peers.failed``, and each agent still serves its own
     part."""
     with contextlib.closing(nursery.town([[4 * MB]] * 3, 1, 1, memory=MB)) as town:

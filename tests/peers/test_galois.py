@@ -98,7 +98,7 @@ def test_plain_xor_takes_any_length(length: int) -> None:
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-def test_what_is_missing_is_the_sum_that_weigh_says(data: st.DataObject) -> None:
+def test_what_is_missing_is_the_sum_that_weigh_returns(data: st.DataObject) -> None:
     """For any k, m and losses up to m, among members and rows: each missing member is the weighed sum of k others, to the bit."""
     k, m = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
     lost = data.draw(st.sets(st.integers(0, k + m - 1), max_size=m))
@@ -107,17 +107,17 @@ def test_what_is_missing_is_the_sum_that_weigh_says(data: st.DataObject) -> None
     rows = []
     for row in range(m):
         piece = bytearray(BLOCK)
-        for member, held in enumerate(members):
-            accumulate(memoryview(piece), memoryview(held), coefficient(row, member))
+        for member, block in enumerate(members):
+            accumulate(memoryview(piece), memoryview(block), coefficient(row, member))
         rows.append(bytes(piece))
-    missing = [one for one in sorted(lost) if one < k]
-    known = [one for one in range(k) if one not in lost]
+    missing = [member for member in sorted(lost) if member < k]
+    known = [member for member in range(k) if member not in lost]
     chosen = data.draw(st.permutations([row for row in range(m) if k + row not in lost]))[: len(missing)]
     for target in missing:
         of_rows, of_known = weigh(missing, chosen, known, target)
         total = bytearray(BLOCK)
-        for factor, held in zip(of_rows + of_known, [rows[row] for row in chosen] + [members[one] for one in known]):
-            accumulate(memoryview(total), memoryview(held), factor)
+        for factor, block in zip(of_rows + of_known, [rows[row] for row in chosen] + [members[other] for other in known]):
+            accumulate(memoryview(total), memoryview(block), factor)
         assert total == members[target]
 
 
