@@ -111,7 +111,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_ended_behind_any_step_it_goes_on_to_the_bit(case: str, tmp_path) -> None:
+def test_ended_after_any_step_it_continues_to_the_bit(case: str, tmp_path) -> None:
     """Repeat the uninterrupted run's losses, rates, own state and validations, wherever the run ends in or between
     epochs."""
     straight = fit(tmp_path / "straight", **CASES[case])
@@ -230,6 +230,6 @@ def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
     killed_and_resumed(["examples/lightning_fit.py"], [12, 66, 130], tmp_path)
 
 
-def test_saves_go_on_behind_training(tmp_path) -> None:
+def test_saves_continue_in_the_background(tmp_path) -> None:
     """Repeat the losses with background saves, killed twice."""
     killed_and_resumed(["examples/lightning_fit.py"], [40, 90], tmp_path, background=True)

@@ -25,7 +25,7 @@ def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
     assert list(relight.load(folder / "tensors")["column"].shape) == [64, 8]
 
 
-def test_another_number_of_ranks_goes_on(tmp_path) -> None:
+def test_another_number_of_ranks_continues(tmp_path) -> None:
     """Load on one rank what two ranks saved. The losses are nearly equal, because sums have another order."""
     straight = run([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py", str(tmp_path / "a")], env=ENV)
     killed = run([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py", str(tmp_path / "b")], kill_at=18, env=ENV)

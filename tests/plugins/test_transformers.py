@@ -22,7 +22,7 @@ def test_two_ranks_go_on_to_the_bit(tmp_path) -> None:
     killed_and_resumed(command, [7, 33], tmp_path, {"OMP_NUM_THREADS": "1"})
 
 
-def test_a_run_that_has_begun_is_not_begun_anew(tmp_path) -> None:
+def test_a_run_that_has_begun_is_not_started_again(tmp_path) -> None:
     """Refuse to train over an existing run if the callback does not know its Trainer."""
     from types import SimpleNamespace
 
