@@ -69,7 +69,7 @@ def test_selectors() -> None:
     assert only_metric(set()) is None and only_metric({"loss", "acc"}) is None
 
 
-def test_a_rule_whose_metric_never_came_removes_nothing() -> None:
+def test_a_rule_without_any_value_of_its_metric_removes_nothing() -> None:
     """Keep all checkpoints if the metric is misspelt or always NaN. The reason lists the available metrics."""
     values = [{"val_loss": 3.0}, {"val_loss": 1.0}, {"val_loss": 2.0}]
     assert kept(keep(best=1, metric="val_los", mode="min"), *values) == [0, 1, 2]
