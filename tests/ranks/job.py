@@ -1,4 +1,4 @@
-"""Starting the ranks of a job, and hearing what they say."""
+"""Start the ranks of a job, and read what they print."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class Job:
 
 
 def run(script: str, world: int, arguments: Sequence[str], seconds: float = 300.0, **environment: str) -> list[list[dict[str, Any]]]:
-    """What each rank told; an ``AssertionError`` with all it said for one that did not end well."""
+    """Return what each rank reported. Raise ``AssertionError`` with the output of every rank if one did not end
+    well."""
     job = Job(script, world, arguments, **environment)
     try:
         codes = job.wait(seconds)

@@ -102,7 +102,10 @@ def save(layout: str, run: str, *, width: int, layers: int, damage: bool = False
 
 
 def load(layout: str, run: str, *, width: int, layers: int, cold: bool = False, times: int = 1, alone: bool = False) -> dict[str, Any]:
-    """What a restore reads and takes. ``cold``: nothing of it in the page cache; ``alone``: nobody lends."""
+    """Return what a restore reads and takes.
+
+    ``cold``: the page cache has none of it. ``alone``: no rank lends tensors.
+    """
     net = spread(layout, width, layers, zero=True)
     seconds, cpu = [], []
     node_shared_read.INLINE_BYTES = 1 << 62 if alone else INLINE_BYTES
@@ -123,11 +126,11 @@ def load(layout: str, run: str, *, width: int, layers: int, cold: bool = False, 
     wrong = []
     if times == 1:
         named = {name.removeprefix("module."): tensor for name, tensor in net.named_parameters()}
-        wrong = [name for name, one in named.items() if not torch.equal(full(one), value_of(name, tuple(one.shape)))]
+        wrong = [name for name, parameter in named.items() if not torch.equal(full(parameter), value_of(name, tuple(parameter.shape)))]
     state = sum(tensor.numel() * tensor.element_size() for tensor in net.parameters())
     return {
         "read": counted.bytes["read"], "device": device, "needed": needed, "state": state, "wrong": wrong, "seconds": seconds, "cpu": cpu,
-        "said": ckpt._resumed.bytes_read, "start": start,
+        "reported": ckpt._resumed.bytes_read, "start": start,
     }  # fmt: skip
 
 

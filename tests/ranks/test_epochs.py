@@ -30,7 +30,7 @@ def test_ranks_save_at_the_end_of_an_epoch(tmp_path: Path, monkeypatch: pytest.M
         model = torch.nn.Linear(1, 1)
         torch.nn.init.zeros_(model.weight)
         torch.nn.init.zeros_(model.bias)
-        found, step = [], 0
+        saved_at, step = [], 0
         with relight.Checkpointer(
             tmp_path / "store" / "run", model=model, data=loader, save=relight.every(epochs=1), signals=False, background=False
         ) as ckpt:
@@ -38,12 +38,12 @@ def test_ranks_save_at_the_end_of_an_epoch(tmp_path: Path, monkeypatch: pytest.M
             while step < 16:
                 for _ in loader:
                     if ckpt.step(step) is not None:
-                        found.append(step)
+                        saved_at.append(step)
                     step += 1
                     if step == 16:
                         break
-        return found
+        return saved_at
 
-    found = ThreadGroup.run(2, rank)
-    assert found[0] == found[1]
-    assert found[0] == wanted
+    saved_at = ThreadGroup.run(2, rank)
+    assert saved_at[0] == saved_at[1]
+    assert saved_at[0] == wanted

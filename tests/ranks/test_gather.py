@@ -1,4 +1,4 @@
-"""Gathering on one rank: every byte once, from whoever has it, in buffers of a few MiB."""
+"""Gathering on one rank: every byte once, from a rank that has it, in buffers of a few MiB."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def random_roster(rng: random.Random, world: int) -> TensorOwnership:
 
 
 def value_of(entry: TableEntry) -> torch.Tensor:
-    """Bytes that tell the tensor and the place."""
+    """Return bytes that differ between tensors and places."""
     generator = torch.Generator().manual_seed(sum(map(ord, entry.name)))
     size = prod(entry.shape) * entry.weight
     return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator).view(DTYPES[entry.dtype]).view(entry.shape)
@@ -55,12 +55,12 @@ def held_by(roster: TensorOwnership, rank: int) -> HeldPieces:
     pieces = roster.pieces(rank)
     for index, entry in enumerate(roster.tables[0].entries):
         full = value_of(entry)
-        ends = [tuple(at + size for at, size in zip(piece.at, piece.box.size, strict=True)) for piece in pieces[index]]
+        ends = [tuple(start + size for start, size in zip(piece.at, piece.box.size, strict=True)) for piece in pieces[index]]
         shape = tuple(map(max, zip(*ends, strict=True))) if ends else (0,) * len(entry.shape)
         local = torch.zeros(shape if entry.shape else (), dtype=full.dtype)
         for piece in pieces[index]:
-            target = local[tuple(slice(at, at + size) for at, size in zip(piece.at, piece.box.size, strict=True))]
-            target.copy_(full[tuple(slice(at, at + size) for at, size in zip(piece.box.start, piece.box.size, strict=True))])
+            target = local[tuple(slice(start, start + size) for start, size in zip(piece.at, piece.box.size, strict=True))]
+            target.copy_(full[tuple(slice(start, start + size) for start, size in zip(piece.box.start, piece.box.size, strict=True))])
         if not entry.shape:
             local.copy_(full)
         items.append(Item(entry.name, entry.dtype, entry.shape, "param", TensorSource(local)))
@@ -78,7 +78,7 @@ def test_routes_give_every_element_once_and_what_rank_0_has_from_there(seed: int
         cells: Counter[tuple[int, ...]] = Counter()
         for route in routes:
             grid = torch.zeros(entry.shape)
-            grid[tuple(slice(at, at + size) for at, size in zip(route.box.start, route.box.size, strict=True))] = 1
+            grid[tuple(slice(start, start + size) for start, size in zip(route.box.start, route.box.size, strict=True))] = 1
             cells.update(map(tuple, grid.nonzero().tolist()))
         assert set(cells.values()) <= {1}
         here = {piece.box for piece in roster.pieces(0)[int(entry.name[1:])]} or {whole(entry.shape)}
@@ -124,7 +124,7 @@ def read(rng: random.Random, found: list[Gathering], sources: list[GatheredSourc
 
 
 def test_memory_is_bounded_and_every_byte_travels_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """40 MiB in 2 large tensors and 2,000 small ones, from two ranks into memory that is there: some buffers besides, and nothing twice."""
+    """40 MiB in 2 large and 2,000 small tensors arrive from two ranks, with a few buffers, and no byte twice."""
     monkeypatch.setattr(gather, "PIECE_BYTES", 1 << 20)
     monkeypatch.setattr(gather, "SMALL_HELD_BYTES", 2 << 20)
     large, small = (1 << 18, 18), (100, 8)
@@ -144,10 +144,14 @@ def test_memory_is_bounded_and_every_byte_travels_once(monkeypatch: pytest.Monke
     def rank(world: ThreadGroup) -> int:
         desk = Rank0Exchange(world)
         if world.rank:
-            items = [Item(f"{n}", "float32", tuple(one.shape), "param", TensorSource(one)) for n, one in enumerate(local[world.rank])]
+            items = [
+                Item(f"{n}", "float32", tuple(tensor.shape), "param", TensorSource(tensor)) for n, tensor in enumerate(local[world.rank])
+            ]
             desk.answer_requests(
                 HeldPieces(
-                    items, {}, [[LocalBox(Box(((world.rank - 1) * len(one), 0), tuple(one.shape)), (0, 0))] for one in local[world.rank]]
+                    items,
+                    {},
+                    [[LocalBox(Box(((world.rank - 1) * len(tensor), 0), tuple(tensor.shape)), (0, 0))] for tensor in local[world.rank]],
                 )
             )
             return 0
@@ -175,7 +179,8 @@ def test_memory_is_bounded_and_every_byte_travels_once(monkeypatch: pytest.Monke
 
 
 def test_a_rank_that_does_not_answer_is_named() -> None:
-    """Whoever asks waits no longer than the deadline, and whoever waits to be asked neither; nothing is said afterwards."""
+    """Neither rank 0, which asks, nor the rank that waits for requests waits longer than the deadline. Nothing is sent
+    later."""
 
     def rank(world: ThreadGroup) -> tuple[int, ...]:
         desk = Rank0Exchange(world)
@@ -189,7 +194,7 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
             else:
                 desk.answer_requests(HeldPieces([], {}, []))
         assert desk.lost
-        desk.end(b"says nothing")
+        desk.end(b"not sent")
         return caught.value.ranks
 
     assert ThreadGroup.run(3, rank, 0.3) == [(1,), (), (0,)]
