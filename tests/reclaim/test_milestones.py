@@ -34,7 +34,7 @@ def pruned(steps: list[int], every: int) -> tuple[list[Candidate], list[list[int
     return live, live_then
 
 
-def test_a_milestone_whose_save_was_postponed_keeps_the_next_checkpoint() -> None:
+def test_a_milestone_with_a_postponed_save_keeps_the_next_checkpoint() -> None:
     """With a save one step late, the late checkpoint stays for the multiple, and its reason names both."""
     verdicts = decide_keep(keep(last=1, every=400), candidates(398, 400, 799, 801, 1000))
     assert [verdict.step for verdict in verdicts if verdict.keep] == [400, 799, 1000]
@@ -96,7 +96,7 @@ def test_a_tier_gets_the_checkpoint_in_place_of_a_milestone() -> None:
     first, second, third = candidates(400, 401, 402)
     assert owed(rules, [first, second, third], -1) == [first.id, third.id]
     assert owed(rules, [second, third], first.seq, had=[first]) == [third.id]
-    assert owed(rules, [second, third], first.seq) == [second.id, third.id]  # as it was if nothing is known of the first
+    assert owed(rules, [second, third], first.seq) == [second.id, third.id]  # the same if nothing is known of the first
 
 
 def test_what_a_tier_had_decides_what_it_still_has() -> None:

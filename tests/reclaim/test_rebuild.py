@@ -144,7 +144,7 @@ def test_a_log_that_lost_its_newest_records_is_refused_and_completed(tmp_path: P
         copy = open_bytes(tmp_path / "cut")
         lost = [checkpoint_id for checkpoint_id in ids if checkpoint_id not in live(copy)]
         plan = plan_rebuild(copy, "run")
-        if cut > 1:  # one COMMIT alone cannot be told from a save that was killed right before it
+        if cut > 1:  # one COMMIT alone looks like a save that was killed right before it
             with pytest.raises(CorruptCheckpoint, match="newest records of this run's log are missing"):
                 Attempt.begin(copy, "run")
         assert execute_rebuild(plan, copy).committed == lost
