@@ -39,7 +39,8 @@ def way_back_s(found: PolicyOutcome) -> float:
     [("blocking-saves", 2 * 3600, 15 * 60, 0.01, 0.95), ("costly-saves", 4 * 3600, 8 * 60, 0.03, 0.95)],
 )
 def test_a_case_study_reaches_its_targets(case: str, before_s: float, after_s: float, overhead: float, goodput: float) -> None:
-    """Before: the way back is what the case says. After: goodput, overhead and the way back are within the targets."""
+    """Before: restarts take as long as the case states. After: goodput, overhead and restarts are within the
+    targets."""
     scenario, before = first_policy(f"{case}-before")
     _, after = first_policy(f"{case}-after")
     assert costs_of(scenario).restart_s == pytest.approx(before_s, rel=0.01)
@@ -60,12 +61,12 @@ def test_a_checkpoint_that_cannot_be_restored_costs_its_reading_and_the_way_to_t
     """None of it with a share of 1; with half of them the job goes back further, and comes back later. Memory is not concerned."""
     policy, kept = policy_of("600s,last=4,memory=off,backoff_s=0"), policy_of("600s,last=4,backoff_s=0")
     scenarios = [one_kind(days=20.0, save=SavingCosts(stall_s=5.0, durable_s=60.0, bytes=10**9, restorable=share)) for share in (1.0, 0.5)]
-    whole, half = (simulate(one, policy, 0) for one in scenarios)
+    whole, half = (simulate(scenario, policy, 0) for scenario in scenarios)
     assert half.parts()["lost"] > 1.5 * whole.parts()["lost"] and sum(half.restored.values()) > 50
-    reading = [simulate(one_kind(days=20.0, save=one.save, restart=product_restart(one)), policy, 0) for one in scenarios]
+    reading = [simulate(one_kind(days=20.0, save=scenario.save, restart=product_restart(scenario)), policy, 0) for scenario in scenarios]
     assert reading[1].parts()["restarting"] > 1.5 * reading[0].parts()["restarting"]
     assert simulate(scenarios[1], policy, 0) == half
-    in_memory = [simulate(one, kept, 0).parts()["lost"] for one in scenarios]
+    in_memory = [simulate(scenario, kept, 0).parts()["lost"] for scenario in scenarios]
     assert in_memory[1] == pytest.approx(in_memory[0], rel=0.1)
 
 
