@@ -1,11 +1,11 @@
 """Every request of a run's life in an object store × everything that can go wrong with it. ``make faults``; a slice is in the suite.
 
-A life (two attempts, saves, a tag, retention, a fence, a sweep; then every checkpoint restored) goes through a proxy that breaks one request
-in one way, or many at random. What must hold then:
+A life (two attempts, saves, a tag, retention, a fence, a sweep; then every checkpoint restored) goes through a proxy
+that breaks one request in one way, or many at random. What must hold then:
 
-- one broken request: the life ends as if nothing had been: no false failure, and within bounded time;
-- many: whatever fails, fails by an error of ours; then, seen directly: nothing acknowledged is lost, nothing is committed twice, every
-  checkpoint restores to its bytes, the run goes on, and nothing is left behind.
+- If one request is broken, the life ends within bounded time as if nothing had happened, without a false failure.
+- If many are broken, every error is one of ours. Read without the proxy, nothing acknowledged is lost, nothing is
+committed twice, every checkpoint restores to its bytes, the run continues, and no temporary is left.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Bench:
         url = f"s3://{self._server.new_bucket()}/place"
         broken: Counter[str] = Counter()
 
-        def told_decide(request: Request) -> str:
+        def counted_decide(request: Request) -> str:
             fault = decide(request)
             broken[fault] += bool(fault)
             return fault
 
         probe.forget()
         self._proxy.seen.clear()
-        self._proxy.decide = told_decide
+        self._proxy.decide = counted_decide
         facts: list[Fact] = []
         error: RelightError | None = None
         wrong: list[str] = []

@@ -66,7 +66,7 @@ def wait_until(what: Callable[[], bool], seconds: float, why: str) -> None:
 
 
 def _with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a run of the tests that is killed leaves no machine behind
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: if the tests are killed, their machines die too
 
 
 class Network:
@@ -95,8 +95,10 @@ class Network:
         return name, f"{net}.1", f"{net}.2"
 
     def switch(self, link: str, on: bool) -> None:
-        """Plug a client machine in, or pull its plug: nobody answers to the server's address there. (A link that goes down may take the
-        client's driver with it, for good.)"""
+        """Plug a client machine in, or pull its plug: the server's address does not answer there.
+
+        The link stays up: a link that goes down may stop the client's driver for good.
+        """
         address = f"10.77.{link.removeprefix('tap')}.1/24"
         self._call("ip", "-n", self.name, "addr", "add" if on else "del", address, "dev", link)
 
@@ -144,7 +146,7 @@ class NfsServer:
         def go() -> subprocess.Popen[bytes]:
             return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_with_parent)
 
-        self._process = self._starter.submit(go).result()  # what is to die with its parent dies with the thread that started it
+        self._process = self._starter.submit(go).result()  # PDEATHSIG acts when the thread that started it ends
 
         def listens() -> bool:
             with self._network.socket() as connection:

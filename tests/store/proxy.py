@@ -1,4 +1,4 @@
-"""A proxy between a client and an S3-compatible server, which breaks the request that it is told to, in the way that it is told.
+"""A proxy between a client and an S3-compatible server, which breaks a given request in a given way.
 
 Requests are numbered as they come. Nothing here knows what Relight does with its store.
 """

@@ -109,7 +109,7 @@ class StaleRead(Disk):
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EBADF])
 @pytest.mark.parametrize("fate", ["there", "deleted", "replaced"])
-def test_stale_handle_is_opened_anew_once(tmp_path: Path, code: int, fate: str) -> None:
+def test_stale_handle_is_opened_again_once(tmp_path: Path, code: int, fate: str) -> None:
     """A handle that the server forgot is opened again if the name is still the same file.
 
     Otherwise the error states what happened to the file.
@@ -185,7 +185,7 @@ def test_stale_names_are_asked_for_again(tmp_path: Path, name: str) -> None:
         assert (tmp_path / "new" / "name").read_bytes() == b"y"
 
 
-def test_what_stays_stale_is_told(tmp_path: Path) -> None:
+def test_what_stays_stale_is_an_error(tmp_path: Path) -> None:
     """A second ESTALE is ``StoreUnavailable``, which states what may have happened."""
 
     class Always(Disk):
@@ -221,7 +221,7 @@ class LostReply(Disk):
 
 @pytest.mark.parametrize("swept", [False, True])
 @pytest.mark.parametrize("taken", [False, True])
-def test_link_whose_reply_is_lost(tmp_path: Path, swept: bool, taken: bool) -> None:
+def test_link_with_a_lost_reply(tmp_path: Path, swept: bool, taken: bool) -> None:
     """A creation that worked returns True, even if the reply is EEXIST, the link count is cached, or a sweep took the temporary."""
     path = tmp_path / "name"
     if taken:
@@ -255,7 +255,7 @@ def test_more_than_there_is_room_for_where_none_can_be_reserved(tmp_path: Path) 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 @pytest.mark.parametrize("call", ["fsync", "close"])
 def test_write_errors_that_come_late(tmp_path: Path, code: int, call: str) -> None:
-    """What comes at fsync or close is told, the file is not trusted again and is gone, and its name is free."""
+    """An error at fsync or close is raised. The file is not trusted again and is gone, and its name is free."""
     store = LocalStore(tmp_path, disk=FailNth(1, code, call))
     with pytest.raises(NoSpace if code in (errno.ENOSPC, errno.EDQUOT) else StoreUnavailable):
         put(store, "file", b"x")

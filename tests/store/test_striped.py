@@ -138,7 +138,7 @@ def files(store: StripedStore) -> list[str]:
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("how", ["not mounted", "an empty directory", "while it is used"])
-def test_a_place_that_is_missing_is_said_by_name(store: StripedStore, tmp_path: Path, operation: str, place: int, how: str) -> None:
+def test_a_missing_place_is_reported_by_name(store: StripedStore, tmp_path: Path, operation: str, place: int, how: str) -> None:
     """Every operation raises ``StoreUnavailable`` with the place.
 
     Nothing is created or deleted. Once the place is back, everything works as before.
@@ -176,11 +176,11 @@ def test_a_drive_that_goes_away_in_the_middle_is_not_an_empty_one(store: Striped
     """Between any two calls to the disk: the answer is the right one, or that a place is missing; never that there is less."""
 
     class Unmounting(Disk):
-        left, there = -1, True
+        left, mounted = -1, True
 
         def count(self) -> None:
-            if self.left == 0 and self.there:
-                self.there = False
+            if self.left == 0 and self.mounted:
+                self.mounted = False
                 Path(store._roots[1]).rename(tmp_path / "away")
             self.left -= 1
 
@@ -212,7 +212,7 @@ def test_a_drive_that_goes_away_in_the_middle_is_not_an_empty_one(store: Striped
         except StoreUnavailable as error:
             assert store._roots[1] in str(error)
             refused += 1
-        if disk.there:
+        if disk.mounted:
             break
         (tmp_path / "away").rename(store._roots[1])
     assert refused > 2
@@ -270,8 +270,8 @@ def test_a_damaged_identity_is_neither_absent_nor_taken(store: StripedStore) -> 
         again(store).get("relight.json", 99)
 
 
-def test_a_making_that_was_interrupted_is_gone_on_with(tmp_path: Path) -> None:
-    """Killed at any call to the disk while it is made: the next one makes it, and the places agree."""
+def test_an_interrupted_creation_is_completed(tmp_path: Path) -> None:
+    """After a kill at any call to the disk during creation, the next one completes it, and the places agree."""
 
     class Killed(BaseException):
         pass
@@ -309,7 +309,7 @@ def test_a_making_that_was_interrupted_is_gone_on_with(tmp_path: Path) -> None:
     assert nth > 60
 
 
-def test_room_is_what_packs_dealt_out_evenly_can_take(tmp_path: Path) -> None:
+def test_room_is_what_evenly_spread_packs_can_take(tmp_path: Path) -> None:
     """N times what the fullest place has; two places on one file system share its room."""
 
     class Rooms(Disk):

@@ -91,7 +91,7 @@ def test_a_run_is_found_and_verified_without_a_listing(served: tuple[LocalStore,
         assert verify_checkpoint(web, view, checkpoint) == []
 
 
-def test_a_record_that_is_missing_hides_nothing_behind_it(served: tuple[LocalStore, str]) -> None:
+def test_a_missing_record_hides_nothing_after_it(served: tuple[LocalStore, str]) -> None:
     """A gap in the log is a fault, not its end."""
     local, url = served
     attempt = Attempt.begin(local, "run")
