@@ -1,6 +1,7 @@
-"""``relight`` with a sensor that lies: ``foretold.py SECONDS ARGUMENTS…``; after so many seconds of samples the store's disk has no room left.
+"""``relight`` with a sensor that reports wrong values: ``foretold.py SECONDS ARGUMENTS…``.
 
-All else is real. It also says so at its first looks, for which a node is otherwise watched for five minutes.
+After that many seconds of samples, the store's disk has no room left. All else is real. Predictions are reported from
+the first poll, not only after the usual five minutes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Machines that are none: network, mount, name and process namespaces of this one, joined by a bridge, which share a directory.
+"""Simulated machines: network, mount, name and process namespaces of this one, joined by a bridge, with a shared
+directory.
 
-Each has its own name, address, ``/dev/shm``, abstract sockets and process numbers. ``down`` takes one away as a power cut does: nobody hears
-a word. ``cut`` loses what one sends to another, silently and in that direction only: its neighbour entry names a card that nobody has.
+Each has its own name, address, ``/dev/shm``, abstract sockets and process numbers. ``down`` removes a machine as a power
+cut does: its peers get no message. ``cut`` loses what one sends to another, silently and in that direction only: its
+neighbour entry names a card that does not exist.
 
 Everything is inside one process namespace: when its first process ends, whatever the reason, nothing is left.
 """
@@ -26,7 +28,7 @@ _INIT = """
 mount -t tmpfs -o size=1g tmpfs /dev/shm && mount --bind "$2" /etc/hosts && hostname "$1" && ip link set lo up || exit 1
 while :; do sleep 0.2; done
 """
-"""A first process that takes in what others leave behind."""
+"""A first process that reaps orphaned processes."""
 
 
 def missing() -> str:
@@ -91,7 +93,7 @@ class Host:
         return subprocess.run(self.enter(*command), capture_output=True, text=True, check=False).stdout
 
     def start(self, *command: str, out: IO[str], env: dict[str, str], cwd: Path) -> subprocess.Popen[str]:
-        """A process there, which nobody waits for."""
+        """Start a process there, without waiting for it."""
         cwd.mkdir(parents=True, exist_ok=True)
         shell = 'cd "$1" && shift && exec "$@"'  # nsenter would go to its own root
         process = subprocess.Popen(
@@ -109,8 +111,8 @@ class Host:
         """No process of it is left."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.init, signal.SIGKILL)
-        for one in (*self._started, self._outer):
-            one.wait()
+        for process in (*self._started, self._outer):
+            process.wait()
 
 
 class Lab:
@@ -149,13 +151,13 @@ class Lab:
 
     def part(self, ones: Sequence[Host], others: Sequence[Host], apart: bool = True) -> None:
         """Nothing passes between them in either direction; or all does again."""
-        for one in ones:
-            for other in others:
-                for pair in ((one, other), (other, one)):
+        for first in ones:
+            for second in others:
+                for pair in ((first, second), (second, first)):
                     (self.cut if apart else self.heal)(*pair)
 
     def down(self, host: Host, silently: bool = True) -> None:
-        """A power cut; or, not ``silently``, the end of all its processes, of which the kernel tells whoever was connected."""
+        """Cut the power. If not ``silently``, end all its processes: the kernel then closes their connections."""
         if silently:
             _call("ip", "link", "set", f"port{host.number}", "down")
         self.hosts.pop(host.name)

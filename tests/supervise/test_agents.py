@@ -19,7 +19,7 @@ from relight.supervise.procfs import ProcessSample
 
 
 def beat(asked: float = 0.0, saves: int = 1, took: float = 1.0) -> Heartbeat:
-    """Of a rank whose saves took so long, and that has asked for another."""
+    """Return the heartbeat of a rank with saves of ``took`` seconds, and with another save requested."""
     return Heartbeat(pid=7, agent=99, save_since=asked, saves=saves, saves_s=took)
 
 
@@ -57,7 +57,7 @@ def test_one_that_does_nothing_is_given_ten_times_as_long() -> None:
 
 @pytest.mark.slow
 def test_a_stopped_agent_costs_one_save(tmp_path: Path) -> None:
-    """In a real job: it is found, ended, and the saves behind it are made by another."""
+    """In a real job the stopped agent is found and ended, and another agent makes the later saves."""
     job = Job(tmp_path, [], JOB_EVERY="3", JOB_STEP_S="0.15")
     process = job.start(steps=120)
     try:

@@ -43,7 +43,7 @@ ONE = {
 
 
 @pytest.mark.parametrize("words", ONE)
-def test_by_what_it_said(words: str) -> None:
+def test_by_the_message_of_the_exception(words: str) -> None:
     """An exception of one rank has the same kind whether it was recorded or only printed."""
     for worker in (Worker(0, 1, 5.0, words, beat=WELL), Worker(0, 1, 5.0, "", ("Traceback …", "  File", words, ""), WELL)):
         failure = classify(FailureEvidence((worker,)))
@@ -62,7 +62,7 @@ def test_by_a_signal(number: str, kind: str) -> None:
     assert (failure.kind, failure.rank) == (kind, 0) and number in failure.why
 
 
-def test_a_kill_for_want_of_memory_is_told_from_others() -> None:
+def test_a_kill_for_lack_of_memory_is_distinguished() -> None:
     """A kill for lack of memory is detected by the kernel's counter or log."""
     dead = Worker(1, -9, 5.0, beat=WELL)
     assert classify(FailureEvidence((Worker(0, beat=WELL), dead))).kind == "killed"
@@ -102,7 +102,7 @@ def test_ranks_that_were_stopped_are_no_clue() -> None:
     assert failure.rank == 1 and failure.kind == "unknown" and "exit code 3" in failure.why
 
 
-def test_one_that_said_why_and_was_slow_to_end_is_the_cause() -> None:
+def test_a_rank_that_reported_its_error_and_ended_slowly_is_the_cause() -> None:
     """A rank that reported its error is the cause, although it was stopped before it ended."""
     slow = Worker(0, None, 0.0, "TypeError: object of type 'int' has no len()", beat=NEW, stopped=True)
     failure = classify(FailureEvidence((slow, Worker(1, 1, 5.0, PEER, beat=NEW))))

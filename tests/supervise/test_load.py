@@ -31,12 +31,12 @@ def alarm(kind: str = "heat", action: str = "reduce load") -> Alarm:
 
 
 def heat(celsius: float) -> NodeSample:
-    """A node whose second accelerator has that temperature."""
+    """Return a sample of a node with that temperature at its second accelerator."""
     return NodeSample(0.0, accelerators=(Accelerator(40.0), Accelerator(celsius)))
 
 
 class Node:
-    """One whose load is reduced, with a clock that is set."""
+    """A node with a load that can be reduced, and a clock that the test sets."""
 
     def __init__(self, pause: float = 0.2, can_pause: bool = True, limits: list[tuple[float, float]] | None = None) -> None:
         self.now, self.eased, self.power = 1000.0, list[tuple[float, float]](), list[str]()
@@ -57,7 +57,7 @@ class Node:
         self.power.append("restored")
 
     def passes(self, seconds: float, sample: NodeSample) -> None:
-        """So long, a reading a second."""
+        """Let that many seconds pass, with one reading a second."""
         for _ in range(int(seconds)):
             self.now += 1
             self.load.update(sample)
@@ -66,9 +66,9 @@ class Node:
 @pytest.fixture
 def events() -> Any:
     """What is emitted."""
-    found: list[Event] = []
-    end = subscribe(found.append)
-    yield found
+    emitted: list[Event] = []
+    end = subscribe(emitted.append)
+    yield emitted
     end()
 
 

@@ -33,8 +33,8 @@ def test_without_anybody_who_watches_it_does_nothing() -> None:
     assert done.stdout == "False\n", done.stderr
 
 
-def test_a_rank_says_what_it_held_there(tmp_path: Path) -> None:
-    """More than nothing, less than the machine has."""
+def test_a_rank_publishes_its_memory_at_standby(tmp_path: Path) -> None:
+    """The value is more than the script allocated, and less than the machine has."""
     make_page(tmp_path / "page")
     assert run("import relight; held = bytearray(64 << 20); relight.standby()", RELIGHT_PULSE=str(tmp_path / "page")).returncode == 0
     beat = read_beat(tmp_path / "page")
@@ -52,14 +52,14 @@ def test_a_rank_says_what_it_held_there(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_too_late_is_said_at_once(tmp_path: Path, before: str, named: str) -> None:
-    """In the first life of the job, not when a spare is wanted."""
+def test_a_late_standby_fails_at_once(tmp_path: Path, before: str, named: str) -> None:
+    """The error comes in the job's first incarnation, not when a spare is needed."""
     done = run(f"import os, relight; os.chdir({str(tmp_path)!r})\n{before}\nrelight.standby()")
     assert done.returncode == 1 and named in done.stderr and "call standby() before anything that depends on the rank" in done.stderr
 
 
 def test_nothing_of_a_rank_happens_in_a_spare(tmp_path: Path) -> None:
-    """A Checkpointer in front of standby() would be a second writer: it is refused there, and the store is not even made."""
+    """A Checkpointer before standby() would be a second writer: it is refused there, and the store is not even made."""
     source = f"""
 import relight
 from relight.heartbeat.standby import wait_with
@@ -77,7 +77,7 @@ def fill(spares: Spares, ahead_bytes: int) -> None:
     """Until there is one that is ready."""
     ends = time.monotonic() + 60
     spares.fill(ahead_bytes)
-    while not any(spare._is_ready(one.channel) for one in spares._waiting):
+    while not any(spare._is_ready(process.channel) for process in spares._waiting):
         time.sleep(0.02)
         assert time.monotonic() < ends
 

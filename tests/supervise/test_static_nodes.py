@@ -33,20 +33,20 @@ def node(port: int, rank: int, secret: bytes = b"", timeout_s: int = 20) -> Meet
 
 def meet(meetings: list[Meetings], handlers: list[RendezvousHandler]) -> list[Any]:
     """Have all nodes join at once. Return what each got: information about the life, or an error."""
-    found: list[Any] = [None] * len(handlers)
+    results: list[Any] = [None] * len(handlers)
 
     def join(rank: int) -> None:
         try:
-            found[rank] = meetings[rank].seen(handlers[rank].next_rendezvous())
+            results[rank] = meetings[rank].seen(handlers[rank].next_rendezvous())
         except Exception as error:  # noqa: BLE001 compared by the test
-            found[rank] = error
+            results[rank] = error
 
     threads = [threading.Thread(target=join, args=(rank,), daemon=True) for rank in reversed(range(len(handlers)))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    return found
+    return results
 
 
 def as_a_rank(info: RendezvousInfo) -> TCPStore:
@@ -62,7 +62,7 @@ def test_a_life_reads_no_address_of_a_dead_life() -> None:
     meetings = [node(port, rank) for rank in range(2)]
     handlers = [meeting.handler() for meeting in meetings]
     first = meet(meetings, handlers)
-    assert [one.rank for one in first] == [0, 1] and handlers[0].num_nodes_waiting() == 0
+    assert [info.rank for info in first] == [0, 1] and handlers[0].num_nodes_waiting() == 0
     dead = as_a_rank(first[1])
     dead.set("default_pg/0//rank_1", "127.0.0.1:35508")
     second = meet(meetings, handlers)  # node 1 asks for it, whichever comes first
@@ -74,7 +74,7 @@ def test_a_life_reads_no_address_of_a_dead_life() -> None:
     assert second[1].store.get("relight/told/0") == b"{}"
 
 
-def test_a_node_whose_ranks_ended_is_heard() -> None:
+def test_a_node_with_ended_ranks_is_noticed() -> None:
     """Node 0 learns that another node waits for a new life; another node learns that node 0 has begun one."""
     port = free_port()
     meetings = [node(port, rank) for rank in range(2)]
