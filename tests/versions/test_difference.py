@@ -67,8 +67,9 @@ def test_of_two_dtypes_the_values_count() -> None:
     assert 0 < result.largest <= 2**-8 and result.relative is not None and result.relative < 2**-8
 
 
-def test_what_is_no_number_is_counted_and_harms_no_sum() -> None:
-    """NaN on both sides is no change; NaN for a number is one; infinities and numbers whose squares overflow."""
+def test_nan_and_infinity_are_counted_and_harm_no_sum() -> None:
+    """NaN on both sides is no change, NaN on one side is one. Infinities, and numbers with overflowing squares, are
+    compared."""
     a = np.array([1, np.nan, np.inf, 2, np.nan, 5], "f4")
     b = np.array([1, np.nan, np.inf, np.nan, 3, 7], "f4")
     result = compare(memoryview(a.tobytes()), "float32", memoryview(b.tobytes()), "float32")
@@ -101,7 +102,7 @@ def test_kinds_that_numpy_lacks_are_compared_by_value(dtype: torch.dtype) -> Non
     """Block by block, over the end of a block."""
     a = torch.linspace(-3, 3, 40_001).to(dtype)
     b = (a.float() * 1.5).to(dtype)
-    raw = [memoryview(one.view(torch.uint8).numpy().tobytes()) for one in (a, b)]
+    raw = [memoryview(tensor.view(torch.uint8).numpy().tobytes()) for tensor in (a, b)]
     name = str(dtype).removeprefix("torch.")
     result = compare(raw[0], name, raw[1], name).to_dict()
     for key, value in expected(a.double().numpy(), b.double().numpy()).items():
@@ -115,7 +116,7 @@ def test_zeros_of_two_signs_are_equal() -> None:
     assert compare(memoryview(a.tobytes()), "float32", memoryview((a * 0 - 0.0).tobytes()), "float32").changed == 0
 
 
-def test_a_number_that_is_none_costs_its_own_place_alone() -> None:
+def test_a_nan_costs_its_own_place_alone() -> None:
     """With a NaN and an infinity in one block the sums are those of all other elements."""
     rng = np.random.default_rng(3)
     a = rng.normal(size=100_000)
@@ -204,7 +205,7 @@ def test_changes_by_layer(tmp_path: Path) -> None:
     assert {name: layer_of(name) for name in names} == names
 
 
-def test_damage_is_said_not_compared(tmp_path: Path) -> None:
+def test_damage_is_reported_not_compared(tmp_path: Path) -> None:
     """A flipped bit in the read bytes raises an error."""
     a = saved(tmp_path / "a" / "run", weights=torch.zeros(100_000))
     b = saved(tmp_path / "b" / "run", weights=torch.ones(100_000))
@@ -237,7 +238,9 @@ def test_the_command(tmp_path: Path) -> None:
     facts = json.loads(ask("s/run@0", "s/run@1", "--json").stdout)
     changed = [tensor for tensor in facts["tensors"] if tensor["state"] == "changed"]
     assert (
-        [one["name"] for one in changed] == ["model/weight"] and changed[0]["max_abs"] == pytest.approx(0.5) and facts["bytes_read"] == 160
-    )  # the bias lies in the same chunk
+        [tensor["name"] for tensor in changed] == ["model/weight"]
+        and changed[0]["max_abs"] == pytest.approx(0.5)
+        and facts["bytes_read"] == 160
+    )  # the bias is in the same chunk
     assert json.loads(ask("s/run@0", "s/run@1", "--json", "--no-tensors").stdout)["bytes_read"] == 0
     assert ask("s/run@0", "s/nothing").returncode == 1
