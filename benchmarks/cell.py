@@ -1,8 +1,9 @@
-"""One rival, one workload, one round, in a process of its own: nothing that one rival leaves in memory meets another.
+"""One rival, one workload, one round, in a process of its own, so that no rival's memory affects another.
 
-Order: two steps of warm-up; two saves whose memory the parent samples; saves with an idle trainer, which give CPU seconds; steps without,
-with, without a save and so on; loads of the last of these saves (from memory, if the rival has that; cold; warm), each compared tensor by
-tensor with the state at the call. Between any two saves the state changes.
+Order: two steps of warm-up; two saves during which the parent samples memory; saves with an idle trainer, which give
+CPU seconds; steps without, with, without a save and so on; loads of the last of these saves (from memory, if the rival
+has that; cold; warm), each compared tensor by tensor with the state at the call. Between any two saves the state
+changes.
 Speaks JSON lines on what was standard output; rivals' own printing goes to standard error.
 """
 
@@ -35,7 +36,8 @@ from benchmarks.workloads import Workload, build
 
 clock = time.perf_counter
 AT_WORK, LOOK_BACK_S = 0.01, 2.0
-"""Helpers that took more than this part of a core, over so long, are still busy with the save: steps are counted to it until then."""
+"""Share of a core, and seconds. Helpers that took more than this share in these last seconds are still busy with the
+save, and steps count as steps during the save until then."""
 WARM_UP = 2
 STEPS_MAX = 30
 """Times the steps without a save: then the trainer waits."""
@@ -199,7 +201,7 @@ class Cell:
 
 
 def busy(spent: list[tuple[float, float]]) -> bool:
-    """Whether helpers still do something, by when they had spent how much."""
+    """Return whether helpers still work. ``spent``: moments, and the helpers' processor time until each."""
     now, total = spent[-1]
     before = [(time_s, had) for time_s, had in spent if now - time_s >= LOOK_BACK_S]
     return not before or total - before[-1][1] > AT_WORK * (now - before[-1][0])

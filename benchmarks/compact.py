@@ -90,7 +90,8 @@ class Case:
         self.attempt.make_smaller(Compact(reuse=False, codecs=mode))
 
     def save(self) -> tuple[float, float, str]:
-        """Seconds, stored bytes over logical, and what was said of it; its files are gone then."""
+        """Save once and delete the files. Return seconds, stored bytes over logical ones, and the reason of the
+        choice."""
         saved = new_id()
         plan = plan_save(self.items, id=saved)
         plan = replace(plan, packs=[replace(pack, image=in_memory(pack)) for pack in plan.packs])
@@ -153,7 +154,7 @@ def main() -> None:
     running, ended = starting.Event(), starting.Event()
     plain_pair = starting.Process(target=_busy, args=(running, ended))
     plain_pair.start()
-    os.nice(NICE)  # behind it: it is to be as ever
+    os.nice(NICE)  # after the other process has started, which must keep its priority
     try:
         for busy in (False, True):
             cases = {(rate, mode): Case(folder / f"{busy}-{rate}-{mode}", rate, mode, items) for rate in RATES for mode in MODES}

@@ -144,12 +144,13 @@ def _save(top: Path, bucket: str, megabytes: int, bound: float | None, link_s: f
 def shares(samples: list[tuple[float, int]], link_s: float) -> dict[str, Any]:
     """Return the shares of the link while the copy was under way: between 1 % and 99 % of all bytes."""
     first, sent = samples[0][1], samples[-1][1] - samples[0][1]
-    during = [(at, count) for at, count in samples if 0.01 * sent <= count - first <= 0.99 * sent]
-    each = [round(one / link_s, 4) for one in windows(samples, 1.0)]
+    during = [(time_s, count) for time_s, count in samples if 0.01 * sent <= count - first <= 0.99 * sent]
+    each = [round(sent_bytes / link_s, 4) for sent_bytes in windows(samples, 1.0)]
     copy_s, moved = during[-1][0] - during[0][0], during[-1][1] - during[0][1]
     return {
         "copy_s": round(copy_s, 2), "share": round(moved / max(copy_s, SAMPLE_S) / link_s, 4),
-        "most_in_1_s": max(each), "most_in_10_s": round(max(sum(each[at : at + 10]) / 10 for at in range(max(1, len(each) - 9))), 4),
+        "most_in_1_s": max(each),
+        "most_in_10_s": round(max(sum(each[start : start + 10]) / 10 for start in range(max(1, len(each) - 9))), 4),
         "each_second": each,
     }  # fmt: skip
 

@@ -139,7 +139,7 @@ def one_coding(nursery: Nursery, agents: int, data: int, parity: int, size: int,
         seconds = timed(protect)
         busy = sum(town.all("cpu")) - busy
         rates = {"protect MB/s": agents * size / seconds / 1e6, "protect processor s/GB sent": busy / (agents * size * parity / 1e9)}
-        held_bytes = [one["held"] for one in town.all("memory")]
+        held_bytes = [memory["held"] for memory in town.all("memory")]
         rates["memory"] = 1 + max(held_bytes) / size
         direct, count = read_all(town, "c1", [agents - 1])
         rates["read MB/s"] = count / direct / 1e6

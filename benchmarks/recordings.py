@@ -127,8 +127,8 @@ def main() -> None:
             time.sleep(1)
         command = [sys.executable, "-m", "benchmarks.recordings", str(options.directory), "--life", KINDS[number % len(KINDS)]]
         running.append(subprocess.Popen([*command, "--minutes", str(options.minutes), "--seed", str(options.seed + number)]))
-    for one in running:
-        one.wait()
+    for process in running:
+        process.wait()
 
 
 if __name__ == "__main__":

@@ -50,13 +50,13 @@ def ratio(kept: dict[str, Any], workload: str, ours: tuple[str, str], theirs: tu
     return statistics.median(pairs) if pairs else None
 
 
-def brief(told: dict[str, Any]) -> str:
-    """A cell in one line."""
-    if "figures" not in told:
-        return told.get("error") or told.get("why_not") or "cannot run"
-    others = f", others took {told['others']:.0%}" if told.get("others", 0) > BUSY else ""
-    names = [name for name in (*TRAINED, "idle_blocked", "memcpy_1", "direct_write", "cold_read") if name in told["figures"]]
-    return ", ".join(f"{name} {told['figures'][name]:.3g}" for name in names) + others
+def brief(cell: dict[str, Any]) -> str:
+    """Return a cell as one line."""
+    if "figures" not in cell:
+        return cell.get("error") or cell.get("why_not") or "cannot run"
+    others = f", others took {cell['others']:.0%}" if cell.get("others", 0) > BUSY else ""
+    names = [name for name in (*TRAINED, "idle_blocked", "memcpy_1", "direct_write", "cold_read") if name in cell["figures"]]
+    return ", ".join(f"{name} {cell['figures'][name]:.3g}" for name in names) + others
 
 
 def write(kept: dict[str, Any], path: Path) -> None:

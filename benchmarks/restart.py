@@ -1,9 +1,9 @@
 """``python -m benchmarks.restart``: from SIGKILL of a rank to the next step that ends, and to a new one, under torchrun and `relight run`.
 
-The same job, two ranks, the same state; each round kills each way once, in a random order. Of Relight's own: without
-processes that wait, with such as have done their imports, and with such as have run the script up to
-``relight.standby()``. torchrun is given a store for each life of the job (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``):
-as it is (2.13), ranks on gloo do not find each other again, and the job does not come back at all. NVIDIA's
+The same job, two ranks, the same state; each round kills each way once, in a random order. Relight is measured without
+spare processes, with spares that have done their imports, and with spares that have run the script up to
+``relight.standby()``. torchrun gets a store for each incarnation (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``): with its
+default (2.13), ranks on gloo do not find each other again, and the job does not come back at all. NVIDIA's
 ``ft_launcher`` (torchrun's agent, with heartbeats) starts the job that torchrun starts with DCP; where it is not
 installed, its row states that.
 """
@@ -33,10 +33,10 @@ from relight.supervise.incidents import read_incidents
 JOB = Path(__file__).with_name("restart_job.py")
 PATIENCE_S = 300.0
 SETTLED_S = 20.0
-"""Until whoever does things ahead has done them: a job fails hours behind its start."""
+"""Seconds until processes that work ahead have finished: jobs usually fail hours after their start."""
 WAYS = ["torch.save", "DCP", "DCP, ft_launcher", "Relight", "Relight, spares", "Relight, standby"]
 LAUNCHERS = {"ft_launcher": "nvidia_resiliency_ext.fault_tolerance.launcher"}
-"""Of a way that says which; torchrun otherwise."""
+"""Launcher of a way that names one; torchrun otherwise."""
 
 
 def command(way: str, folder: Path, parameters: int) -> list[str]:
@@ -86,8 +86,8 @@ def once(way: str, folder: Path, parameters: int, every: int) -> dict[str, Any]:
             before = max(step for step, life, _ in lines(folder) if not life)
             if process.poll() is not None or time.monotonic() - killed > PATIENCE_S:
                 raise RuntimeError((folder / "log").read_text()[-2000:])
-        first = next((step, at) for step, life, at in lines(folder) if life)
-        new = next(at for step, life, at in lines(folder) if life and step > before)
+        first = next((step, time_s) for step, life, time_s in lines(folder) if life)
+        new = next(time_s for step, life, time_s in lines(folder) if life and step > before)
         row: dict[str, Any] = {"seconds": first[1] - killed, "new_s": new - killed, "steps_lost": before - first[0] + 1}
         if way.startswith("Relight"):
             time.sleep(1.0)

@@ -1,4 +1,5 @@
-"""``python -m benchmarks.versions``: a branch of a checkpoint, and what differs between two, beside the floor of reading both.
+"""``python -m benchmarks.versions``: a branch of a checkpoint, and the comparison of two, with the floor of reading
+both.
 
 Two checkpoints of one model in float32, every tensor changed. In each round, interleaved, the page cache emptied of both before each: the
 floor of reading both packs, and the comparison, in a process of its own. Rates are medians. Memory is the process's largest, less what it
@@ -81,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=1.5)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="by default where temporary files lie")
+    parser.add_argument("--folder", type=Path, help="by default the directory of temporary files")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -17,7 +17,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Processes:
-    """The processes that carry a mark. What was once seen without it is not looked at again."""
+    """The processes that carry a mark. A process that was once seen without it is not checked again."""
 
     def __init__(self, mark: str) -> None:
         self._needle = f"{MARK}={mark}".encode()

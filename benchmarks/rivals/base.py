@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 
 
 class Handle:
-    """A save under way. ``finish`` waits for the rival's own end; what is below ``path`` is then fsynced, in a thread, as the rival leaves
-    that out. ``poll`` is for a rival whose end has to be asked for in the training thread; called with True it waits.
+    """A save under way. ``finish`` waits for the rival's own end. A thread then fsyncs what is below ``path``, as the
+    rival
+    does not. ``poll`` is for a rival that must be polled in the training thread; called with True it waits.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Handle:
         poll: Callable[[bool], bool] | None = None,
         known: Callable[[], float] | None = None,
     ) -> None:
-        """``known`` gives the moment at which it was durable, for a rival that tells."""
+        """``known`` gives the moment at which it was durable, for a rival that reports it."""
         self._finish, self._path, self._poll, self._known = finish, path, poll, known
         self._thread = threading.Thread(target=self._run, name="durable", daemon=True)
         self._error: BaseException | None = None
