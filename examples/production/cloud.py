@@ -1,4 +1,5 @@
-"""An S3-compatible server of our own, whose contents outlive an outage: the process is stopped and goes on, it is not ended."""
+"""An S3-compatible server of our own. Its contents outlive an outage: the process is stopped and continued, not
+ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of the day: ``report.md``, with a picture of the steps over time and of where the time went."""
+"""The result of the day: ``report.md``, with a picture of the steps over time and of where the time went."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_report(job: Job, straight: Job, seed: int, folder: Path) -> Path:
     last = max(theirs)
     lines = [
         f"# A production run and its trouble, seed {seed}", "",
-        f"{job.lines()} steps were made for {len(ours)}; {len(job.incidents())} incidents; nobody helped.", "",
+        f"{job.lines()} steps were made for {len(ours)}; {len(job.incidents())} incidents; no person helped.", "",
         f"- losses that have to be, to the bit, the undisturbed run's: {len(exact)}; that are: {same}",
         f"- the last loss: {ours[last]!r}; the undisturbed run's: {theirs[last]!r}", "",
         "![Steps over time](timeline.png)", "", "![Where the time went](goodput.png)", "",
@@ -69,7 +69,7 @@ def _cell(text: str) -> str:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _rounded(one) for name, one in value.items()}
+        return {name: _rounded(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_rounded(one) for one in value]
+        return [_rounded(item) for item in value]
     return round(value, 3) if isinstance(value, float) else value
