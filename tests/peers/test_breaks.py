@@ -98,7 +98,7 @@ def test_connections_cut_anywhere_are_resumed(seed: int) -> None:
 
 
 def test_readers_change_to_another_way_when_one_breaks() -> None:
-    """A reader skips and reports agents whose connections break.
+    """A reader skips and reports agents with broken connections.
 
     It gets the right bytes from other agents while enough are left, then an error.
     """

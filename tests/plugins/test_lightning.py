@@ -130,7 +130,7 @@ def test_a_finished_run_has_nothing_to_do(tmp_path) -> None:
     assert fit(tmp_path / "run").steps == {}
 
 
-def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
+def test_not_resumed_it_starts_from_scratch_over_an_existing_run(tmp_path) -> None:
     """Train all steps with ``resume=False`` over an interrupted run, as if it did not exist. The next resume continues
     from the new steps."""
     straight = fit(tmp_path / "straight")

@@ -33,7 +33,7 @@ def test_a_run_that_has_begun_is_not_started_again(tmp_path) -> None:
         TrainerCheckpoints(tmp_path / "run").on_train_begin(None, SimpleNamespace(global_step=0), None)
 
 
-def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
+def test_not_resumed_it_starts_from_scratch_over_an_existing_run(tmp_path) -> None:
     """With ``resume=False``, restore nothing from an existing run, and delete nothing of it. The next resume continues
     from the new training."""
     import torch

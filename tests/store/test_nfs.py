@@ -148,7 +148,7 @@ def test_two_attempts_on_two_machines(nfs: Lab, store: str) -> None:
         saver = other
     assert saver.end() == 0
     assert _check(nfs, store, facts) == []
-    report("8 times an attempt on one machine superseded the other's, whose next save was refused")
+    report("8 times an attempt on one machine superseded the other's, and the other's next save was refused")
 
 
 def _check(nfs: Lab, store: str, facts: list[list[str]], machine: Machine | None = None) -> list[str]:

@@ -1,4 +1,6 @@
-"""A small training on two or more ranks that fails as a plan says, each failure once: ``job.py STORE STEPS PLAN OUT``.
+"""A small training on two or more ranks that fails according to a plan, each failure once.
+
+``job.py STORE STEPS PLAN OUT``.
 
 The plan is a JSON list of ``{"rank", "step", "what"}``: at the step's begin, or with ``behind`` after its update. OUT
 gets a line a step from rank 0, and ``OUT.end`` a hash of the weights at the end.
