@@ -15,7 +15,7 @@ from relight.store import open_bytes
 
 
 def state(seed: int) -> dict[str, Any]:
-    """What a script of long ago saved."""
+    """Return a state as an old script saved it."""
     torch.manual_seed(seed)
     model = {"w": torch.randn(60, 500), "b": torch.randn(9).bfloat16(), "n": torch.tensor(seed)}
     return {"model": model, "step": seed}
