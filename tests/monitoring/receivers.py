@@ -1,4 +1,4 @@
-"""Servers on loopback that take what is sent: mail by SMTP, webhooks, traces by OTLP; and a real Prometheus."""
+"""Servers on loopback that receive mail by SMTP, webhooks and traces by OTLP; and a real Prometheus."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def prometheus(where: Path, target: str, rules: Path) -> Iterator[Callable[[str]
 
 
 def until(found: Callable[[], Any], seconds: float = 90.0) -> Any:
-    """What ``found`` gives once it gives something."""
+    """Return the first true value of ``found``. Fail after ``seconds``."""
     ends = time.monotonic() + seconds
     while not (value := found()):
         assert time.monotonic() < ends, "it did not come"

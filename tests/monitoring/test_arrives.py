@@ -1,4 +1,4 @@
-"""What is sent arrives: at a real Prometheus, by mail, at a webhook, at a receiver of traces."""
+"""Metrics, alerts and traces arrive: at a real Prometheus, by mail, at a webhook, at a receiver of traces."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_what_is_refused_is_retried_then_reported(late: Watcher) -> None:
 
 
 def test_an_invalid_address_is_reported_without_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Before anything is sent, and when it is; no library logs it either."""
+    """No error, result or log has the address, neither when targets are checked nor when an alert is sent."""
     caplog.set_level(logging.DEBUG)
     with pytest.raises(ConfigError) as caught:
         check_targets([AlertTarget("nosuch://hunter2")])
@@ -217,7 +217,8 @@ def test_ranks_of_two_machines_are_one_trace(tmp_path: Path) -> None:
 
 
 def test_traces_arrive_at_a_receiver(tmp_path: Path) -> None:
-    """By OTLP over HTTP: one root, a span a part below it, one trace, with ranks, times and what is critical; as protobuf decodes it."""
+    """By OTLP over HTTP a trace arrives as one root with a span for each part, with ranks, times and the critical
+    path."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     url = str(tmp_path / "runs")

@@ -1,4 +1,4 @@
-"""From a training process and its agent, through the files of events, to what is seen of them."""
+"""Metrics and traces of a real training process and its agent, by way of the files of events."""
 
 from __future__ import annotations
 

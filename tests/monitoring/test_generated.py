@@ -23,7 +23,7 @@ SOURCES = sorted(Path(relight.__file__).parent.rglob("*.py"))
 
 
 def test_each_metric_has_its_panel_and_no_panel_asks_for_another() -> None:
-    """One row a group, one panel a metric; expressions name what is defined, and labels that it has."""
+    """The dashboard has one row for each group and one panel for each metric. Expressions name defined metrics only."""
     panels = [panel for panel in dashboard()["panels"] if panel["type"] == "timeseries"]
     asked = [name for panel in panels for name in metrics_in(" ".join(target["expr"] for target in panel["targets"]))]
     assert sorted(asked) == sorted(metric.name for metric in METRICS)
@@ -50,7 +50,7 @@ def test_names_are_as_they_should_be() -> None:
 
 
 def test_metrics_are_made_of_events_and_fields_that_there_are() -> None:
-    """What a metric is made of is emitted, with that field."""
+    """Each event of a metric is emitted, with the metric's field."""
     for metric in METRICS:
         if metric.made is not None:
             fields = CARRIES[metric.made.event]
@@ -126,7 +126,8 @@ def misfits(value: dict[str, object], model: dict[str, object], needed: set[str]
 
 
 def test_the_dashboard_fits_grafanas_model() -> None:
-    """No field that it does not know, none of another type; what a query or a panel refers to is defined."""
+    """The dashboard has no unknown field and no field of a wrong type. Queries and panels refer to defined
+    variables."""
     board = dashboard()
     assert misfits(board, BOARD, set(BOARD)) == []
     assert misfits({"colour": 1, "id": "1"}, PANEL, {"title"}) == ["no title", "colour is 1", "id is '1'"]

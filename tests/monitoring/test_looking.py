@@ -162,7 +162,7 @@ def test_recovery_success_counts_failures_after_which_training_continued() -> No
 
 
 def test_what_all_ranks_report_counts_once(tmp_path: Path) -> None:
-    """A checkpoint of four ranks is one save; what each rank waited for is four."""
+    """A checkpoint of four ranks is one save. Each rank's wait is counted, so there are four."""
     url = make_run(tmp_path / "runs", 1)
     for rank in range(4):
         saved = {"event": "save.durable", "step": 1, "id": "a", "seconds": 2.0, "blocked_s": 0.5, "bytes": 10}

@@ -31,7 +31,7 @@ def ask(port: int, host: str | None) -> int:
 
 
 def test_a_name_that_points_here_by_foreign_dns_is_refused(port: int) -> None:
-    """A web page's owner can point a name at this address and read the answer (rebinding); addresses and own names are answered."""
+    """A request with a foreign name is refused: a web page's owner could point the name at this address (rebinding)."""
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", None):
         assert ask(port, host) == 400, host
     for host in (f"127.0.0.1:{port}", "localhost", "[::1]:9464", "node7:9464", socket.gethostname()):
@@ -39,7 +39,8 @@ def test_a_name_that_points_here_by_foreign_dns_is_refused(port: int) -> None:
 
 
 def test_idle_connections_do_not_keep_a_scraper_out(port: int) -> None:
-    """Connections are bounded; the oldest that has not asked is closed for a new one, so a scrape is answered at once."""
+    """Connections are bounded. The oldest without a complete request is closed for a new one, which is answered at
+    once."""
     others = set(threading.enumerate())  # of other tests' servers
     with ExitStack() as stack:
         connections = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)) for _ in range(3 * CONNECTIONS_MAX)]
@@ -61,7 +62,7 @@ class Long(Collector):
 
 
 def test_clients_that_do_not_read_their_answer_keep_no_scraper_out() -> None:
-    """Of clients that leave their answer unread, the one that has for longest is closed for a new connection."""
+    """For a new connection, the one that has left its answer unread for longest is closed."""
     with make_server(Long(lambda now: []), "127.0.0.1:0") as server, ExitStack() as stack:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         port = server.server_address[1]

@@ -1,4 +1,4 @@
-"""What a run's incidents mean for its operator: given up, a node excluded, gone back, broken hardware, and the last decision."""
+"""Alerts about a run's incidents: given up, a node excluded, rolled back, broken hardware; and the last decision."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_job_that_was_given_up_is_an_alert_until_it_begins_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``alerts check`` fails with the reason from the moment ``relight run`` stops; a new attempt ends the alert."""
+    """``alerts check`` fails with the reason once ``relight run`` has stopped. A new attempt ends the alert."""
     write(run, incident(7200, "crash", "resume"))
     assert fired(run) == {}
     write(run, incident(3600, "crash", "stop"))
@@ -72,7 +72,7 @@ def test_a_job_that_was_given_up_is_an_alert_until_it_begins_again(run: Path, ca
 
 
 def test_a_job_that_another_has_taken_over_was_not_given_up(run: Path) -> None:
-    """A superseded supervisor stops; the run continues in another job. A stop of long ago is no news."""
+    """A superseded supervisor stops, and the run continues in another job. An old stop is no alert."""
     write(run, incident(3600, "fenced", "stop"), msgspec.structs.replace(incident(3500, "network", "stop"), reason=f"{FENCED}, since"))
     assert fired(run) == {}
     old = run.with_name("old")
@@ -82,7 +82,7 @@ def test_a_job_that_another_has_taken_over_was_not_given_up(run: Path) -> None:
 
 
 def test_nodes_that_leave_hardware_and_roll_backs_are_alerts_for_a_day(run: Path) -> None:
-    """Each with the node or the reason; what is older than a day is not."""
+    """Each alert has the node or the reason. Incidents older than a day raise none."""
     write(run, incident(90000, "hardware", "exclude_node", "n1"), incident(89000, "numerical", "roll back"))
     append(run, NoteBody(topic=ROLLED_BACK, data={"before": 41}), 89000)
     assert fired(run) == {}
@@ -101,7 +101,7 @@ def test_a_run_that_went_back_without_a_supervisor_is_an_alert(run: Path) -> Non
 
 
 def test_the_last_decision_is_a_metric(run: Path) -> None:
-    """One action has 1, each other has 0; without an incident there is none."""
+    """The metric of the last action is 1, those of other actions are 0. Without an incident there is none."""
     (seen,) = Watcher([str(run)]).poll(NOW)
     assert not [sample for sample in seen.samples if sample.metric.name.startswith("relight_last_decision")]
     write(run, incident(7000, "killed", "resume"), incident(60, "user", "stop"))

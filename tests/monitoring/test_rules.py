@@ -39,13 +39,13 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def held(seen: RunSeen, now: float = 1000.0, rules: tuple[AlertRule, ...] | None = None) -> list[Alert]:
-    """What holds for one run, without waiting."""
+    """Return the alerts that hold for one run, without waiting."""
     rules = tuple(rule._replace(for_s=0.0) for rule in rules or usual_rules())
     return list(judge(rules, [seen], now, {}).state.values())
 
 
 def test_nothing_holds_for_a_run_that_is_well() -> None:
-    """No alert of a healthy run; none of one that is over and has not saved for long."""
+    """A healthy run has no alert. Neither has a run that is over and has not saved for long."""
     assert held(FINE) == []
     assert held(FINE._replace(active=False, unprotected_s=1e9, good_age_s=1e9)) == []
 
@@ -72,7 +72,7 @@ def test_a_run_without_any_checkpoint_is_an_alert() -> None:
 
 
 def test_a_rule_is_pending_until_it_has_held_for_long_enough() -> None:
-    """Pending, firing, resolved, each once; since when is kept."""
+    """An alert is pending, then firing, then resolved, once each, and keeps its start time."""
     rules, bad = (AlertRule("risk", 0.5, "warning", 60.0),), FINE._replace(risk=0.9)
     first = judge(rules, [bad], 0.0, {})
     assert [alert.state for alert in first.state.values()] == [PENDING] and first.changes == ()
@@ -120,7 +120,7 @@ def send(
 
 
 def test_what_comes_together_goes_in_one_message() -> None:
-    """Nothing is sent before the time for more is over; then all of it is, the worst first."""
+    """Nothing is sent before ``group_s`` has passed. Then all alerts are sent in one message, the worst first."""
     settings = Alerting(group_s=30.0)
     first, second = alert(), alert("damaged", CRITICAL)
     messages, ledger = send([first], 0.0, Ledger(), settings)
@@ -202,7 +202,7 @@ def test_less_than_the_least_severity_is_not_sent() -> None:
     ],
 )  # fmt: skip
 def test_what_may_be_secret_is_taken_out(text: str, secret: str) -> None:
-    """Of reasons, titles and lines."""
+    """Secrets are removed from reasons, titles and lines."""
     assert secret not in clean(text)
     assert secret not in line_of(alert()._replace(reason=text))
     message = send([alert()._replace(reason=text, run=text)], 0.0, Ledger(), Alerting(group_s=0.0))[0][0]
