@@ -125,7 +125,10 @@ def test_a_temporary_directory_that_another_user_made_is_refused(tmp_path: Path,
 
 
 def test_a_settings_file_in_the_working_directory_names_no_directory_to_tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would have a data set deleted. Switching events off stays allowed, and a file that is named may name directories."""
+    """Such a setting could have a data set deleted, so it is refused. It may switch events off.
+
+    A settings file that the user named may name directories.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RELIGHT_EVENTS", raising=False)
     fill(tmp_path / "data")
