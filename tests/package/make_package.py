@@ -27,7 +27,7 @@ TORCHES = {"torch", "torchvision", "torchaudio"}
 
 
 class Wrong(Exception):
-    """What was built is not what it should be."""
+    """The built package is wrong."""
 
 
 def run(command: list[str | Path], cwd: Path = ROOT, **more: str) -> str:
@@ -55,7 +55,7 @@ def tracked() -> list[str]:
 
 
 def build(source: Path, out: Path, *targets: str, **more: str) -> list[Path]:
-    """What hatchling makes of ``source``."""
+    """Build ``source`` with hatchling. Return the files, sorted."""
     out.mkdir(parents=True, exist_ok=True)
     run(
         [sys.executable, "-m", "hatchling", "build", "-d", out, *(part for target in targets for part in ("-t", target))],
@@ -71,7 +71,7 @@ def digest(path: Path) -> str:
 
 
 def same(one: list[Path], other: list[Path]) -> None:
-    """Both have the same files with the same bytes."""
+    """Raise ``Wrong`` unless both lists have the same files with the same bytes."""
     if [path.name for path in one] != [path.name for path in other]:
         raise Wrong(f"built {[path.name for path in one]}, and then {[path.name for path in other]}")
     for left, right in zip(one, other, strict=True):
@@ -83,7 +83,7 @@ def same(one: list[Path], other: list[Path]) -> None:
 
 
 def members(path: Path) -> Iterator[tuple[str, str]]:
-    """Each file in a wheel or sdist, and its SHA-256."""
+    """Yield the name and the SHA-256 of each file in a wheel or sdist."""
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as wheel:
             for name in wheel.namelist():
@@ -123,7 +123,7 @@ def build_twice(out: Path, work: Path) -> tuple[Path, Path]:
 
 
 def contents(wheel: Path, sdist: Path, known: list[str]) -> None:
-    """The wheel has each file of the product, its licence and nothing else; the sdist has what a test of the product needs."""
+    """Check that the wheel has the product's files and licence, and nothing else, and the sdist what its tests need."""
     hashes = dict(members(wheel))
     product = {name.removeprefix("src/") for name in known if name.startswith("src/relight/")}
     meta = {name for name in hashes if ".dist-info/" in name}
@@ -140,7 +140,7 @@ def contents(wheel: Path, sdist: Path, known: list[str]) -> None:
 
 
 def metadata(wheel: Path, sdist: Path, bin_: Path) -> None:
-    """What indexes and installers read is well-formed, and the page shows."""
+    """Check that the metadata for indexes and installers is well-formed, and that the page renders."""
     run([bin_ / "validate-pyproject", ROOT / "pyproject.toml"])
     run([bin_ / "twine", "check", "--strict", wheel, sdist])
     run([bin_ / "check-wheel-contents", wheel])
@@ -148,7 +148,7 @@ def metadata(wheel: Path, sdist: Path, bin_: Path) -> None:
 
 
 def bill_of_materials(bin_: Path, to: Path) -> None:
-    """What tests and demo run on, as CycloneDX: each package of the lock in its version with the hashes of its files."""
+    """Write the bill of materials of tests and demo as CycloneDX: each locked package with its files' hashes."""
     to.parent.mkdir(parents=True, exist_ok=True)
     options = ["--output-reproducible", "--of", "JSON", "--sv", "1.6", "--pyproject", ROOT / "pyproject.toml", "-o", to]
     run([bin_ / "cyclonedx-py", "requirements", *options, ROOT / "requirements" / "test.txt"])
@@ -163,7 +163,7 @@ def bill_of_materials(bin_: Path, to: Path) -> None:
 
 
 def bill(read: dict[str, Any]) -> dict[str, tuple[str, int]]:
-    """Of each component: version, and how many hashes."""
+    """Return each component's version and number of hashes."""
     components = {}
     for component in read["components"]:
         references = component.get("externalReferences", [])
@@ -172,12 +172,12 @@ def bill(read: dict[str, Any]) -> dict[str, tuple[str, int]]:
 
 
 def canonical(name: str) -> str:
-    """As indexes compare names."""
+    """Return a package's name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def pins(name: str) -> dict[str, str]:
-    """What a requirements file pins."""
+    """Return the versions that a requirements file pins, by name."""
     text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
     return {canonical(package): version for package, version in re.findall(r"^([\w.-]+)==([\w.+]+)", text, re.MULTILINE)}
 
@@ -234,7 +234,7 @@ def as_installed(version: str, python: Path, wheel: Path, work: Path) -> None:
 
 
 def main() -> int:
-    """All of it; 1 with what is wrong."""
+    """Make and check the package. Return 1 after printing what is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tools", type=Path, default=Path(sys.executable).parent, help="where twine and the like are installed")
     parser.add_argument("--python", action="append", default=[], help="an interpreter to try it on; by default python3.11 to python3.14")

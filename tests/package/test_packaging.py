@@ -1,4 +1,4 @@
-"""What ``make package`` holds, in small: the same bytes twice, what is in them, and that a difference is noticed."""
+"""A small part of ``make package``: builds are reproducible, contents are right, and a difference is detected."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_pages_that_packages_are_judged_by_are_there_and_linked() -> None:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not in a checkout")
 def test_only_files_that_are_there_and_known_are_compared() -> None:
-    """What git lists includes this file, and no environment or build."""
+    """Git's list includes this project's files, and no environment or build."""
     known = tracked()
     assert "src/relight/py.typed" in known
     assert not [name for name in known if name.startswith((".venv/", "build/", "dist/"))]
 
 
 def test_a_bill_counts_hashes_by_component() -> None:
-    """As CycloneDX has them: one reference for each file of a release; without any it is seen."""
+    """CycloneDX has one reference for each file of a release. A component without hashes counts 0."""
     reference = {"url": "x", "hashes": [{"alg": "SHA-256", "content": "0"}]}
     parts = [{"name": "A.b", "version": "1", "externalReferences": [reference, reference]}, {"name": "c", "version": "2"}]
     assert bill(json.loads(json.dumps({"components": parts}))) == {"a-b": ("1", 2), "c": ("2", 0)}
