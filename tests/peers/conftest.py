@@ -1,4 +1,4 @@
-"""Where the neighbours are, and one nursery for all tests of a file."""
+"""Make ``neighbours`` importable, and provide one nursery for all tests of a file."""
 
 from __future__ import annotations
 

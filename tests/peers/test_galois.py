@@ -45,7 +45,7 @@ def test_products_and_inverses_are_the_fields() -> None:
 
 
 def test_every_square_part_of_the_coefficients_has_an_inverse() -> None:
-    """So any rows determine as many missing members: all 4 rows, all 32 members, all choices. Row 0 has ones only."""
+    """Any rows determine as many missing members: all 4 rows, all 32 members, all choices. Row 0 has ones only."""
     matrix = numpy.array([[coefficient(row, member) for member in range(MEMBERS_MAX)] for row in range(ROWS_MAX)], numpy.uint8)
     assert (matrix[0] == 1).all() and matrix.all()
     tried = 0
@@ -73,7 +73,7 @@ PINNED = [[1, 1, 1, 1, 1, 1], [1, 2, 142, 4, 71, 8], [113, 195, 71, 4, 107, 254]
 
 @pytest.mark.parametrize("factor", range(0, 256, 5))
 def test_accumulate_adds_the_product_of_every_element(factor: int) -> None:
-    """Whatever the factor, each element of the block becomes what it was plus the factor times the data's."""
+    """For any factor, the factor times the data's element is added to each element of the block."""
     rng = random.Random(factor)
     data, into = rng.randbytes(BLOCK), bytearray(rng.randbytes(BLOCK))
     before = elements(bytes(into))
@@ -83,7 +83,7 @@ def test_accumulate_adds_the_product_of_every_element(factor: int) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 4097, BLOCK + 3])
 def test_plain_xor_takes_any_length(length: int) -> None:
-    """The factor 1 needs no whole blocks, any other refuses to go without; lengths that differ are refused."""
+    """Factor 1 takes any length, other factors need whole blocks. Different lengths are refused."""
     rng = random.Random(length)
     data, into = rng.randbytes(length), rng.randbytes(length)
     result = bytearray(into)
@@ -99,7 +99,7 @@ def test_plain_xor_takes_any_length(length: int) -> None:
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_what_is_missing_is_the_sum_that_weigh_returns(data: st.DataObject) -> None:
-    """For any k, m and losses up to m, among members and rows: each missing member is the weighed sum of k others, to the bit."""
+    """For any k, m and losses up to m, each missing member is the weighed sum of k others, to the bit."""
     k, m = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
     lost = data.draw(st.sets(st.integers(0, k + m - 1), max_size=m))
     rng = numpy.random.default_rng(k * 100 + m)

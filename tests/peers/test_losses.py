@@ -29,7 +29,7 @@ def test_any_two_of_six_may_be_lost(nursery: Nursery, victims: tuple[int, int]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("victims", PAIRS, ids=str)
 def test_any_two_of_six_with_64_mb_each_may_be_lost(nursery: Nursery, victims: tuple[int, int]) -> None:
-    """As above, with 64 MB; and no process takes more than 1.5 times its own part, and what a process takes anyway."""
+    """With 64 MB each, any two may be lost, and no process takes more than 1.5 times its own part in addition."""
     with contextlib.closing(nursery.town([[64 * MB]] * 6, 4, 2)) as town:
         before = town.all("memory")
         town.protect("c1", 1)
@@ -54,7 +54,7 @@ def test_every_coding(nursery: Nursery, agents: int, data: int, parity: int, vic
 @pytest.mark.slow
 @pytest.mark.parametrize(("agents", "data", "parity"), [(7, 4, 2), (4, 1, 2), (6, 3, 3), (5, 1, 4), (8, 4, 4)], ids=str)
 def test_every_coding_and_every_loss(nursery: Nursery, agents: int, data: int, parity: int) -> None:
-    """As above, for every choice of victims."""
+    """For every choice of victims the lost parts are read back."""
     for victims in combinations(range(agents), parity):
         check(nursery, [[MB + 12345 * number] for number in range(agents)], data, parity, victims)
 

@@ -1,4 +1,4 @@
-"""What peers serve, read as a restore reads: every byte is verified, so what is wrong does no harm."""
+"""A restore from peers: every byte is verified, so wrong bytes do no harm."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def saved(tmp_path: Path) -> tuple[Opened, dict[str, bytes], HeldPartFile]:
 
 @contextlib.contextmanager
 def protected(part: HeldPartFile) -> Iterator[tuple[list[PeerService], Remote]]:
-    """Three agents, data 2, parity 1; the one that had the part is gone."""
+    """Yield three agents with data 2 and parity 1. The agent that had the part is gone."""
     with several(3) as peers:
         join(peers, 2, 1)
         others = [part_of(part.id, 1, rank, 3 * MB)[0] for rank in (1, 2)]
