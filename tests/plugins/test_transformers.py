@@ -43,7 +43,7 @@ def test_not_resumed_it_starts_from_scratch_over_an_existing_run(tmp_path) -> No
     from relight.integrations.transformers import TrainerCheckpoints
 
     class Losses(TrainerCallback):
-        """What is logged of each step."""
+        """The logged loss of each step."""
 
         def __init__(self) -> None:
             self.of: dict[int, float] = {}
