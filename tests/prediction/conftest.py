@@ -1,4 +1,4 @@
-"""What these tests share: made-up nodes, and a model of next to nothing."""
+"""Make the helpers importable: made-up nodes and a minimal model."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def wild(count: int, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_at_once_and_second_by_second_are_the_same(seed: int) -> None:
-    """To the last bit for signals, to a millionth of the spread for features: what was learned from histories holds for what is seen."""
+    """Signals are equal to the bit, features to a millionth of the spread, so learned models hold for live samples."""
     rows = wild(1500, seed)
     at_once, one_by_one, windows, values = (
         SignalHistory(made.SHAPE.columns).signals(rows),
@@ -49,7 +49,8 @@ def test_at_once_and_second_by_second_are_the_same(seed: int) -> None:
 
 
 def test_features_of_a_straight_line_are_its_own() -> None:
-    """Mean, spread, slope a second, last; with less than the window, of what there is."""
+    """Features are mean, spread, slope a second and last value. With too few samples they are those of all there
+    are."""
     signals = np.full((400, len(SIGNALS)), np.nan)
     signals[:, AT["cpu"]] = 3 - 0.001 * np.arange(400)
     last = features_of(signals)[-1]
@@ -62,7 +63,7 @@ def test_features_of_a_straight_line_are_its_own() -> None:
 
 
 def test_signals_are_shares_rates_and_ratios_to_the_usual() -> None:
-    """A step twice as long is log 2, whatever a step takes; an accelerator that falls silent is half of two."""
+    """A step twice as long is log 2, whatever a step takes. One of two silent accelerators is 0.5."""
     for step_s in (0.1, 30.0):
         samples = [made.sample(1e9 + second, step_s=step_s * (2 if second >= 900 else 1), ecc=max(0, second - 950), silent=second > 990, disk=0.2)
                    for second in range(1000)]  # fmt: skip

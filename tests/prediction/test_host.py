@@ -21,7 +21,7 @@ STAT = "cpu  {user} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 1 1 1\n"
 
 
 def test_rates_are_over_the_time_between_two_reads(tmp_path: Path) -> None:
-    """Processor use and major faults; the first read has none."""
+    """Processor use and major faults are rates. The first read has none."""
     now = [10.0]
     gauges = HostGauges(
         (), str(node(tmp_path, proc__stat=STAT.format(user=0, idle=0), proc__vmstat="pgfault 5\npgmajfault 100\n")), lambda: now[0]
@@ -34,7 +34,7 @@ def test_rates_are_over_the_time_between_two_reads(tmp_path: Path) -> None:
 
 
 def test_memory_load_and_pressure(tmp_path: Path) -> None:
-    """As the kernel writes them."""
+    """Values are read from files in the kernel's format."""
     memory = "MemTotal:       1000 kB\nMemFree: 5 kB\nMemAvailable:    400 kB\n"
     pressure = "some avg10=1.50 avg60=0.10 avg300=0.00 total=5\nfull avg10=0.25 avg60=0.00 avg300=0.00 total=1\n"
     host = HostGauges((), str(node(tmp_path, proc__meminfo=memory, proc__loadavg="2.0 1 1 1/1 1", proc__pressure__io=pressure))).read()
@@ -43,7 +43,7 @@ def test_memory_load_and_pressure(tmp_path: Path) -> None:
 
 
 def test_a_control_group_of_either_version(tmp_path: Path) -> None:
-    """What it uses without what can be dropped, and its limit; no limit is no number."""
+    """Use is without the cache that can be dropped. No limit is NaN."""
     version_2 = node(tmp_path / "two", proc__self__cgroup="0::/job\n")
     node(
         version_2 / "sys/fs/cgroup/job", **{"memory.current": "900\n", "memory.max": "1000\n", "memory.stat": "anon 5\ninactive_file 300\n"}
@@ -70,7 +70,7 @@ def test_a_node_without_files_has_only_nan(tmp_path: Path) -> None:
 
 
 def test_this_node_and_its_accelerators(tmp_path: Path) -> None:
-    """What is here, and what a reader of accelerators gives."""
+    """A sample has this node's values, and those of a reader of accelerators."""
 
     class Two:
         def read(self) -> list[Accelerator]:

@@ -26,7 +26,7 @@ def recorded(count: int = 50) -> SampleRecorder:
 
 
 def test_a_sample_has_a_column_for_each_of_its_numbers() -> None:
-    """What a shape has no room for is left out, what a sample lacks is not a number."""
+    """Values beyond the shape are left out. Values that a sample lacks are NaN."""
     shape = SampleShape(rooms=1, ranks=3, accelerators=1)
     row = dict(zip(shape.columns, shape.row(made.sample(1.0, step_s=2.0)), strict=True))
     assert row["host.cpu"] == 0.3 and row["room0.size_bytes"] == 100 * made.GB and row["rank0.step_s"] == 2.0
@@ -47,7 +47,7 @@ def test_a_recording_is_read_back_unchanged(tmp_path: Path) -> None:
 
 
 def test_the_ring_takes_its_memory_once_and_forgets_the_oldest() -> None:
-    """Six hours of eight ranks and accelerators are under 10 MB, in memory as in the file; an hour keeps 3,600 rows."""
+    """Six hours of eight ranks and accelerators take less than 10 MB in memory. One hour keeps 3,600 rows."""
     recorder = recorded(4000)
     before = recorder.nbytes
     trace = recorder.trace()
@@ -133,7 +133,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_recordings_stay(tmp_path: Path) -> None:
-    """By their names, which begin with the time."""
+    """Recordings are ordered by their names, which begin with the time."""
     for number in range(5):
         (tmp_path / name_of(1e9 + number)).touch()
     for other in ("mine.trace", "000000000001.text"):

@@ -1,4 +1,4 @@
-"""What alarms are worth."""
+"""The worth of alarms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(name: str = "a", failed_at: float | None = None, high: tuple[float, ...]
 
 @pytest.mark.parametrize("seed", range(20))
 def test_alarms_are_the_same_at_once_and_one_by_one(seed: int) -> None:
-    """What is evaluated is what is done."""
+    """Alarms of a whole run equal those of single updates, so the evaluation measures the real behaviour."""
     rng = random.Random(seed)
     scores = np.array([rng.random() ** rng.choice([1, 4]) for _ in AT])
     groups = np.array([rng.choice("abc") for _ in AT])
@@ -47,7 +47,7 @@ def test_alarms_are_the_same_at_once_and_one_by_one(seed: int) -> None:
 
 
 def test_one_high_score_is_no_alarm_and_alarms_come_ever_more_rarely() -> None:
-    """Two in a row are; then quiet for five minutes, ten, twenty, and five again after an hour's calm."""
+    """Two high scores in a row are an alarm. Then alarms pause for 5, 10, 20 minutes, and 5 again after a calm hour."""
     assert alarms_of(AT, np.where(AT == 500, 1.0, 0.0), 0.5) == []
     assert alarms_of(AT, np.ones(len(AT)), 0.5)[:5] == [5, 5 + 300, 5 + 900, 5 + 2100, 5 + 3300]
     scores = np.where(np.isin(AT, [0, 5, 400, 405, 5000, 5005, 5300, 5305, 5310]), 1.0, 0.0)

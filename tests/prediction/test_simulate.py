@@ -15,14 +15,14 @@ from relight.prediction.trace import Happened, SampleRecorder, SampleTrace
 
 
 def test_a_seed_gives_the_same_run_again_and_others_differ() -> None:
-    """To the bit."""
+    """A seed repeats a run to the bit."""
     first, again, other = simulate(3, 4), simulate(3, 4), simulate(3, 5)
     np.testing.assert_array_equal(first.values, again.values)
     assert first.happened == again.happened and first.values.shape != other.values.shape
 
 
 def test_failures_are_those_that_are_asked_for_and_end_the_run() -> None:
-    """All kinds come, sudden ones too; the failure is the last thing that happens."""
+    """All causes occur, sudden failures too. The failure is the last event of its run."""
     traces = [simulate(1, number, failing=1.0) for number in range(40)]
     assert all(len(trace.happened) == 1 and trace.happened[0].at == trace.at[-1] for trace in traces)
     causes = [trace.happened[0].cause for trace in traces]
@@ -48,7 +48,8 @@ def test_a_leak_ends_without_memory_and_a_filling_disk_without_room() -> None:
 
 
 def test_runs_are_split_as_a_whole() -> None:
-    """Three, one, one of five made-up ones; a recording by its name, always alike."""
+    """Of five made-up runs three are for training, one for checks, one held out. A recording's part follows from its
+    name."""
     parts = [part for part, _ in simulated(0, 5)]
     assert sorted(parts) == sorted([TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT])
     np.testing.assert_array_equal(next(simulated(0, 1, (HELD_OUT,)))[1].looks, runs_of(simulate(0, 0), "x")[0].looks)
