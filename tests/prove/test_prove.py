@@ -60,7 +60,8 @@ def test_the_first_difference_is_ordered_by_cause() -> None:
 
 @pytest.mark.slow
 def test_what_inexact_values_do_to_the_loss() -> None:
-    """With moments in 8 and 16 bits the resumed run's losses are near the straight one's; the command shows both, and how far off."""
+    """With moments in 8 and 16 bits, losses after a resume are near the uninterrupted ones, and the command shows
+    both."""
     done = subprocess.run(
         [
             sys.executable, "-m", "relight", "prove", "-n", "4", "-k", "3", "--json",
