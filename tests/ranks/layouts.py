@@ -61,7 +61,7 @@ class Net(nn.Module):
 
 
 def value_of(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """What the tensor of that name holds."""
+    """Return the value of the tensor of that name."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     return torch.randn(shape, generator=generator)
 

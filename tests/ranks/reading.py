@@ -27,7 +27,7 @@ from relight.testing.counting import CountingStore, but_packs
 
 
 class Tall(nn.Module):
-    """Layers of ``width`` by ``width``, 4 bytes an element; a small one for each, so that some chunks hold several tensors."""
+    """Layers of ``width`` by ``width``, and a small one for each, so that some chunks hold several tensors."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def device_bytes() -> int:
-    """What this process has had read from devices so far."""
+    """Return the bytes that this process has had read from devices so far."""
     text = Path("/proc/self/io").read_text()
     return int(next(line for line in text.splitlines() if line.startswith("read_bytes")).split()[1])
 
@@ -86,7 +86,7 @@ def barrier() -> None:
 
 
 def save(layout: str, run: str, *, width: int, layers: int, damage: bool = False) -> dict[str, Any]:
-    """Twice; ``damage``: the newer one is not what was committed."""
+    """Save once. With ``damage``, save a second time and damage that checkpoint's files."""
     ckpt = relight.Checkpointer(run, model=spread(layout, width, layers, zero=False), signals=False, background=False)
     ckpt.restore()
     for step in (1, 2) if damage else (1,):

@@ -13,7 +13,7 @@ import relight
 
 
 def reports(tmp_path: Path, **options: Any) -> list[dict[str, Any]]:
-    """What each of two ranks reports of its start and its end."""
+    """Return the report of each of two ranks about its start and end."""
     given = {"run": str(tmp_path / "store" / "run"), "save": "every", "steps": 4, **options}
     return [rank_reports[0] for rank_reports in run("alone_ranks.py", 2, [json.dumps(given)])]
 
@@ -42,7 +42,7 @@ def test_ranks_with_another_fresh_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.distributed
 def test_a_job_is_not_fresh_twice_after_rank_0_moved_to_another_node(tmp_path: Path) -> None:
-    """After a change of nodes torchrun's count stays 0: one agent in common shows that the job has begun before."""
+    """After a change of nodes torchrun's count stays 0. One agent in common shows that the job has begun before."""
     agents = [{"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_ERROR_FILE": f"/logs/{agent}/attempt_0/0/error.json"} for agent in "abc"]
     assert [report["start"] for report in reports(tmp_path, fresh=[True, True], environment=agents[:2])] == [0, 0]
     moved = reports(tmp_path, fresh=[True, True], environment=[agents[2], agents[1]], steps=6)

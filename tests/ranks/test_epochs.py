@@ -17,7 +17,7 @@ from relight.comm import SingleProcess, ThreadGroup
 
 @pytest.mark.parametrize(("batches", "wanted"), [((5, 5), [4, 9, 14]), ((5, 6), [4, 5, 9, 11, 14])])
 def test_ranks_save_at_the_end_of_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: Any, wanted: list[int]) -> None:
-    """All of them at its last step, without waiting for each other; if one has a longer epoch, both save at either's end."""
+    """All ranks save at an epoch's last step without waiting. If one epoch is longer, all save at the end of either."""
     local = threading.local()
     monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)

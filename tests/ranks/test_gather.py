@@ -50,7 +50,7 @@ def value_of(entry: TableEntry) -> torch.Tensor:
 
 
 def held_by(roster: TensorOwnership, rank: int) -> HeldPieces:
-    """That rank's own tensors: its pieces, in one local tensor each, at where they begin."""
+    """Return that rank's pieces, each tensor's in one local tensor."""
     items, spreads = [], {}
     pieces = roster.pieces(rank)
     for index, entry in enumerate(roster.tables[0].entries):
@@ -71,7 +71,7 @@ def held_by(roster: TensorOwnership, rank: int) -> HeldPieces:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_routes_give_every_element_once_and_what_rank_0_has_from_there(seed: int) -> None:
-    """Whatever the placements; replicas do not travel."""
+    """This is true of all placements. Replicas do not travel."""
     roster = random_roster(random.Random(seed), 4)
     for entry, routes in gatherings(roster):
         assert sum(route.box.elements for route in routes) == prod(entry.shape)
@@ -87,7 +87,7 @@ def test_routes_give_every_element_once_and_what_rank_0_has_from_there(seed: int
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_gathered_is_what_the_ranks_hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bit, read whole or in runs, in any order, and with buffers smaller than the tensors."""
+    """Gathered bytes are equal, read whole or in runs, in any order, and with buffers smaller than the tensors."""
     monkeypatch.setattr(gather, "PIECE_BYTES", 256)
     monkeypatch.setattr(gather, "SMALL_BYTES", 300 * (seed % 2))
     monkeypatch.setattr(gather, "SMALL_HELD_BYTES", 600)
@@ -109,7 +109,7 @@ def test_what_is_gathered_is_what_the_ranks_hold(seed: int, monkeypatch: pytest.
 
 
 def read(rng: random.Random, found: list[Gathering], sources: list[GatheredSource]) -> None:
-    """All of each, some of them in two runs, in an order of its own."""
+    """Read each tensor completely, some in two runs, in random order, and check the bytes."""
     order = list(range(len(found)))
     if rng.random() < 0.5:
         rng.shuffle(order)

@@ -19,7 +19,7 @@ def losses(world: int, store: Path, until: int) -> list[float]:
 
 @pytest.mark.slow
 def test_a_job_continues_with_as_many_ranks_and_with_others(tmp_path: Path) -> None:
-    """With as many to the bit; with three where there were two, and with one, as near as sums in another order come."""
+    """With as many ranks losses are equal to the bit. With three or one they differ only by the order of sums."""
     whole = losses(2, tmp_path / "whole", 9)
     assert losses(2, tmp_path / "a", 4) == whole[:4]
     assert losses(2, tmp_path / "a", 6) == whole[4:6]

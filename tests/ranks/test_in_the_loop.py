@@ -69,7 +69,7 @@ def test_a_boundary_is_consistent_after_a_save_too(tmp_path: Path, on_ranks: Run
 
 
 def test_a_micro_step_is_refused_at_once(tmp_path: Path, on_ranks: Run) -> None:
-    """Not by the first save, hours later."""
+    """The error comes at the call, and not with the first save hours later."""
 
     def rank(number: int) -> None:
         with make(tmp_path) as ckpt:

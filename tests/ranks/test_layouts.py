@@ -45,7 +45,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("world", LAYOUTS)
 @pytest.mark.timeout(1800 if EVERY_PAIR else 300)
 def test_every_layout_restores_every_other(saved: Path, world: int) -> None:
-    """What 21 layouts on one to four ranks saved, under those of so many ranks."""
+    """Checkpoints of 21 layouts on one to four ranks are restored in the layouts of ``world`` ranks."""
     rng = random.Random(world)
     pairs = [(layout, name) for layout in LAYOUTS[world] for name in (ALL if EVERY_PAIR else rng.sample(ALL, 2))]
     plan = [["restore", layout, f"{saved}/{name}", {}] for layout, name in pairs]
@@ -65,7 +65,7 @@ def test_every_layout_restores_every_other(saved: Path, world: int) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_several_ranks_saved_is_one_checkpoint(saved: Path, name: str) -> None:
-    """It verifies, it loads as a plain tree, and replicated bytes are there once."""
+    """The checkpoint verifies, loads as a plain tree, and has replicated bytes once."""
     run_url = saved / name
     store = relight.open(run_url)
     for _, findings in store.verify():

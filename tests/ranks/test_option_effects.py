@@ -1,4 +1,4 @@
-"""What each option does, on one rank, several ranks, and where rank 0 writes, in the background and in the foreground: a table."""
+"""A table of each option's effect: on one rank, on several, and where rank 0 writes; in background and foreground."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all ranks of a node together read on a restore is the state once, whatever the layouts are."""
+"""On a restore, all ranks of a node together read the state once, in any layout."""
 
 from __future__ import annotations
 

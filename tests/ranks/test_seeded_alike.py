@@ -27,7 +27,7 @@ def drawn(tmp_path: Path, world: int, alike: int, writer: str, name: str = "stor
 @pytest.mark.distributed
 @pytest.mark.parametrize("writer", ["every rank", pytest.param("rank 0", marks=pytest.mark.slow)])
 def test_ranks_that_share_a_layer_draw_alike_after_a_restart(tmp_path: Path, writer: str) -> None:
-    """From one pair to two pairs, to none, and back: pairs draw equal numbers, other ranks do not, and unseeded
+    """From one pair to two pairs, to none, and back, pairs draw equal numbers and other ranks do not. Unseeded
     generators stay different."""
     seen: dict[str, list[float]] = {"torch": [], "mine": [], "python": []}
     for number, (world, alike) in enumerate([(2, 2), (4, 2), (2, 1), (4, 2), (1, 1), (2, 2)]):

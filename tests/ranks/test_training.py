@@ -25,7 +25,7 @@ def train(world: int, background: bool, **options: Any) -> list[list[dict[str, A
 
 
 def lose(job: Job) -> None:
-    """Rank 1 ends, killed by itself; the others are killed."""
+    """Wait until rank 1 has killed itself, then kill the other ranks."""
     try:
         job.ranks[1].wait(120)
         for rank in job.ranks:
@@ -40,7 +40,7 @@ def lose(job: Job) -> None:
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [("fsdp", 3, False), ("flat", 2, True)]),
 ])  # fmt: skip
 def test_an_interrupted_run_ends_as_the_other(tmp_path: Path, layout: str, world: int, background: bool) -> None:
-    """A rank killed in the middle of it; the job started again: the same losses, to the bit, on every rank."""
+    """After a kill of one rank and a restart, every rank has the same losses as without it, to the bit."""
     straight = train(world, background, layout=layout, run=str(tmp_path / "straight" / "run"), steps=11)
     broken = Job(
         "training.py", world, [json.dumps({"layout": layout, "run": str(tmp_path / "store" / "run"), "steps": 11, "kill": [1, 7, "SIGKILL"],
