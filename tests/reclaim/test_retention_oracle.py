@@ -188,7 +188,7 @@ def test_verdicts_are_those_of_the_documentation(rule: Keep, checkpoints: list[C
 @settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(rule=rules, checkpoints=candidates())
 def test_something_that_verifies_always_stays(rule: Keep, checkpoints: list[Candidate]) -> None:
-    """Whatever the rules: the newest stays, and if any verifies, the newest of those."""
+    """With any rules the newest checkpoint stays, and the newest that verifies."""
     kept = {verdict.id for verdict in decide_keep(rule, checkpoints) if verdict.keep}
     in_order = sorted(checkpoints, key=lambda checkpoint: checkpoint.seq)
     assert {checkpoint.id for checkpoint in in_order[-1:]} <= kept
@@ -216,7 +216,8 @@ def test_executing_a_plan_does_what_it_states(steps: list[int], last: int, best:
 
 
 def test_reading_is_only_done_when_something_would_go() -> None:
-    """A plan under which nothing goes reads no checkpoint; one under which something goes reads one that stays, and remembers it."""
+    """If a plan removes nothing, it reads no checkpoint. Otherwise it reads one that stays, and remembers the
+    result."""
     store = MemoryStore()
     _, ids, _ = saves(store, 1, 2, 3)
     known: dict[str, bool] = {}
@@ -260,7 +261,7 @@ def test_one_that_is_old_enough_is_always_there(gaps: list[int], lag: int) -> No
 
 
 def test_a_hold_keeps_what_no_rule_does_until_it_is_released() -> None:
-    """Also one that comes between a plan and its execution; the reason is in the plan."""
+    """A hold counts even if it comes between a plan and its execution. The plan has its reason."""
     store = MemoryStore()
     attempt, ids, _ = saves(store, 1, 2, 3, 4)
     plan = plan_prune(store, "run", keep(last=1))
@@ -323,7 +324,7 @@ def test_a_store_that_does_not_answer_is_no_damage() -> None:
     ],
 )
 def test_rules_that_make_no_sense_are_refused(rules: dict[str, object]) -> None:
-    """By name."""
+    """The error has the rule's name."""
     with pytest.raises(ConfigError):
         keep(**rules)  # type: ignore[arg-type]
 
