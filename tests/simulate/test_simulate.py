@@ -36,7 +36,7 @@ def test_a_few_hundred_schedules_hold() -> None:
 
 
 def test_a_seed_repeats_a_schedule() -> None:
-    """The same actions of the same processes at the same simulated times, also in another process."""
+    """A seed gives the same actions of the same processes at the same simulated times, also in another process."""
     for seed in range(20):
         assert trace(seed) == trace(seed)
     done = subprocess.run(
@@ -57,7 +57,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(RARE))
 def test_a_rare_planted_bug_is_found(bug: str) -> None:
-    """As above, for those that need more schedules."""
+    """These bugs need more schedules."""
     assert find(bug, 0, SURELY).violated, bug
 
 
@@ -83,5 +83,5 @@ def test_the_command_fails_for_a_planted_bug(capsys: pytest.CaptureFixture[str])
 
 
 def test_faults_that_are_left_out_are_known() -> None:
-    """What the product does not stand yet is a part of what may happen."""
+    """Faults that the product does not survive yet are a subset of the possible ones."""
     assert schedules.OPEN <= KINDS
