@@ -1,4 +1,5 @@
-"""The shipped case studies: what they assume is theirs, what they reach is simulated; and checkpoints that cannot be restored."""
+"""The shipped case studies reach their targets in simulation; and checkpoints that cannot be restored have their
+cost."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def test_a_case_study_reaches_its_targets(case: str, before_s: float, after_s: f
 
 
 def test_before_and_after_are_the_same_job_with_the_same_failures() -> None:
-    """What differs is saving, coming back and the policy; nothing else is better afterwards."""
+    """Before and after differ in saves, restarts and the policy. Nothing else improves."""
     for case in ("blocking-saves", "costly-saves"):
         before, after = (read_scenario(f"{case}-{side}") for side in ("before", "after"))
         for name in ("gpus", "days", "step_s", "spares", "failure", "repair", "lemons", "silent"):
@@ -58,7 +59,10 @@ def test_before_and_after_are_the_same_job_with_the_same_failures() -> None:
 
 
 def test_a_checkpoint_that_cannot_be_restored_costs_its_reading_and_the_way_to_the_one_before() -> None:
-    """None of it with a share of 1; with half of them the job goes back further, and comes back later. Memory is not concerned."""
+    """A share of 1 costs nothing. With half of the checkpoints the job loses more steps and restarts take longer.
+
+    Restores from memory are unaffected.
+    """
     policy, kept = policy_of("600s,last=4,memory=off,backoff_s=0"), policy_of("600s,last=4,backoff_s=0")
     scenarios = [one_kind(days=20.0, save=SavingCosts(stall_s=5.0, durable_s=60.0, bytes=10**9, restorable=share)) for share in (1.0, 0.5)]
     whole, half = (simulate(scenario, policy, 0) for scenario in scenarios)
@@ -71,14 +75,14 @@ def test_a_checkpoint_that_cannot_be_restored_costs_its_reading_and_the_way_to_t
 
 
 def product_restart(scenario: Scenario) -> object:
-    """The same way back, with a read of 200 seconds."""
+    """Return the scenario's restart with a read of 200 seconds."""
     from msgspec.structs import replace
 
     return replace(scenario.restart, read_bytes_per_s=5e6)
 
 
 def test_a_plan_s_storage_is_what_a_run_has_stored(tmp_path: Path) -> None:
-    """The share of a run's checkpoints that differ in little, by the bytes of its log; it scales the storage and its price."""
+    """The share of a run's stored bytes is computed from its log. It scales the storage and its price."""
     weights = numpy.random.default_rng(1).standard_normal(500_000).astype(numpy.float32)
     compact = product.Compact(reuse=True, codecs="never")
     with product.Checkpointer(tmp_path / "run", w=weights, n=numpy.zeros(1), save=product.every(steps=1), compact=compact) as ckpt:

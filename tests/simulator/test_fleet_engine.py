@@ -43,7 +43,7 @@ def test_every_second_of_the_wall_is_counted_once(text: str) -> None:
 def test_time_adds_up_whatever_the_fleet_is_like(
     per_day: float, stall: float, durable: float, restart: float, step: float, nodes: int, broken: float, spares: int, text: str, seed: int
 ) -> None:
-    """Of any costs, rates and policies."""
+    """Parts sum to the wall time for any costs, rates and policies."""
     failing = (*EVERYTHING, Failing(name="more", per_day=per_day, takes_nodes=nodes, broken=broken))
     made = fleet(
         days=0.5, step_s=step, spares=spares, save=SavingCosts(stall_s=stall, durable_s=durable, bytes=10**9), failure=failing,
@@ -55,14 +55,14 @@ def test_time_adds_up_whatever_the_fleet_is_like(
 
 
 def test_the_same_seed_gives_the_same_and_another_gives_another() -> None:
-    """To the last digit."""
+    """Results of one seed are equal to the last digit."""
     made, policy = fleet(days=3.0), policy_of(POLICIES[0])
     assert simulate(made, policy, 5) == simulate(made, policy, 5)
     assert simulate(made, policy, 5) != simulate(made, policy, 6)
 
 
 def test_what_fails_does_not_depend_on_the_policy_nor_on_what_else_fails() -> None:
-    """Each process has dice of its own: another kind of failure more moves none of the others."""
+    """Each failure process has random numbers of its own: a further kind of failure moves none of the others."""
     more = fleet(failure=(Failing(name="more", per_day=4.0), *EVERYTHING))
     first, second = draw(fleet(), 1), draw(more, 1)
     assert [blow._replace(failing=max(-1, blow.failing - 1)) for blow in second.blows if blow.cause != "more"] == list(first.blows)
@@ -74,7 +74,7 @@ def test_what_fails_does_not_depend_on_the_policy_nor_on_what_else_fails() -> No
     ("stall", "durable", "restart", "interval"), [(5.0, 60.0, 120.0, 605), (30.0, 30.0, 300.0, 630), (0.0, 45.0, 600.0, 300)]
 )
 def test_where_a_formula_holds_the_simulator_agrees(stall: float, durable: float, restart: float, interval: int) -> None:
-    """The renewal argument's exact share of useful time, within one per cent; durable = stall is Daly's."""
+    """Useful time is within one per cent of the renewal argument's exact share. If durable = stall, that is Daly's."""
     made = one_kind(days=240.0, save=SavingCosts(stall_s=stall, durable_s=durable), restart=Restarting(base_s=restart, per_gpu_s=0.0))
     exact = 1 - waste(interval, 12 / 86400, Costs(stall, durable, restart))
     assert simulate(made, policy_of(f"{interval - stall:.0f}steps,{BARE}"), 0).goodput == pytest.approx(exact, rel=0.01)
@@ -89,7 +89,7 @@ def test_the_best_interval_of_the_formula_is_the_best_here() -> None:
 
 
 def test_more_failures_never_help() -> None:
-    """The same failures and others too: goodput falls, seed by seed."""
+    """With the same failures and further ones, goodput falls for each seed."""
     few = one_kind(days=15.0)
     more = one_kind(days=15.0, failure=(*few.failure, Failing(name="more", per_day=12.0, takes_nodes=0, broken=0.0)))
     for seed in range(5):
@@ -97,7 +97,7 @@ def test_more_failures_never_help() -> None:
 
 
 def test_without_failures_only_saves_cost_time() -> None:
-    """Each of them its stall, and nothing is lost."""
+    """Each save costs its stall, and nothing is lost."""
     outcome = simulate(one_kind(failure=()), policy_of("595steps,last=1"), 0)
     assert outcome.goodput == pytest.approx(595 / 600, abs=1e-4)
     assert outcome.spent == {}
@@ -115,7 +115,7 @@ def test_a_save_counts_only_once_it_is_durable() -> None:
 
 
 def test_memory_goes_with_its_machine_and_peers_have_it() -> None:
-    """Of a machine that is lost the store has what is durable, its peers what is newer."""
+    """If a machine is lost, the store has the durable save, its peers have the newer one."""
     made = one_kind(days=0.1, takes_nodes=1, gpus=32, save=SavingCosts(stall_s=0.0, durable_s=60.0, peers_s=5.0))
     calendar_ = Calendar((2030.0,), (0,))
     alone = simulate(made, policy_of("1000steps,last=1"), 0, calendar=calendar_)
@@ -125,7 +125,7 @@ def test_memory_goes_with_its_machine_and_peers_have_it() -> None:
 
 
 def test_own_disks_go_with_their_machine_and_the_further_tier_is_left() -> None:
-    """Where the nearest store is the nodes' own, a lost node means to go back to what was copied."""
+    """If the nearest store is the nodes' own disks, a lost node means a return to the last copied checkpoint."""
     made = one_kind(days=0.2, takes_nodes=1, gpus=32, save=SavingCosts(stall_s=0.0, durable_s=20.0, bytes=1_400_000_000))
     calendar_ = Calendar((5500.0,), (0,))
     slow = simulate(made, policy_of("1000steps,near=local,far=1MB/s,last=3"), 0, calendar=calendar_)
@@ -156,7 +156,7 @@ def test_a_lemon_leaves_sooner_under_stricter_rules() -> None:
 
 
 def test_silent_errors_are_rolled_back_if_something_older_is_kept() -> None:
-    """Retention decides how far back: with the newest only, all is lost; with one that is older than the lag, a little."""
+    """With only the newest checkpoint all is lost. With one that is older than the lag, little is."""
     made = fleet(failure=(), lemons=Lemons(), days=20.0, silent=Silent(per_million_gpu_hours=40.0, lag_steps=(400, 500), found=1.0))
     newest, older = (simulate(made, policy_of(f"10m,{kept},memory=off"), 1) for kept in ("last=1", "last=1,lag_steps=500"))
     assert newest.failures["silent"] and newest.restored["nothing"] and not older.restored.get("nothing")
@@ -165,7 +165,7 @@ def test_silent_errors_are_rolled_back_if_something_older_is_kept() -> None:
 
 
 def test_without_spares_the_job_waits_for_repairs() -> None:
-    """And with enough of them it does not."""
+    """With enough spares the job does not wait."""
     waiting = [
         simulate(fleet(lemons=Lemons(), silent=Silent()), policy_of(f"10m,last=1,spares={count}"), 0).parts()["waiting"]
         for count in (0, 40)
@@ -174,7 +174,7 @@ def test_without_spares_the_job_waits_for_repairs() -> None:
 
 
 def test_failures_that_are_seen_coming_cost_less_and_false_alarms_are_counted() -> None:
-    """A save before each, on the machine that is lost; a detector below its precision does not count."""
+    """A save before each failure costs less, even on a lost machine. A detector below its precision is not used."""
     made = fleet(failure=(Failing(name="gpu", per_day=20.0, risk="hardware", broken=0.0),), lemons=Lemons(), silent=Silent())
     blind, seeing, lying = (
         simulate(made, policy_of(f"30m,last=1,memory=off,node_failures=99{more}"), 0)
@@ -194,7 +194,7 @@ def test_a_machine_that_leaves_in_time_does_not_fail() -> None:
 
 
 def test_a_storm_of_loads_takes_as_long_as_the_store_gives() -> None:
-    """Each reader reads all of it, at once."""
+    """All readers read the whole checkpoint at once."""
     quick, storm = (
         simulate(one_kind(takes_nodes=1, gpus=32, save=SavingCosts(bytes=10**10), restart=Restarting(base_s=0.0, per_gpu_s=0.0, read_bytes_per_s=1e9, readers=count)),
                  policy_of("10m,last=1,node_failures=999,backoff_s=0"), 0)
@@ -204,7 +204,7 @@ def test_a_storm_of_loads_takes_as_long_as_the_store_gives() -> None:
 
 
 def test_storage_is_what_the_rules_keep() -> None:
-    """Three and the one that is being written; with time to recall them, more."""
+    """Three checkpoints and the one being written are stored. With time to recall deleted ones, there are more."""
     made = one_kind(days=10.0, save=SavingCosts(bytes=1000))
     assert simulate(made, policy_of("10m,last=3"), 0).stored_peak == {"near": 4000}
     assert simulate(made, policy_of("10m,last=3,undo_window=1h"), 0).stored_peak["near"] >= 8000
@@ -214,7 +214,7 @@ def test_storage_is_what_the_rules_keep() -> None:
 
 
 def test_machines_side_by_side_are_of_one_rack() -> None:
-    """As far as the rack goes."""
+    """Neighbours are of one rack, up to the rack's size."""
     machines = Machines(fleet(gpus=128, nodes_per_rack=4), policy_of("10m"), frozenset())
     assert machines.beside(6, 4) == (4, 5, 6, 7)
     assert set(machines.beside(5, 2)) <= {4, 5, 6, 7}

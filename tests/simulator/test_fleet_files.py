@@ -65,7 +65,7 @@ SPOILED = [
 
 @pytest.mark.parametrize(("text", "words", "line"), SPOILED, ids=[words[:40] for _, words, _ in SPOILED])
 def test_what_is_wrong_in_a_scenario_is_reported_by_key_and_line(text: str, words: str, line: str, tmp_path: Path) -> None:
-    """In a second, as a ``ConfigError``."""
+    """The error is a ``ConfigError``, and comes within seconds."""
     path = tmp_path / "mine.toml"
     path.write_text(text)
     began = time.monotonic()
@@ -139,7 +139,7 @@ def test_settings_reach_into_a_scenario() -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_policy_is_reported(text: str, words: str) -> None:
-    """With the policy that it was."""
+    """The error has the policy's text."""
     with pytest.raises(ConfigError, match=words) as caught:
         policy_of(text)
     assert text[:40] in str(caught.value)
@@ -173,7 +173,7 @@ def test_several_processes_give_what_one_gives() -> None:
 
 
 def incident(at: str, kind: str, action: str = "resume", seconds: float = 60.0, rank: int = 3) -> Incident:
-    """As ``relight run`` writes one down."""
+    """Return an incident as ``relight run`` records it."""
     after = RecoveryRecord("x", 10, 5, {"noticed": 4.0, "all": seconds})
     return Incident(
         f"{at}-{kind}", at, "host", "train.py", 1, kind, "why", rank, 20, 10, "words", action, "so", 0.0, {}, [], [{"rank": rank}], {}, after

@@ -34,7 +34,8 @@ def copied(schedule: str, decision: ScheduleDecision | None, saves: int = 40) ->
 
 
 def test_a_further_tier_s_interval_is_the_one_that_was_decided() -> None:
-    """Fifty seconds until a copy is there: each fifth save, and no two closer; what a decision does not cover goes as soon as it can."""
+    """With fifty seconds to a copy each fifth save is copied. Without a decision, the next save is copied
+    once the copy before it has arrived."""
     steps = copied("adaptive", DECIDED)
     assert len(steps) >= 5
     assert {later - earlier for earlier, later in itertools.pairwise(steps)} == {5}
