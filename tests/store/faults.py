@@ -115,7 +115,7 @@ def committed_twice(store: ByteStore) -> list[str]:
 
 
 def one_fault(bench: Bench, seed: int, number: int, fault: str) -> list[str]:
-    """What is wrong with a life in which one request is broken."""
+    """Return what is wrong with a life with one broken request."""
     trial = bench.trial(seed, lambda request: fault if request.number == number and fault in faults_of(request) else "")
     wrong = list(trial.wrong)
     if trial.error is not None:
@@ -126,7 +126,7 @@ def one_fault(bench: Bench, seed: int, number: int, fault: str) -> list[str]:
 
 
 def many_faults(bench: Bench, seed: int) -> tuple[list[str], Trial]:
-    """What is wrong with a life in which any request may be broken, in any way."""
+    """Return what is wrong with a life in which any request may be broken, in any way."""
     rng = random.Random(f"many {seed}")
     share = rng.choice((0.02, 0.1, 0.3, 0.6))
 
@@ -142,7 +142,7 @@ def many_faults(bench: Bench, seed: int) -> tuple[list[str], Trial]:
 
 @contextlib.contextmanager
 def bench_of(server: Server) -> Iterator[Bench]:
-    """With the environment set."""
+    """Yield a bench, with the server's environment set."""
     before = dict(os.environ)
     os.environ.update(server.environment)
     try:
@@ -154,7 +154,7 @@ def bench_of(server: Server) -> Iterator[Bench]:
 
 
 def main() -> None:
-    """All of it, or a part."""
+    """Run all lives, or a part of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stride", type=int, default=1, help="only every so-manieth request")

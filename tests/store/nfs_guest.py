@@ -84,7 +84,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    """Until the machine is switched off."""
+    """Serve commands until the machine is switched off."""
     os.environ.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", TMPDIR="/mnt/tmp", HOME="/mnt/tmp", PYTHONDONTWRITEBYTECODE="1")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     bring_up(sys.argv[1])

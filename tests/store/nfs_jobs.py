@@ -67,7 +67,7 @@ def read(store: LocalStore, key: str) -> str:
 
 
 def hold(root: str) -> None:
-    """Whether each name that is asked for is there, or waits for it; what it then holds."""
+    """Report whether each requested name exists, and its contents; or list, put and delete on request."""
     store = LocalStore(root)
     for what, name in asked():
         if what == "there":
@@ -197,7 +197,7 @@ def many(root: str, me: str, count: str) -> None:
 
 
 def read_all(root: str, folder: str) -> None:
-    """What each file there holds."""
+    """Report the contents of each file in a folder."""
     store = LocalStore(root)
     report({entry.name: read(store, f"{folder}/{entry.name}") for entry in store.list(folder)})
 

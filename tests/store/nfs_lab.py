@@ -45,7 +45,7 @@ NFS_KRB5 {{ Active_krb5 = false; }}
 
 
 def missing() -> str:
-    """What this machine lacks for it, "" if nothing."""
+    """Return what this machine lacks for the lab, "" if nothing."""
     if os.geteuid() != 0:
         return "needs root: a network namespace and a server's own mounts"
     lacks = [name for name in ("ganesha.nfsd", "linux.uml", "ip") if not shutil.which(name)]
@@ -70,7 +70,7 @@ def _with_parent() -> None:
 
 
 class Network:
-    """A network namespace with a link for each client machine; nothing outside can be reached from it."""
+    """A network namespace with a link for each client machine. Nothing outside can be reached from it."""
 
     def __init__(self) -> None:
         self.name = f"relight-nfs-{os.getpid()}"
@@ -159,7 +159,7 @@ class NfsServer:
             raise RuntimeError((self.folder / "ganesha.log").read_text(errors="replace")[-2000:]) from error
 
     def signal(self, what: signal.Signals) -> None:
-        """To the process."""
+        """Send a signal to the server's process."""
         assert self._process is not None
         self._process.send_signal(what)
 
@@ -181,7 +181,7 @@ class Running:
         self.told: list[str] = []
 
     def line(self) -> str:
-        """The next line it prints; "" when it has ended."""
+        """Return the next line that the command prints, "" after its end."""
         try:
             line = self._lines.readline()
         except ConnectionError:
@@ -194,11 +194,11 @@ class Running:
         return line.decode(errors="replace").rstrip("\n")
 
     def say(self, *what: object) -> None:
-        """A line for it to read."""
+        """Send a line to the command's input."""
         self._connection.sendall(json.dumps(what).encode() + b"\n")
 
     def heard(self) -> list[Any]:
-        """The next line that is JSON; AssertionError if it ends first."""
+        """Return the next line that is JSON. Raise ``AssertionError`` if the command ends first."""
         lines = []
         while self.code is None:
             lines.append(self.line())
@@ -227,7 +227,7 @@ class Running:
         return lines[:-1]
 
     def until(self, begin: str) -> str:
-        """Lines until one that begins so; AssertionError if it ends before."""
+        """Read lines until one with that begin, and return it. Raise ``AssertionError`` if the command ends before."""
         lines = []
         while self.code is None:
             line = self.line()
@@ -237,7 +237,7 @@ class Running:
         raise AssertionError(f"it ended ({self.code}) before {begin!r}:\n" + "\n".join(lines))
 
     def signal(self, what: int) -> None:
-        """To the command and all that it started."""
+        """Send a signal to the command and all that it started."""
         self._machine.ask({"pid": self.pid, "signal": what}).close()
 
 
@@ -286,7 +286,7 @@ class Machine:
         return Running(self, self.ask({"argv": list(command), "env": given, "cwd": str(ROOT)}))
 
     def run(self, *command: str, env: dict[str, str] | None = None) -> list[str]:
-        """Run a command there; what it printed. AssertionError if it fails."""
+        """Run a command there. Return its output, or raise ``AssertionError`` if it fails."""
         running = self.start(*command, env=env)
         lines = running.rest()
         if running.code != 0:
@@ -298,7 +298,7 @@ class Machine:
         return self.start(sys.executable, "-P", str(JOBS), name, *(str(argument) for argument in arguments))
 
     def mount(self, where: str, options: str = "vers=4.2,hard", *, port: int = NFS) -> str:
-        """Mount the export at ``/mnt/<where>``; that path."""
+        """Mount the export at ``/mnt/<where>``. Return that path."""
         path = f"/mnt/{where}"
         if path in self.mounted:
             return path
@@ -314,7 +314,7 @@ class Machine:
         self.run("umount", "-f", "-l", f"/mnt/{where}")
 
     def kill(self) -> None:
-        """As a machine loses its power: what its kernel had not sent is lost."""
+        """Kill the machine as a power cut does: data that its kernel had not sent is lost."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -337,7 +337,7 @@ class Wire:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def catch(self, name: str) -> None:
-        """From the next request on that links something to ``name``, no reply comes through, until ``release``."""
+        """Withhold all replies from the next request on that links something to ``name``, until ``release``."""
         text = name.encode()
         self._wanted = struct.pack(">II", 11, len(text)) + text  # NFSv4's operation 11 is LINK; what follows is its one argument
         self.caught.clear()
@@ -406,7 +406,7 @@ class Lab:
         return self.machines[-1]
 
     def close(self) -> None:
-        """All of it gone."""
+        """End all machines and the server."""
         for machine in self.machines:
             machine.kill()
         with contextlib.suppress(ProcessLookupError):

@@ -20,7 +20,7 @@ ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>{}
 
 
 class Request(NamedTuple):
-    """What is known of one, when it is decided whether to break it."""
+    """What the proxy knows of a request when it decides whether to break it."""
 
     number: int
     method: str

@@ -37,7 +37,7 @@ DATA = random.Random(1).randbytes(3 * BLOCK_BYTES + 12345)
 
 
 class TestCachedAll(StoreSuite):
-    """As if every file were one of those that are cached, and none of them were in memory."""
+    """The suite with every file cached on disk, and none in memory."""
 
     @pytest.fixture(autouse=True)
     def _everything(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def far(tmp_path: Path) -> CountingStore:
 
 
 def fresh(far: ByteStore, tmp_path: Path, limit: int = 1 << 30) -> CachedStore:
-    """As another process would have it: nothing in memory."""
+    """Return the store as another process opens it: nothing is in memory."""
     return CachedStore(far, BlockCache(tmp_path / "cache", limit))
 
 
@@ -125,7 +125,10 @@ def test_a_range_brings_its_blocks_and_no_more(far: CountingStore, tmp_path: Pat
 
 
 def test_only_what_never_changes_is_cached(tmp_path: Path) -> None:
-    """Packs, parts and roots of checkpoints are; the log, the store's own record, drafts, words between ranks and strangers' files are not."""
+    """Packs, parts and roots of checkpoints are cached.
+
+    The log, the store's own record, drafts, messages between ranks and other files are not.
+    """
     for name in ("root.json", "part-00003.msgpack", "pack-00000-012.safetensors"):
         assert is_fixed(f"{DIR}/{name}")
         assert not is_fixed(f"run/{name}")
@@ -176,7 +179,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("what", DAMAGE)
 @pytest.mark.parametrize("number", [0, 2])
 def test_a_damaged_entry_is_a_miss(far: CountingStore, tmp_path: Path, what: str, number: int) -> None:
-    """Whatever became of an entry, the bytes that are read are the file's, and that block alone is brought again."""
+    """If a cache entry is damaged in any way, readers get the file's bytes, and only that block is fetched again."""
     read_all(fresh(far, tmp_path), PACK)
     DAMAGE[what](block_paths(tmp_path)[number])
     far.bytes.clear()
@@ -303,7 +306,7 @@ def test_deleting_drops_what_is_cached(far: CountingStore, tmp_path: Path) -> No
 
 
 def test_a_file_opened_before_it_was_deleted_is_not_cached_under_its_name(far: CountingStore, tmp_path: Path) -> None:
-    """What is read on of a file that is gone is not what its name stands for now."""
+    """Later reads of a deleted file are not stored under the name of its successor."""
     store = fresh(far, tmp_path)
     reader = store.open(PACK)
     store.delete(PACK)
@@ -330,7 +333,7 @@ def test_a_file_of_another_length_is_not_mixed_with_what_is_cached(far: Counting
 
 
 def test_the_least_recently_asked_for_goes_first(tmp_path: Path) -> None:
-    """Below the limit at all times; a block that is asked for again and again stays, whatever else comes through."""
+    """The cache is always below its limit. A block that is read often stays."""
     inner = LocalStore(tmp_path / "far")
     for number in range(30):
         put(inner, f"{DIR}/pack-00000-{number:03d}.safetensors", DATA)
@@ -447,7 +450,7 @@ def test_what_is_there_is_read_from_a_disk_that_takes_no_more(far: CountingStore
 
 
 def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``RELIGHT_CACHE`` goes for what is far away, and for nothing else; what makes no sense is refused."""
+    """``RELIGHT_CACHE`` applies to remote stores only. Invalid values are refused."""
     assert blocks_from_settings() is None
     assert isinstance(open_bytes("s3://bucket/x"), ObjectStore)
     monkeypatch.setenv("RELIGHT_CACHE", str(tmp_path / "cache"))
@@ -491,7 +494,7 @@ def same(found: dict[str, torch.Tensor]) -> bool:
 
 
 def test_a_second_restore_reads_only_the_log_from_afar(run: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cold, each byte comes once; warm, only the log and the store's record do."""
+    """A cold restore fetches each byte once. A warm one fetches only the log and the store's record."""
     assert same(load(fresh(run, tmp_path), monkeypatch))
     stored = sum(path.stat().st_size for path in (tmp_path / "far").rglob("*") if path.is_file())
     assert stored * 0.99 < run.bytes["read"] < stored * 1.001

@@ -382,7 +382,8 @@ def test_client_machine_loses_its_power(nfs: Lab, store: str, tmp_path: Path) ->
 
 
 def test_wire_is_cut(nfs: Lab, store: str) -> None:
-    """A machine that is cut off and superseded meanwhile cannot commit when it is back; nor is what it did before lost."""
+    """A machine that is cut off and superseded meanwhile cannot commit when it is back. Its earlier saves are not
+    lost."""
     a, b = nfs.machines
     saver = a.job("saves", f"/mnt/x/{store}", "cut", 0)
     facts = [saver.heard()]

@@ -54,7 +54,7 @@ def test_where_a_url_leads(url: str, found: tuple[str, str, str]) -> None:
     "url", ["s3://", "s3:///run", "s3://key:secret@bucket/run", "s3://bucket/run?x=1", "s3://bucket/a//b", "s3://b/../x", "s3://b/a#f"]
 )
 def test_invalid_urls_are_refused_without_any_request(url: str) -> None:
-    """No secret, query or climbing in a URL; the error does not repeat a secret."""
+    """A URL must have no secret, query or parent directory. The error does not repeat a secret."""
     assert "secret" not in str(refuses(ConfigError, lambda: open_bytes(url))).replace("'secret'", "")
 
 
@@ -65,11 +65,11 @@ def test_runs_of_a_bucket() -> None:
 
 
 class PermissionDeniedError(Exception):
-    """As the library names it."""
+    """The library's error of that name."""
 
 
 def test_errors_state_what_happened_and_no_secret() -> None:
-    """The request, the status and the server's words; no query, user or signature."""
+    """The error has the request, the status and the server's message, and neither query, user nor signature."""
     text = (
         "Generic S3 error: Error performing PUT https://me:hunter2@host/bucket/key?X-Amz-Signature=abc123&sig=zzz in 10.2ms - "
         "Server returned non-2xx status code: 403 Forbidden: <Error><Code>SignatureDoesNotMatch</Code><Message>no match</Message>"
@@ -131,7 +131,7 @@ def test_a_process_that_ends_after_a_listing_ends_well(s3: str) -> None:
 
 
 def test_a_missing_bucket_is_reported_at_once(s3: str) -> None:
-    """Not tried again for two minutes, and not taken for an empty store."""
+    """A missing bucket is neither retried for two minutes nor taken for an empty store."""
     store = ObjectStore(f"s3://no-such-{random.randrange(10**9)}/x")
     started = time.monotonic()
     for call in (lambda: store.get("a", 1), lambda: list(store.list("")), lambda: store.put_once("a", b"")):
@@ -173,7 +173,7 @@ def conditions_ignored(request: Request) -> str:
 
 @signatures_are_not_checked
 def test_a_server_that_ignores_conditions_is_found_out_and_refused(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run begins there, and nothing of the probe stays; it is asked once a process."""
+    """No run begins there, and the probe leaves no file. The server is probed once a process."""
     probe.forget()
     with proxied(s3_server.address, conditions_ignored) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
@@ -189,7 +189,8 @@ def test_a_server_that_ignores_conditions_is_found_out_and_refused(s3_server: Se
 
 @signatures_are_not_checked
 def test_one_writer_may_use_it_and_is_warned_every_time(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the promise a run works there, and names are still made once by that writer; several ranks are refused."""
+    """With ``RELIGHT_SINGLE_WRITER`` a run works there, and the writer makes each name once. Several ranks are
+    refused."""
     probe.forget()
     with proxied(s3_server.address, conditions_ignored) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
@@ -205,7 +206,7 @@ def test_one_writer_may_use_it_and_is_warned_every_time(s3_server: Server, s3: s
 
 
 def test_the_probe_believes_a_server_that_honours_them(s3: str) -> None:
-    """It leaves no files."""
+    """The probe leaves no files."""
     probe.forget()
     store = ObjectStore(f"{s3}/place")
     assert store.properties().exclusive_create
@@ -213,7 +214,7 @@ def test_the_probe_believes_a_server_that_honours_them(s3: str) -> None:
 
 
 def test_a_creation_with_lost_answers_knows_its_own_work(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Done and not answered, answered with another's refusal, refused for a conflict: in the end True, once, whatever was done."""
+    """If the answer is lost, or a wrong refusal, the creation still returns True once, and False for a second one."""
     fault = ""
     armed = threading.Event()
 
@@ -236,7 +237,8 @@ def test_a_creation_with_lost_answers_knows_its_own_work(s3_server: Server, s3: 
 
 
 def test_large_objects_arrive_in_parts_in_any_near_order(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many parts, pieces out of order within the window, read back from any offset; memory stays within the window."""
+    """Parts may arrive out of order within the window. Reads at any offset are right, and memory stays within the
+    window."""
     monkeypatch.setattr(writing, "WINDOW_BYTES", 6 << 20)
     store = ObjectStore(s3)
     data = random.Random(3).randbytes((20 << 20) + 777)
@@ -390,7 +392,7 @@ def test_one_reader_many_threads(s3: str) -> None:
 
 
 def test_a_log_in_a_bucket_is_read_by_anybody(s3: str) -> None:
-    """Two stores of one URL see one run; the records are JSON, as on a disk."""
+    """Two stores of one URL see one run. Its records are JSON, as on a disk."""
     store, other = ObjectStore(f"{s3}/place"), ObjectStore(f"{s3}/place/")
     attempt = Attempt.begin(store, "run")
     assert Log(other, "run").read().head == attempt.view().head

@@ -1,4 +1,5 @@
-"""What a network file system's client remembers, forgets and loses, as calls that answer so: for machines without one (``test_nfs`` has one)."""
+"""Stale caches, forgotten handles and lost replies of a network file system's client, simulated (``test_nfs`` has a
+real one)."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def absent(store: LocalStore, key: str) -> bool:
 
 @pytest.mark.parametrize("key", ["file", "run/log/file", "new/directories/too/file"])
 def test_absence_is_not_believed_from_memory(tmp_path: Path, key: str) -> None:
-    """What a client remembers as absent and another machine has made since is read, listed, made durable and deleted."""
+    """A name that the client remembers as absent, and another machine has made since, is read, listed, synced and
+    deleted."""
     (tmp_path / "store").mkdir()
     here, elsewhere = LocalStore(tmp_path / "store", disk=Remembering()), LocalStore(tmp_path / "store")
     parent = os.path.dirname(key)
@@ -199,7 +201,8 @@ def test_what_stays_stale_is_an_error(tmp_path: Path) -> None:
 
 
 class LostReply(Disk):
-    """``link`` does its work and answers EEXIST; ``lstat`` remembers the link count from before. So Linux's client when the server is killed."""
+    """A disk like Linux's client of a killed server: ``link`` works and answers EEXIST, ``lstat`` has the old link
+    count."""
 
     def __init__(self, *, swept: bool, taken: bool) -> None:
         self.swept, self.taken = swept, taken
@@ -232,7 +235,7 @@ def test_link_with_a_lost_reply(tmp_path: Path, swept: bool, taken: bool) -> Non
 
 
 def test_silly_renamed_files_are_in_no_listing(tmp_path: Path) -> None:
-    """What NFS keeps of files that were deleted while open is not listed, nor taken for anything of ours; other hidden names are listed."""
+    """NFS's names of files that were deleted while open are not listed. Other hidden names are."""
     store = LocalStore(tmp_path)
     put(store, "dir/.nfsrc", b"a user's")
     (tmp_path / "dir" / ".nfs00000000002b409c00000001").write_bytes(b"kept")

@@ -110,7 +110,7 @@ def same(found: dict[str, torch.Tensor], seed: int) -> bool:
 
 
 def test_every_command_takes_the_url(url: str, tmp_path: Path) -> None:
-    """Whole store, run, checkpoint, checkpoint's directory; reading, naming, holding, pruning."""
+    """Commands take the URLs of a store, run, checkpoint and its directory, to read, tag, hold and prune."""
     store_url, _ = split_run(url)
     assert all(len(list(tmp_path.glob(f"n{place}/ck/demo/*/*.safetensors"))) == 3 for place in range(3))
     assert "demo" in output_of("ls", store_url)

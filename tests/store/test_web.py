@@ -78,7 +78,8 @@ def served(tmp_path: Path) -> Iterator[tuple[LocalStore, str]]:
 
 @pytest.mark.parametrize("saves", [0, 1, 2, 5, 14, 30])
 def test_a_run_is_found_and_verified_without_a_listing(served: tuple[LocalStore, str], saves: int) -> None:
-    """Any number of records: the history is the one on the disk, and every checkpoint verifies; what is asked grows with the logarithm."""
+    """For any number of records the history is right and every checkpoint verifies. Requests grow with the
+    logarithm."""
     local, url = served
     attempt = Attempt.begin(local, "run")
     ids = [save(attempt, step) for step in range(saves)]
