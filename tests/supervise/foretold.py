@@ -17,7 +17,7 @@ GB = 1e9
 
 
 def plant(seconds: int) -> None:
-    """Each sample is a second."""
+    """Make the disk of the store full after ``seconds`` samples. Each sample is a second."""
     samples = iter(range(10**9))
 
     def rooms(self: HostGauges) -> tuple[DiskSpace, ...]:

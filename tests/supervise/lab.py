@@ -32,7 +32,7 @@ while :; do sleep 0.2; done
 
 
 def missing() -> str:
-    """What this machine lacks for it, "" if nothing."""
+    """Return what this machine lacks for the lab, "" if nothing."""
     lacks = [name for name in ("unshare", "nsenter", "ip", "hostname", "mount") if not shutil.which(name)]
     if lacks:
         return f"no {', '.join(lacks)} here (Debian: util-linux iproute2 hostname)"
@@ -89,7 +89,7 @@ class Host:
         return ["nsenter", "--target", str(self.init), "--net", "--mount", "--uts", "--pid", "--", *command]
 
     def ask(self, *command: str) -> str:
-        """What it prints."""
+        """Run a command there and return its output."""
         return subprocess.run(self.enter(*command), capture_output=True, text=True, check=False).stdout
 
     def start(self, *command: str, out: IO[str], env: dict[str, str], cwd: Path) -> subprocess.Popen[str]:
@@ -129,7 +129,7 @@ class Lab:
         _call("ip", "link", "set", "br0", "up")
 
     def host(self, number: int = 0) -> Host:
-        """One more, connected to all; or, with its number, one that was down, started again."""
+        """Start a further machine, connected to all. With a number, start that one again."""
         self._count += not number
         number = number or self._count
         host = Host(f"host{number}", number, self._names)
@@ -142,15 +142,15 @@ class Lab:
         return host
 
     def cut(self, source: Host, target: Host) -> None:
-        """What the one sends to the other is lost."""
+        """Lose all that ``source`` sends to ``target``."""
         self._leads(source, target, _NOWHERE)
 
     def heal(self, source: Host, target: Host) -> None:
-        """It arrives again."""
+        """Deliver again what ``source`` sends to ``target``."""
         self._leads(source, target, target.card)
 
     def part(self, ones: Sequence[Host], others: Sequence[Host], apart: bool = True) -> None:
-        """Nothing passes between them in either direction; or all does again."""
+        """Cut both directions between the two groups, or heal them."""
         for first in ones:
             for second in others:
                 for pair in ((first, second), (second, first)):
@@ -167,7 +167,7 @@ class Lab:
         )  # gone with its namespace, sooner or later
 
     def close(self) -> None:
-        """None is left."""
+        """End all machines and remove the bridge."""
         for host in list(self.hosts.values()):
             self.down(host)
         _call("ip", "link", "del", "br0")

@@ -1,4 +1,4 @@
-"""The process that writes saves: stopped, it is found and ended; slow, it is let be."""
+"""The process that writes saves: if stopped, it is detected and ended; if slow, it is left alone."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def first_seen(state: str, *, moves: bool = False, known: bool = True, until: fl
 
 
 def test_a_stopped_one_is_found_within_what_was_learned() -> None:
-    """Three times the longest save and five seconds; before the first, a minute."""
+    """The limit is three times the longest save and five seconds; before the first save, a minute."""
     assert first_seen("T") == pytest.approx(8, abs=1)
     assert first_seen("T", known=False) == pytest.approx(UNKNOWN_S, abs=1)
 
 
 def test_a_slow_one_is_let_be() -> None:
-    """It moves bytes, or waits for the disk: for ten minutes, with saves of a second."""
+    """An agent that moves bytes or waits for the disk is left alone for ten minutes, with saves of a second."""
     assert first_seen("S", moves=True) is None
     assert first_seen("D") is None
     assert first_seen("R", moves=True) is None
@@ -51,7 +51,7 @@ def test_a_slow_one_is_let_be() -> None:
 
 
 def test_one_that_does_nothing_is_given_ten_times_as_long() -> None:
-    """It sleeps, and nothing moves."""
+    """A sleeping agent that moves nothing has ten times the limit."""
     assert first_seen("S") == pytest.approx(88, abs=2)
 
 

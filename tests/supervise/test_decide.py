@@ -67,7 +67,7 @@ def test_an_error_of_the_script_stops_at_once_only_if_nothing_worked() -> None:
 
 
 def test_waiting_grows_and_is_bounded() -> None:
-    """At once, then 1, 2, 4 … 60 s, as long as no step is reached that was not reached before."""
+    """The delay is 0, then 1, 2, 4 … 60 s, until a step is reached that was not reached before."""
     rules = SuperviseRules(failures=100)
     assert [after(*[failure("network")] * times, rules=rules).delay_s for times in range(1, 10)] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
     assert after(*[failure("network")] * 5, failure("network", 101), rules=rules).delay_s == 0

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 
 def play(script: str, *arguments: str, timeout_s: float = 280) -> str:
-    """What it printed; it must have found nothing wrong."""
+    """Run a script of scenes. Return its output; it must report no violation."""
     if lacks := missing():
         pytest.skip(lacks)
     process = subprocess.Popen(
@@ -57,12 +57,13 @@ def test_a_machine_that_is_cut_off_comes_back() -> None:
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_a_preempted_machine_reports_whether_the_last_step_is_stored() -> None:
-    """With five seconds, and with one."""
+    """The exit code is right with five seconds of grace, and with one."""
     play("preempt.py", "--grace", "5", "--grace", "1", "--count", "1")
 
 
 def test_a_save_is_begun_only_if_it_fits() -> None:
-    """The slowest rank and the one with least time count; where nothing is known it is tried; a save that is under way comes first."""
+    """The slowest rank and the least time count. Without measurements a save is tried. Writing of earlier saves
+    comes first."""
     assert fits([GraceState(4.0, 3.0, 0.0), GraceState(5.0, 3.5, 0.0)]).fits
     assert not fits([GraceState(4.0, 3.0, 0.0), GraceState(5.0, 4.5, 0.0)]).fits
     assert not fits([GraceState(4.0, 3.0, 0.5)]).fits and not fits([GraceState(3.0, 3.0, 0.0)]).fits
@@ -79,7 +80,7 @@ def test_some_of_the_grace_is_kept_back() -> None:
 
 
 def test_the_first_signal_begins_the_last_moments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From then on every wait ends in time; without a word about grace none is shortened."""
+    """After the signal every wait ends in time. If the grace period is unknown, no wait is shortened."""
     now = [100.0]
     monkeypatch.setenv(GRACE, "5")
     moments = GracePeriod(lambda: now[0])

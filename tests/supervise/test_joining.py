@@ -77,7 +77,7 @@ def test_a_rendezvous_that_does_not_answer_is_joined_again() -> None:
 
 
 def test_patience_has_an_end() -> None:
-    """Then the error is raised that was there."""
+    """After the timeout the connection's error is raised."""
     joining = Joining(Handler, 0.0)  # type: ignore[arg-type]
     error = RendezvousConnectionError("gone")
     with pytest.raises(RendezvousConnectionError):

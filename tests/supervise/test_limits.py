@@ -165,7 +165,7 @@ def test_a_rank_that_the_others_overtake_hangs() -> None:
 
 
 def test_what_moves_is_given_time_and_not_for_ever() -> None:
-    """It works and gets nowhere: ten limits."""
+    """A rank that works without progress has ten times the limit."""
     rank = Rank(lambda: 0.5)
     watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
     run([rank], 20, watch, clock)

@@ -65,7 +65,7 @@ class Node:
 
 @pytest.fixture
 def events() -> Any:
-    """What is emitted."""
+    """Yield the list of emitted events."""
     emitted: list[Event] = []
     end = subscribe(emitted.append)
     yield emitted
@@ -126,7 +126,8 @@ def test_only_what_keeps_a_failure_away_counts_as_averted(tmp_path: Path) -> Non
 
 
 def test_ranks_pause_for_their_share_of_the_time(tmp_path: Path) -> None:
-    """A fifth of the time; not after the supervisor has stopped asking, nor longer than five seconds at once."""
+    """Ranks pause a fifth of the time, at most five seconds at once, and not after the supervisor's request has
+    ended."""
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     now, slept = [100.0], list[float]()
     pauses = StepPauses(lambda: now[0], slept.append)
@@ -151,7 +152,7 @@ def test_ranks_pause_for_their_share_of_the_time(tmp_path: Path) -> None:
     "data", [b"", b"{", b"[]", b"[1, 2, 3]", b"[2, 5]", b"[-1, 5]", b"[0.5, 1e999]", b'["x", 1]', b"[NaN, 5]", b"[" * 9000]
 )
 def test_an_invalid_page_asks_for_no_pause(tmp_path: Path, data: bytes) -> None:
-    """Whatever is in the file."""
+    """Invalid contents of the file ask for no pause."""
     page = tmp_path / "pulse-0"
     write_ease(page, Eased(0.5, 7.0))
     assert read_ease(page) == Eased(0.5, 7.0) and json.loads(ease_path(page).read_bytes()) == [0.5, 7.0]

@@ -105,7 +105,7 @@ def test_what_each_device_reports() -> None:
 
 
 def test_a_power_limit_is_lowered_where_that_is_allowed_and_given_back() -> None:
-    """A device that refuses keeps its limit; none goes below the lowest that it allows."""
+    """A device that refuses keeps its limit. No limit goes below the device's lowest."""
     library = Library()
     limits, lowest = {0: 700_000, 1: 300_000}, {0: 200_000, 1: 280_000}
 

@@ -1,4 +1,4 @@
-"""Where a script may be left waiting, and the processes that wait there."""
+"""Scripts that wait at ``standby()``, and the spare processes that wait there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_anybody_who_watches_it_does_nothing() -> None:
-    """Once, and again; torch is not imported for it."""
+    """Repeated calls have no effect either, and torch is not imported."""
     done = run("import relight, sys; relight.standby(); relight.standby(); print('torch' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
 
@@ -74,7 +74,7 @@ relight.Checkpointer({str(tmp_path / "store" / "run")!r}, value=1)
 
 
 def fill(spares: Spares, ahead_bytes: int) -> None:
-    """Until there is one that is ready."""
+    """Start spares, and wait until one is ready."""
     ends = time.monotonic() + 60
     spares.fill(ahead_bytes)
     while not any(spare._is_ready(process.channel) for process in spares._waiting):
@@ -83,7 +83,7 @@ def fill(spares: Spares, ahead_bytes: int) -> None:
 
 
 def test_it_is_run_ahead_only_where_there_is_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two that are missing, with what one of them needs, less than half of what is available."""
+    """A spare runs the script ahead only if all missing spares together need at most half of the available memory."""
     script = tmp_path / "script.py"
     script.write_text(f"import relight, pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nrelight.standby()\n")
     for available, ran in ((4 * 100 - 1, False), (4 * 100, True)):
@@ -98,7 +98,7 @@ def test_it_is_run_ahead_only_where_there_is_the_memory(tmp_path: Path, monkeypa
 
 
 def test_one_that_is_killed_is_made_again_and_one_that_fails_is_not(tmp_path: Path) -> None:
-    """The kernel may want its memory; a script that raises would raise again."""
+    """A killed spare may have been killed for its memory. A script that raised would raise again."""
     script = tmp_path / "script.py"
     script.write_text("import relight, os\nprint(os.getpid())\nrelight.standby()\n")
     spares = Spares(1, ())

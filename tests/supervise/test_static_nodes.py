@@ -50,7 +50,7 @@ def meet(meetings: list[Meetings], handlers: list[RendezvousHandler]) -> list[An
 
 
 def as_a_rank(info: RendezvousInfo) -> TCPStore:
-    """What ``init_process_group`` makes of ``MASTER_ADDR`` and ``MASTER_PORT``."""
+    """Return the store that ``init_process_group`` makes from ``MASTER_ADDR`` and ``MASTER_PORT``."""
     where = info.bootstrap_store_info
     assert where is not None
     return TCPStore(where.master_addr, where.master_port, None, False, timeout=timedelta(seconds=5), wait_for_workers=False)
@@ -75,7 +75,7 @@ def test_a_life_reads_no_address_of_a_dead_life() -> None:
 
 
 def test_a_node_with_ended_ranks_is_noticed() -> None:
-    """Node 0 learns that another node waits for a new life; another node learns that node 0 has begun one."""
+    """Node 0 learns that another node waits for a new incarnation. The other learns that node 0 has begun one."""
     port = free_port()
     meetings = [node(port, rank) for rank in range(2)]
     handlers = [meeting.handler() for meeting in meetings]
@@ -100,7 +100,7 @@ def test_a_node_with_ended_ranks_is_noticed() -> None:
 
 
 def test_a_node_that_ends_the_job_ends_it_for_the_others() -> None:
-    """A node that asks for a new life learns that there is none; without other nodes a node gives up in time."""
+    """A node that asks for a new incarnation learns that there is none. Without other nodes a node gives up in time."""
     port = free_port()
     meetings = [node(port, rank) for rank in range(2)]
     handlers = [meeting.handler() for meeting in meetings]
@@ -114,7 +114,7 @@ def test_a_node_that_ends_the_job_ends_it_for_the_others() -> None:
 
 
 def test_values_of_another_secret_are_refused() -> None:
-    """What nodes exchange has the job's seal, as in a dynamic rendezvous."""
+    """Exchanged values have the job's signature, as in a dynamic rendezvous."""
     port = free_port()
     meetings = [node(port, 0, b"a" * 32), node(port, 1, b"b" * 32)]
     result = meet(meetings, [meeting.handler() for meeting in meetings])
@@ -124,7 +124,7 @@ def test_values_of_another_secret_are_refused() -> None:
 
 
 def test_a_taken_port_and_a_missing_number_are_named() -> None:
-    """Each is an error of the command's options, with the way out."""
+    """Each is an error of the command's options, with a hint."""
     from relight.supervise import static_nodes
 
     with socket.socket() as taken, pytest.MonkeyPatch.context() as patched:

@@ -1,4 +1,4 @@
-"""Who is waited for."""
+"""Detection of the rank that the others wait for."""
 
 from __future__ import annotations
 
