@@ -110,7 +110,7 @@ def test_kinds_that_numpy_lacks_are_compared_by_value(dtype: torch.dtype) -> Non
 
 
 def test_zeros_of_two_signs_are_equal() -> None:
-    """As numbers are."""
+    """Zeros compare as numbers."""
     a = np.array([0.0, -0.0, 0.0, -0.0], "f4")
     assert compare(memoryview(a.tobytes()), "float32", memoryview((-a).tobytes()), "float32").changed == 0
     assert compare(memoryview(a.tobytes()), "float32", memoryview((a * 0 - 0.0).tobytes()), "float32").changed == 0
@@ -152,7 +152,7 @@ def test_nothing_is_read_of_what_is_the_same(tmp_path: Path) -> None:
 
 
 def test_of_a_large_tensor_all_is_compared_and_little_is_held(tmp_path: Path) -> None:
-    """One element in 24 MB, in slabs of 4 MiB; the numbers are exact, and each byte is read once."""
+    """One changed element in 24 MB is found, in slabs of 4 MiB. Numbers are exact, and each byte is read once."""
     weights = torch.arange(6_000_000.0)
     a = saved(tmp_path / "a" / "run", weights=weights)
     weights[4_321_000] += 0.5
@@ -164,7 +164,7 @@ def test_of_a_large_tensor_all_is_compared_and_little_is_held(tmp_path: Path) ->
 
 
 def test_structure_values_and_facts(tmp_path: Path) -> None:
-    """New, gone, of another shape; a plain value, a metric, the step."""
+    """New, removed and reshaped tensors, a plain value, a metric and the step are reported."""
     shared = torch.ones(10)
     a = saved(tmp_path / "a" / "run", one=shared, gone=torch.ones(3), shaped=torch.ones(4), rate=0.1, kept="x")
     relight.save(
@@ -187,7 +187,7 @@ def test_structure_values_and_facts(tmp_path: Path) -> None:
 
 
 def test_changes_by_layer(tmp_path: Path) -> None:
-    """Blocks by their number; what has none, by its module."""
+    """Changes of blocks are grouped by the block's number, others by their module."""
     model = torch.nn.ModuleDict({"h": torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3)), "head": torch.nn.Linear(8, 2)})
     a = saved(tmp_path / "a" / "run", model=model)
     with torch.no_grad():

@@ -65,8 +65,10 @@ def test_the_drawing(edges: list[tuple[str, str]], drawn: list[str]) -> None:
 
 
 def test_all_runs_of_a_store_are_one_graph(tmp_path: Path) -> None:
-    """A branch hangs on where it left; what retention has taken out is between; only what a run comes from, if
-    asked."""
+    """A branch's parent is its checkpoint in the other run. Retired checkpoints between are skipped.
+
+    For one run, only its ancestors are shown.
+    """
     base, other = tmp_path / "base", tmp_path / "other"
     train(base, 3)
     branch(run_at(base), run_at(base).history().live[1], "other")
