@@ -61,7 +61,7 @@ def measured_before(apart: int) -> float:
 
 
 def summary(case: dict[str, Any]) -> dict[str, Any]:
-    """What the page has of a policy: shares of the time, seconds of a way back, bytes."""
+    """Return what the page has of each policy: shares of the time, seconds of a restart, bytes."""
     wall_s = case["scenario"]["days"] * 86400
     rows = {}
     for each in case["policies"]:
@@ -75,7 +75,7 @@ def summary(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Where the time goes, before and after."""
+    """Draw the shares of the time, before and after."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True)

@@ -59,7 +59,7 @@ class Parent:
 
 
 class Cell:
-    """The measurements, in order; ``figures`` holds seconds, bytes and truths by name."""
+    """All measurements of a cell, in order. ``figures`` has seconds, bytes and checks by name."""
 
     def __init__(self, rival: Rival, work: Workload, folder: Path, parent: Parent) -> None:
         self.rival, self.work, self.folder, self.parent = rival, work, folder, parent
@@ -68,7 +68,7 @@ class Cell:
         self.step = 0
 
     def run(self) -> dict[str, Any]:
-        """All of it."""
+        """Measure everything. Return the figures."""
         for _ in range(2 if self.work.shape.steps else 0):
             self.work.train()
         if not self.work.shape.steps:
@@ -97,7 +97,7 @@ class Cell:
         self.figures["cold_resident"] = max(self.figures.get("cold_resident", 0.0), resident(self.folder))
 
     def save(self) -> tuple[float, Handle, float]:
-        """When it was called, the handle, how long the call blocked."""
+        """Begin a save. Return the time of the call, the handle, and the seconds that the call blocked."""
         self.step += 1
         started = clock()
         handle = self.rival.save(self.step)
@@ -116,12 +116,12 @@ class Cell:
         return seconds
 
     def forget(self) -> None:
-        """Remove all saves but the newest; not timed. Relight does so itself, within its own time."""
+        """Remove all saves but the newest, untimed. Relight does so itself, within its own time."""
         for path in sorted(self.folder.glob("step-*"))[:-1]:
             shutil.rmtree(path, ignore_errors=True)
 
     def memory_of_saves(self) -> None:
-        """What the first two saves need beyond the training's own memory."""
+        """Measure the memory of the first two saves beyond the training's own."""
         trim()
         self.parent.ask("memory start")
         self.rival.prepare(self.folder, self.work.model, self.work.optimizer)

@@ -51,7 +51,7 @@ def make(folder: Path, size: str) -> dict[str, tuple[str, str, int]]:
 
 
 def restored(run: str, checkpoint_id: str, rooms: dict[int, bytearray]) -> float:
-    """Seconds until all of it, verified, is in memory that is there; of the store alone, whatever an agent has."""
+    """Return seconds until the verified checkpoint is in allocated memory, from the store alone, without any agent."""
     path = Path(run)
     let_go(path.parent)
     began = perf_counter()

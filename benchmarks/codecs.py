@@ -140,7 +140,7 @@ def ours(difference: bool) -> Codec:
 
 
 def others() -> list[Codec | str]:
-    """Those that are installed; for each other one why it is not measured."""
+    """Return the installed codecs, and for each other one the reason why it is not measured."""
     zstd = entropy.zstd
     codecs: list[Codec | str] = [
         Codec("zstd 1", lambda chunk, kind, _: zstd.compress(chunk, 1), lambda stored, kind, length, _: zstd.decompress(stored))
@@ -185,7 +185,7 @@ def others() -> list[Codec | str]:
 
 
 def measure(codec: Codec, data: memoryview, kind: ElementKind, earlier: memoryview | None) -> dict[str, float]:
-    """Once over all chunks."""
+    """Encode and decode all chunks once. Return the stored share, and both rates."""
     stored_bytes, encode_s, decode_s = 0, 0.0, 0.0
     for offset in range(0, len(data), CHUNK):
         chunk, base = data[offset : offset + CHUNK], earlier[offset : offset + CHUNK] if earlier is not None else None

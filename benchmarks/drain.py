@@ -60,7 +60,7 @@ def client_put(bucket: Any, prefix: str, packs: list[Path]) -> None:
 
 
 def client_get(bucket: Any, prefix: str, packs: list[Path]) -> None:
-    """The same, read by the library in ranges, sixteen at a time, into memory that is there."""
+    """Read the packs by the library in ranges, sixteen at a time, into allocated memory."""
     for number, pack in enumerate(packs):
         size = pack.stat().st_size
         room = memoryview(bytearray(size))
@@ -164,7 +164,7 @@ def main() -> None:
 
 
 def one_round(server: Any, folder: Path, number: int, megabytes: int) -> dict[str, float]:
-    """All four, in an order of the round's own; what was put is deleted again."""
+    """Run all four measurements in random order, and delete what was put."""
     name = server.new_bucket()
     bucket, url = S3Store(name, client_options={"allow_http": True, "timeout": "120s"}), f"s3://{name}/tier"
     near = folder / f"near-{number}"

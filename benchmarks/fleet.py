@@ -1,4 +1,4 @@
-"""What the simulator is worth: against closed forms, against what others have published, and a schedule that learns against one that knows.
+"""The simulator against closed forms and published results, and a learning schedule against one that knows the rates.
 
 ``python -m benchmarks.fleet``: an hour of one core, no store, no device. It writes ``benchmarks/results/fleet.json`` (what agrees with
 what, and how fast it is), ``schedule.json`` and ``schedule.png`` (20 clusters), and ``simulate-*.png``, pictures of shipped scenarios.

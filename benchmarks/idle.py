@@ -52,7 +52,7 @@ def inside(what: str, before: str = "pass") -> float:
 
 
 def starts(folder: Path) -> dict[str, Callable[[], float]]:
-    """What is started, by name."""
+    """Return what is started, by name. Each function returns its seconds."""
     return {
         "python -c pass": lambda: whole("-c", "pass"),
         "import relight": lambda: inside("import relight"),
@@ -188,7 +188,7 @@ def spent(pids: list[int]) -> tuple[float, int]:
 
 
 def at_rest(starting: Callable[[Path], Any], folder: Path, seconds: float) -> dict[str, float]:
-    """What one of them takes while nothing is asked of it."""
+    """Return memory, processor time and wake-ups of a process and its children while they get no request."""
     with starting(folder) as pid:
         time.sleep(SETTLE_S)
         pids = family(pid)
@@ -249,7 +249,7 @@ def measure(rounds: int, seconds: float, folder: Path) -> dict[str, Any]:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Starts as bars with their least and most; at rest, memory and processor time."""
+    """Draw starts as bars with their least and most, and memory and processor time at rest."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -50,7 +50,7 @@ def missing() -> str:
 
 
 def measure(megabits: int, megabytes: int, share: float, ways: Sequence[str] = WAYS) -> dict[str, Any]:
-    """Each of ``ways``, in namespaces of their own that are gone afterwards."""
+    """Measure each of ``ways`` in new namespaces, which are removed afterwards."""
     numbers = [f"--megabits={megabits}", f"--megabytes={megabytes}", f"--share={share}", *(f"--way={way}" for way in ways)]
     command = [*_APART, sys.executable, str(Path(__file__).resolve()), "--inside", *numbers]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, "RELIGHT_JOB_SECRET": "none"})
@@ -72,7 +72,7 @@ def windows(samples: list[tuple[float, int]], window_s: float) -> list[float]:
 
 @contextlib.contextmanager
 def _wire(megabits: int) -> Iterator[list[str]]:
-    """The wire, as slow as asked for in the direction of the store; the command that enters the other namespace."""
+    """Yield the command that enters the other namespace. The wire is limited in the direction of the store."""
     holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
     try:
         ours = os.readlink("/proc/self/ns/net")
@@ -122,7 +122,7 @@ def _inside(megabits: int, megabytes: int, share: float, ways: Sequence[str]) ->
 
 
 def _save(top: Path, bucket: str, megabytes: int, bound: float | None, link_s: float) -> dict[str, Any]:
-    """One save and its copy to the store at the other end; the shares of the link that this took."""
+    """Save once and copy to the store at the other end. Return the shares of the link."""
     import numpy as np
 
     import relight
@@ -156,7 +156,7 @@ def shares(samples: list[tuple[float, int]], link_s: float) -> dict[str, Any]:
 
 
 def _watch(samples: list[tuple[float, int]], done: threading.Event) -> None:
-    """What the card has sent so far, as the kernel counts it."""
+    """Sample the bytes that the card has sent, as the kernel counts them."""
     path = Path(f"/sys/class/net/{_WIRE}/statistics/tx_bytes")
     read = path.read_text if path.exists() else _by_proc
     while not done.wait(SAMPLE_S):
@@ -164,7 +164,7 @@ def _watch(samples: list[tuple[float, int]], done: threading.Event) -> None:
 
 
 def _by_proc() -> str:
-    """The same where /sys shows another namespace's cards."""
+    """Return the same count, for kernels with another namespace's cards in /sys."""
     line = next(row for row in Path("/proc/net/dev").read_text(encoding="ascii").splitlines() if row.strip().startswith(f"{_WIRE}:"))
     return line.partition(":")[2].split()[8]
 

@@ -43,7 +43,7 @@ def measure(folder: Path, size: str, warm: int, apart: int) -> list[dict[str, An
 
 
 def stored(folder: Path, training: Training) -> dict[str, Any]:
-    """Of the newest checkpoint."""
+    """Return what the newest checkpoint stores, in total and by kind, after a bit-exact restore."""
     run = Run(LocalStore(folder), "run")
     newest = run.history().live[-1]
     loaded = relight.load(folder / "run")

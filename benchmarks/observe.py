@@ -72,7 +72,7 @@ def keep(folder: Path) -> EventWriter:
 
 
 def of_steps(folder: Path, blocks: int, steps: int, every: int, width: int, tokens: int) -> dict[str, Any]:
-    """Blocks of steps with and without, in turns; each block's steps in seconds, and the events that a step has in the mean."""
+    """Return the seconds of steps in blocks with and without event files, in turns, and the mean events of a step."""
     model, optimizer, train = trainer(width, tokens)
     ckpt = relight.Checkpointer(
         folder / "runs" / "bench", model=model, optimizer=optimizer, save=relight.every(steps=every), keep=relight.keep(last=2)

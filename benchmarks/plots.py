@@ -1,4 +1,4 @@
-"""Bars of lost time, time to durable and loads; for the spread, lines over the number of tensors."""
+"""Plots: bars of lost time, time to durable and loads; for the spread, lines over the number of tensors."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ def gpt(size: str) -> GPT:
 
 
 def sharded(size: str, columns: bool) -> tuple[GPT, torch.optim.Optimizer]:
-    """The model under ``fully_shard``, or with every parameter cut along its last dimension; and AdamW with its state."""
+    """Return the model and AdamW with its state, under ``fully_shard`` or with parameters cut along their last
+    dimension."""
     model, mesh = gpt(size), init_device_mesh("cpu", (dist.get_world_size(),))
     if not columns:
         for block in model.children():
@@ -76,13 +77,13 @@ def sharded(size: str, columns: bool) -> tuple[GPT, torch.optim.Optimizer]:
 
 
 def device_bytes() -> int:
-    """What this process has had read from devices so far."""
+    """Return the bytes that this process has had read from devices so far."""
     text = Path("/proc/self/io").read_text(encoding="ascii")
     return int(next(line for line in text.splitlines() if line.startswith("read_bytes")).split()[1])
 
 
 class Rank:
-    """What a rank measures."""
+    """The measurements of one rank."""
 
     def __init__(self, size: str, folder: Path) -> None:
         self.size, self.folder = size, folder
@@ -166,7 +167,7 @@ class Rank:
         return {"idle": self.timed(wait)}
 
     def load(self, rival: str) -> dict[str, float]:
-        """The last save of it, into the live objects; then into a model that is spread in another way. Both cold."""
+        """Load the last save, cold, into the live objects, then into a model with another sharding."""
         dist.barrier()
         if dist.get_rank() == 0:
             # Under another name, so that no agent serves the load from its memory.

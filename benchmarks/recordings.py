@@ -66,7 +66,7 @@ def work(kind: str, minutes: float, disk: Path, page: Path, seed: int) -> None:
 
 
 def grow(held: list[bytearray], size: float) -> None:
-    """As much memory as that, touched."""
+    """Grow ``held`` to ``size`` bytes of touched memory."""
     while len(held) < size / (1 << 20):
         held.append(bytearray(os.urandom(4096) * 256))
 

@@ -44,7 +44,8 @@ def values(kept: dict[str, Any], workload: str, rival: str, name: str) -> dict[i
 
 
 def ratio(kept: dict[str, Any], workload: str, ours: tuple[str, str], theirs: tuple[str, str]) -> float | None:
-    """Median of the ratios of same-round pairs of (rival, figure); rounds in which the divisor is lost in noise are left out."""
+    """Return the median of same-round ratios of two (rival, figure). Rounds with a divisor of 0 or less are left
+    out."""
     a, b = values(kept, workload, *ours), values(kept, workload, *theirs)
     pairs = [a[number] / b[number] for number in a.keys() & b.keys() if b[number] > 0]
     return statistics.median(pairs) if pairs else None
@@ -60,7 +61,7 @@ def brief(cell: dict[str, Any]) -> str:
 
 
 def write(kept: dict[str, Any], path: Path) -> None:
-    """``path``'s neighbours ``.md`` and ``.png``; prints the table."""
+    """Write ``path``'s neighbours ``.md`` and ``.png``, and print the table."""
     text = "\n".join(page(kept)) + "\n"
     path.with_suffix(".md").write_text(text, encoding="utf-8")
     print("\n" + text)
@@ -142,7 +143,7 @@ def slopes(kept: dict[str, Any], workloads: list[str]) -> list[str]:
 
 
 def remarks(kept: dict[str, Any]) -> list[str]:
-    """What makes a figure doubtful."""
+    """Return the reasons to doubt a figure."""
     lines = []
     for row in kept["rounds"]:
         for rival, cell in row["cells"].items():

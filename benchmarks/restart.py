@@ -40,7 +40,7 @@ LAUNCHERS = {"ft_launcher": "nvidia_resiliency_ext.fault_tolerance.launcher"}
 
 
 def command(way: str, folder: Path, parameters: int) -> list[str]:
-    """What is started."""
+    """Return the command line that starts the job this way."""
     job = [str(JOB), way, str(folder), str(parameters)]
     if not way.startswith("Relight"):
         launcher = LAUNCHERS.get(way.partition(", ")[2], "torch.distributed.run")
@@ -51,7 +51,7 @@ def command(way: str, folder: Path, parameters: int) -> list[str]:
 
 
 def missing(way: str) -> str:
-    """Why it cannot be measured here; empty otherwise."""
+    """Return why this way cannot be measured here; empty if it can."""
     package = LAUNCHERS.get(way.partition(", ")[2], "").partition(".")[0]
     is_installed = not package or importlib.util.find_spec(package) is not None
     return "" if is_installed else f"{package} is not installed; pip install --no-deps --require-hashes -r requirements/bench.txt"
@@ -67,7 +67,7 @@ def lines(folder: Path) -> list[tuple[int, int, float]]:
 
 
 def once(way: str, folder: Path, parameters: int, every: int) -> dict[str, Any]:
-    """Kill rank 1 when there were some saves; seconds until a step has ended, and what was lost."""
+    """Kill rank 1 after some saves. Return seconds until a step has ended, and the lost steps."""
     environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "EVERY": str(every)}
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command(way, folder, parameters), cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=log)
@@ -163,7 +163,7 @@ def summary_of(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, dict[str,
 def write(
     options: argparse.Namespace, summary: Mapping[str, Any], found: Mapping[str, list[dict[str, Any]]], left_out: Mapping[str, str]
 ) -> None:
-    """What was found, and how."""
+    """Write the results with the machine and the options."""
     rounds = min(map(len, found.values()))
     asked = {"parameters": options.parameters, "rounds": rounds, "seed": options.seed, "every": options.every}
     report = {"machine": describe(options.dir), **asked, "ways": summary, "left_out": left_out, "rows": found}

@@ -1,4 +1,4 @@
-"""``make bench``: Relight against every rival that installs; same model, same run, in rounds, durability counted for everybody.
+"""``make bench``: Relight against every rival that installs: same model, same run, in rounds, all saves durable.
 
 Each cell (a rival in a round) is a process of its own. Rounds shuffle the rivals by the seed; the machine's floors are one of them.
 Writes ``<out>/bench-<size>.json`` after each cell, a table (``.md``) and plots (``.png``) at the end. Read ratios: machines are noisy.
@@ -132,7 +132,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, kept: Path) -> None:
-    """All rounds; ``kept`` is rewritten after each cell."""
+    """Run all rounds. ``kept`` is rewritten after each cell."""
     rivals = options.only or list(RIVALS)
     if unknown := [name for name in rivals if name not in RIVALS]:
         raise SystemExit(f"unknown: {unknown}; there are {list(RIVALS)}")
@@ -175,7 +175,7 @@ def measure(options: argparse.Namespace, kept: Path) -> None:
 
 
 def whole_rounds(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier run found, up to its last whole round. It must have been of the same things, on the same machine."""
+    """Return an earlier run's results up to its last whole round. Exit unless its subject and machine were the same."""
     for name in ("size", "seed", "rivals", "machine", "state_bytes", "environment"):
         if before.get(name) != now[name]:
             raise SystemExit(f"cannot continue: {name} was {before.get(name)}, and is {now[name]}")

@@ -83,7 +83,7 @@ def shapes(model: Model) -> Iterator[tuple[str, tuple[int, ...], int]]:
 
 
 def table_of(model: Model, layout: str) -> Table:
-    """Weights in bfloat16; master weights and two moments in float32; a step for each."""
+    """Return the table: weights in bfloat16, master weights and two moments in float32, and a step for each."""
     ranks = tuple(range(model.ranks))
     if layout == "fsdp":
         mesh = Mesh((model.ranks,), ranks)
@@ -109,7 +109,7 @@ def table_of(model: Model, layout: str) -> Table:
 
 
 def planned(model: Model, layout: str) -> dict[str, Any]:
-    """Each figure for the most loaded of a few ranks."""
+    """Return each figure for the most loaded of a few ranks."""
     table = table_of(model, layout)
     row: dict[str, Any] = {
         "model": model.name, "layout": layout, "ranks": model.ranks, "tensors": len(table.entries),
@@ -209,7 +209,7 @@ def timed(world: int, folder: Path, rounds: int, way: str = "processes") -> dict
 
 
 class _Seen:
-    """When this rank was ready, and when COMMIT was durable if it was the one that appended it; else None."""
+    """Time at which this rank was ready, and at which COMMIT was durable if this rank appended it; else None."""
 
     def __init__(self, world: int) -> None:
         self.ready: float | None = None
@@ -238,7 +238,7 @@ def _behind_the_part(world: int, folder: Path, way: str) -> float:
 
 
 def _save_as_processes(own: CommitTarget, root: str, world: int) -> list[tuple[float | None, float | None]]:
-    """What each rank has seen; as forks of this process, which has all it needs in memory. The clock is the machine's."""
+    """Return each rank's times. Ranks are forks of this process, with its memory and the machine's clock."""
     fork = multiprocessing.get_context("fork")
     together, queue = fork.Barrier(world), fork.SimpleQueue()
 
@@ -284,7 +284,7 @@ def _save_as_threads(own: CommitTarget, stores: list[CountingStore], world: int)
 
 
 def _save_as(number: int, world: int, own: CommitTarget, store: CountingStore, together: Callable[[], object]) -> None:
-    """One rank's save, once all are there; counted from then on."""
+    """Save as one rank, once all are ready. Counts begin then."""
     place = CommitTarget(store, Log(store, "run"), own.store_id, own.run_id, own.epoch)
     place.log.read()
     store.bytes.clear()

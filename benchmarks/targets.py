@@ -1,4 +1,4 @@
-"""What Relight set out to reach, as ratios to the machine's floors and to the best rival."""
+"""Relight's targets, as ratios to the machine's floors and to the best rival."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _figures(kept: dict[str, Any], workload: str, ratio: Ratio, values: Values) 
         return statistics.median(pairs) if pairs else None
 
     def pooled(ours: str) -> list[tuple[float, float, float]]:
-        """Each step during a save, with the median and the mean of its cell's steps without."""
+        """Return each step during a save, with the median and the mean of its cell's steps without."""
         steps = []
         for row in kept["rounds"]:
             figures = row["cells"].get(ours, {}).get("figures", {})
