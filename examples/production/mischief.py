@@ -9,7 +9,7 @@ import torch
 
 
 class Mischief:
-    """Of one rank. ``folder``: where run.py puts its wishes."""
+    """Trouble in one rank. ``folder`` has run.py's requests as files."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self._folder, self._rank = Path(folder), rank

@@ -29,7 +29,7 @@ count = 1      # within an hour; three would be usual
 
 
 class Onlookers:
-    """Of one job, from ``start`` to ``stop``."""
+    """The observers of one job, from ``start`` to ``stop``."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -61,7 +61,7 @@ class Onlookers:
                 self._processes.append(subprocess.Popen(command, env=environment, cwd=self.folder, stdout=out, stderr=out))
 
     def stop(self) -> None:
-        """All of it."""
+        """End all observers."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -91,7 +91,7 @@ class Onlookers:
             return 0, None
 
     def number(self, name: str, **labels: str) -> float | None:
-        """A metric as Prometheus would read it; None: there is none."""
+        """Return a metric's value as Prometheus would read it, None if it does not exist."""
         try:
             with urlopen(f"http://127.0.0.1:{self.numbers}/metrics", timeout=20) as answer:
                 body = answer.read().decode()

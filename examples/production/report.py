@@ -14,7 +14,7 @@ PAPER, INK, GOOD, LOST = "#fbfaf7", "#22262e", "#1e3a5f", "#b5482f"
 
 
 def write_report(job: Job, straight: Job, seed: int, folder: Path) -> Path:
-    """Both files. To be called while the store can still be read."""
+    """Write the report and its pictures. The store must still be readable."""
     goodput = json.loads(job.relight("goodput", str(job.hot), "--json"))
     draw(job, folder / "timeline.png")
     job.relight("goodput", str(job.hot), "--plot", str(folder / "goodput.png"))
@@ -41,7 +41,7 @@ def write_report(job: Job, straight: Job, seed: int, folder: Path) -> Path:
 
 
 def draw(job: Job, path: Path) -> None:
-    """Each step at the moment when it was made; what was planted, and incidents, as lines across."""
+    """Draw each step at its time, with planted trouble and incidents as vertical lines."""
     rows, incidents = job.rows(), job.incidents()
     drawing = Figure(figsize=(10, 4.5), facecolor=PAPER, dpi=150)
     FigureCanvasAgg(drawing)

@@ -62,7 +62,7 @@ def compare(job: Job, straight: Job) -> None:
 
 
 def day(folder: Path, seed: int, most: int, stages: list[Stage], layout: tuple[str, ...]) -> None:
-    """All of it."""
+    """Run the day of trouble, then the straight run, and compare them."""
     rng = random.Random(seed)
     cloud = Cloud(folder)
     job = Job(folder / "trouble", cloud, most, seed, layout)

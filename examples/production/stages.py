@@ -1,5 +1,4 @@
-"""A day of trouble, with a function for each kind: what is done, and what is expected. Any other outcome ends
-everything."""
+"""A day of trouble, with a function for each kind: what is done, and what is expected. Else everything ends."""
 
 from __future__ import annotations
 
@@ -125,7 +124,7 @@ def full(job: Job, rng: random.Random) -> None:
 
 
 def fill(path: Path) -> None:
-    """As far as there is room."""
+    """Write to the file until the disk is full."""
     with path.open("ab", buffering=0) as file:
         try:
             while True:
@@ -135,10 +134,7 @@ def fill(path: Path) -> None:
 
 
 def rotated(job: Job, rng: random.Random) -> None:
-    """The key is exchanged in mid-run, in both tiers. Saves continue, as the job knows the next key's source.
-
-    A later start has the new key alone.
-    """
+    """The key is exchanged in mid-run, in both tiers: saves continue, and a later start has the new key alone."""
     del rng
     failed = len(job.events("save.failed"))
     for store in (str(job.hot.parent), job.cold.rsplit("/", 1)[0]):

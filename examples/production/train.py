@@ -59,7 +59,7 @@ text = torch.frombuffer(bytearray(read_text(1_000_000)), dtype=torch.uint8).long
 
 
 def batch_of(step: int) -> torch.Tensor:
-    """This rank's share of the step's samples, which are the same however many ranks there are."""
+    """Return this rank's share of the step's samples, which do not depend on the number of ranks."""
     starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,), generator=torch.Generator().manual_seed(options.seed * 1_000_003 + step))
     return torch.stack([text[start : start + CONTEXT + 1] for start in starts[share::shares].tolist()])
 
