@@ -1,5 +1,4 @@
-"""``make migrations``: a migration that is killed with SIGKILL again and again, at seeded random moments, copies every
-checkpoint once and completely."""
+"""``make migrations``: a migration killed again and again, at seeded moments, copies every checkpoint once."""
 
 from __future__ import annotations
 
