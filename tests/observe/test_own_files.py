@@ -1,5 +1,4 @@
-"""Removing by a pattern: only this user's own files, of one exact form, in a directory that no other user could
-replace."""
+"""Removing by a pattern: only own files, of one exact form, in a directory that no other user could replace."""
 
 from __future__ import annotations
 
