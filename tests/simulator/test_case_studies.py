@@ -1,5 +1,4 @@
-"""The shipped case studies reach their targets in simulation; and checkpoints that cannot be restored have their
-cost."""
+"""The shipped case studies reach their targets in simulation; and the cost of checkpoints that cannot be restored."""
 
 from __future__ import annotations
 
