@@ -1,5 +1,4 @@
-"""Stale caches, forgotten handles and lost replies of a network file system's client, simulated (``test_nfs`` has a
-real one)."""
+"""Stale caches, forgotten handles and lost replies of an NFS client, simulated (``test_nfs`` has a real one)."""
 
 from __future__ import annotations
 
