@@ -1,9 +1,8 @@
-"""Simulated machines: network, mount, name and process namespaces of this one, joined by a bridge, with a shared
-directory.
+"""Simulated machines: network, mount, name and process namespaces of this one, joined by a bridge.
 
-Each has its own name, address, ``/dev/shm``, abstract sockets and process numbers. ``down`` removes a machine as a power
-cut does: its peers get no message. ``cut`` loses what one sends to another, silently and in that direction only: its
-neighbour entry names a card that does not exist.
+The machines share a directory. Each has its own name, address, ``/dev/shm``, abstract sockets and process numbers.
+``down`` removes a machine as a power cut does: its peers get no message. ``cut`` loses what one sends to another,
+silently and in that direction only: its neighbour entry names a card that does not exist.
 
 Everything is inside one process namespace: when its first process ends, whatever the reason, nothing is left.
 """
