@@ -120,7 +120,7 @@ def test_a_piece_is_shown_when_all_members_are_whole_and_not_before(holder: Hold
     assert [member.rank for member in piece.members] == [3, 4, 0]
 
 
-def test_whole_with_bytes_missing_is_no_word(holder: Holder) -> None:
+def test_whole_with_bytes_missing_is_refused(holder: Holder) -> None:
     """An early end, bytes out of order, too many bytes and incomplete blocks in the middle are refused."""
     asked = contribution("c1", 1, 0, 2)
     assert asked.segment.length > BLOCK
@@ -134,7 +134,7 @@ def test_whole_with_bytes_missing_is_no_word(holder: Holder) -> None:
         holder.end(turn)
 
 
-def test_void_ends_the_piece_for_everybody(holder: Holder) -> None:
+def test_void_ends_the_piece_for_all_senders(holder: Holder) -> None:
     """If a member's memory changed, the piece is freed and other members are refused.
 
     The next checkpoint is accepted.

@@ -50,7 +50,7 @@ def test_as_many_losses_as_rows_are_survived(n: int, k: int, m: int, racks: int)
 
 @given(st.integers(2, 40), st.integers(1, 6), st.integers(1, 3), st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
-def test_everybody_gives_and_takes_the_same(n: int, k: int, m: int, racks: int) -> None:
+def test_all_agents_give_and_take_the_same(n: int, k: int, m: int, racks: int) -> None:
     """Each agent is on one ring, a member of k stripes with segments 0 to k − 1, and holds one piece of each row."""
     result = rings(roster([f"r{number % racks}" for number in range(n)]), k, m)
     assert sorted(peer.id for ring in result.rings for peer in ring.peers) == [f"a{number:03}" for number in range(n)]
