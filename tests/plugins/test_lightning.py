@@ -220,12 +220,12 @@ def test_only_own_checkpoints_are_removed(tmp_path) -> None:
     assert not (tmp_path / "io" / "epoch=0-step=4.ckpt").exists()
 
 
-def test_two_ranks_go_on_to_the_bit(tmp_path) -> None:
+def test_two_ranks_resume_to_the_bit(tmp_path) -> None:
     """Repeat the uninterrupted run's losses on rank 0 with DDP over gloo, killed twice."""
     killed_and_resumed(["examples/lightning_fit.py"], [12, 66], tmp_path, env={"EXAMPLE_RANKS": "2", "OMP_NUM_THREADS": "1"})
 
 
-def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
+def test_the_example_resumes_to_the_bit(tmp_path) -> None:
     """Repeat the uninterrupted run's losses in the example, killed three times in different epochs."""
     killed_and_resumed(["examples/lightning_fit.py"], [12, 66, 130], tmp_path)
 

@@ -16,7 +16,7 @@ ENV = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
 """Make matrix products independent of their operands' addresses. Otherwise the last bit may differ between attempts."""
 
 
-def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
+def test_the_example_resumes_to_the_bit(tmp_path) -> None:
     """Two ranks, each with half of two tensors and the whole of one, killed twice: the straight run's losses."""
     killed_and_resumed([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py"], [10, 23], tmp_path, ENV)
     folder = tmp_path / "killed" / "run" / "iter_0000040"

@@ -10,13 +10,13 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and torch's of it
 
 
-def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
+def test_the_example_resumes_to_the_bit(tmp_path) -> None:
     """Repeat the uninterrupted run's losses, gradient norms, rates and evaluations. It is killed in three places, one
     directly after an epoch's end."""
     killed_and_resumed(["examples/transformers_trainer.py"], [5, 21, 44], tmp_path)
 
 
-def test_two_ranks_go_on_to_the_bit(tmp_path) -> None:
+def test_two_ranks_resume_to_the_bit(tmp_path) -> None:
     """Repeat them under torchrun with two ranks over gloo, each with its own part of the data."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "examples/transformers_trainer.py"]
     killed_and_resumed(command, [7, 33], tmp_path, {"OMP_NUM_THREADS": "1"})
