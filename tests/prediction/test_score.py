@@ -64,7 +64,7 @@ def test_an_alarm_is_true_in_the_horizon_too_late_within_a_save_and_else_false()
     assert judge([1.0, 2.0], None, COSTS) == (2, 2, None, 0.0)
 
 
-def test_the_gain_is_what_a_schedule_would_have_lost_less_what_is_lost_all_the_same() -> None:
+def test_the_gain_is_the_loss_of_a_schedule_less_the_remaining_loss() -> None:
     """Against a simulation of when the last save was."""
     rng = random.Random(0)
     for lead in (10.0, 600.0, 1200.0):
