@@ -84,7 +84,7 @@ def losses(reports: list[dict[str, Any]]) -> dict[int, float]:
     return {report["step"]: report["loss"] for report in reports if "step" in report}
 
 
-def test_a_killed_job_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_a_killed_job_resumes_to_the_bit(tmp_path: Path) -> None:
     """After a kill of both ranks the repeated steps have the same losses on each rank.
 
     Each rank's generator resumes.

@@ -230,7 +230,7 @@ def test_a_store_that_rank_0_cannot_open_is_an_error_on_all(on_ranks: Callable[.
     assert all("no store for nowhere" in message for message in messages)
 
 
-def test_a_rank_that_is_gone_costs_the_save_and_no_more(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+def test_a_lost_rank_costs_only_the_save(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
     """Both sides of the gathering wait until the deadline and name the missing ranks.
 
     Training continues without saves.

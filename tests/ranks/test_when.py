@@ -146,7 +146,7 @@ def test_lost_ranks_stop_saves_and_not_training() -> None:
     assert counters["ranks.late"] == before + 1
 
 
-def test_an_adaptive_schedule_of_rank_0_is_everybody_s() -> None:
+def test_an_adaptive_schedule_of_rank_0_is_that_of_all_ranks() -> None:
     """Only rank 0 has an interval. All ranks save one step after it has elapsed, and at no other step."""
 
     def rank(world: ThreadGroup) -> list[int]:
