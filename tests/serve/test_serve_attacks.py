@@ -48,7 +48,7 @@ def test_invalid_credentials_open_nothing(server: Server, session: dict[str, str
     assert server.client.get("/api/v1/runs", headers={"authorization": given} | session).status_code == 401
 
 
-def test_two_credentials_are_none(server: Server) -> None:
+def test_two_credentials_are_refused(server: Server) -> None:
     """Two credentials are refused, because a proxy may have checked only one of them."""
     good = server.tokens["admin"]
     both = [("authorization", f"Bearer {good}"), ("authorization", f"Bearer {good}")]
