@@ -391,7 +391,7 @@ def test_one_reader_many_threads(s3: str) -> None:
     assert not wrong
 
 
-def test_a_log_in_a_bucket_is_read_by_anybody(s3: str) -> None:
+def test_a_log_in_a_bucket_is_read_by_other_stores(s3: str) -> None:
     """Two stores of one URL see one run. Its records are JSON, as on a disk."""
     store, other = ObjectStore(f"{s3}/place"), ObjectStore(f"{s3}/place/")
     attempt = Attempt.begin(store, "run")

@@ -45,7 +45,7 @@ def losses(ledger: Path) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("seed", [1])
-def test_killed_training_goes_on_to_the_bit(s3_server: Server, s3: str, tmp_path: Path, seed: int) -> None:
+def test_killed_training_resumes_to_the_bit(s3_server: Server, s3: str, tmp_path: Path, seed: int) -> None:
     """After each of three SIGKILLs at random moments training resumes from the bucket, with the losses of an
     undisturbed run."""
 

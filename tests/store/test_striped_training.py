@@ -53,7 +53,7 @@ def output_of(*words: str, code: int = 0) -> str:
 
 
 @pytest.mark.slow
-def test_killed_training_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_killed_training_resumes_to_the_bit(tmp_path: Path) -> None:
     """SIGKILL of a trainer with an agent that writes a pack to each of two drives: each attempt resumes, and all losses equal those of an undisturbed run."""
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
