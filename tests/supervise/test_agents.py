@@ -42,7 +42,7 @@ def test_a_stopped_one_is_found_within_what_was_learned() -> None:
     assert first_seen("T", known=False) == pytest.approx(UNKNOWN_S, abs=1)
 
 
-def test_a_slow_one_is_let_be() -> None:
+def test_a_slow_agent_is_left_alone() -> None:
     """An agent that moves bytes or waits for the disk is left alone for ten minutes, with saves of a second."""
     assert first_seen("S", moves=True) is None
     assert first_seen("D") is None

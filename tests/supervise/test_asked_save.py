@@ -82,7 +82,7 @@ def test_what_was_asked_before_the_job_began_is_not_obeyed(run: Run) -> None:
     assert later.poll() == ["bert, carl"], "one save is for both"
 
 
-def test_after_a_store_was_away_only_what_is_not_a_minute_old_is_obeyed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_outage_only_requests_of_the_last_minute_are_obeyed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A poll raises the store's errors, and the next poll begins at the same record."""
     for away_s, since_s, obeyed in ((600.0, OLD_S + 5, []), (600.0, OLD_S - 5, ["anna"])):
         watching = Watching(run)

@@ -90,7 +90,7 @@ def test_who_lost_another_is_not_the_cause(first: int) -> None:
 
 
 @pytest.mark.parametrize("code", [3, 1])
-def test_one_that_ended_without_a_word_is_the_cause_all_the_same(code: int) -> None:
+def test_a_rank_that_ended_without_a_message_is_the_cause(code: int) -> None:
     """A rank that ended without a message is the cause, although ranks that lost it have long messages."""
     failure = classify(FailureEvidence((Worker(0, code, 5.1, beat=WELL), Worker(1, 1, 5.0, PEER, beat=WELL))))
     assert (failure.kind, failure.rank) == ("unknown", 0)
@@ -140,7 +140,7 @@ def test_all_kinds_are_known() -> None:
     assert set(ONE.values()) <= set(KINDS)
 
 
-def test_who_computes_wrongly_is_the_one_that_differs_from_most() -> None:
+def test_a_rank_that_computes_wrongly_differs_from_most() -> None:
     """All ranks report a difference. Between two ranks the wrong one is unknown."""
     most = "relight.errors.ReplicasDiffer: model/0.weight on rank 2 is not what it is on 0, 1, 3 [before step 7]"
     result = classify(FailureEvidence(tuple(Worker(rank, 1, died_at=float(rank), error=most) for rank in range(4))))

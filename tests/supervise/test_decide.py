@@ -91,7 +91,7 @@ def test_a_machine_with_repeated_hardware_failures_is_left() -> None:
     assert after(*broken, rules=SuperviseRules(node_failures=4)).action == "resume"
 
 
-def test_what_failed_more_than_a_day_ago_is_no_reason_to_leave_a_machine() -> None:
+def test_failures_of_more_than_a_day_ago_exclude_no_machine() -> None:
     """In a job of weeks each machine may fail three times in total."""
     history: list[Past] = []
     for day, step in enumerate((100, 500, 900)):

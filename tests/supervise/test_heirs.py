@@ -77,7 +77,7 @@ def test_a_rank_that_dies_after_its_update_costs_nothing_either(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_first_step_of_a_life_is_not_lost(tmp_path: Path) -> None:
+def test_the_first_step_of_an_incarnation_is_not_lost(tmp_path: Path) -> None:
     """At the end of the first step ranks know which state they share, so a failure in the second step can resume from
     it."""
     _, incidents, output = run(tmp_path / "again", [{"rank": n % 2, "step": 7 + n, "what": "kill"} for n in range(3)])

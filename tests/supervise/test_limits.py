@@ -129,7 +129,7 @@ def test_a_hang_is_found_in_time(usual: float, how: str) -> None:
         assert "stopped by a signal" in verdict.why
 
 
-def test_who_waits_for_one_that_is_not_late_does_not_hang() -> None:
+def test_a_rank_that_waits_for_one_that_is_not_late_does_not_hang() -> None:
     """If rank 0 declares an evaluation, rank 1 may wait in a collective without a hang."""
     ranks = [Rank(lambda: 0.5), Rank(lambda: 0.5)]
     watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
@@ -188,7 +188,7 @@ def test_before_anything_is_known_the_settings_limit_the_wait() -> None:
     assert run([other], 29, watch, clock).what == "hang"
 
 
-def test_what_was_learned_outlives_a_life() -> None:
+def test_learned_durations_outlive_an_incarnation() -> None:
     """The first step of the next life has a limit that is known."""
     usual = LearnedDurations(HangTimeouts())
     rank, clock = Rank(lambda: 0.5), [0.0]

@@ -151,7 +151,9 @@ def test_errors_that_the_driver_reports() -> None:
 
 
 @pytest.mark.parametrize(("library", "there"), [(Library(), True), (Library(0), False), (Library(2, broken=True), False), (None, False)])
-def test_where_there_is_nothing_there_is_none(monkeypatch: pytest.MonkeyPatch, library: Library | None, there: bool) -> None:
+def test_without_a_library_driver_or_device_there_is_no_reader(
+    monkeypatch: pytest.MonkeyPatch, library: Library | None, there: bool
+) -> None:
     """No library, no driver, no device."""
     monkeypatch.setitem(sys.modules, "pynvml", library)
     result = find_nvml()

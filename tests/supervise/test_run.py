@@ -237,7 +237,7 @@ def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_nodes_at_a_fixed_port_need_one_life_more_for_one_failure(tmp_path: Path, straight: str) -> None:
+def test_two_nodes_at_a_fixed_port_need_one_restart_for_one_failure(tmp_path: Path, straight: str) -> None:
     """With ``--master-port`` no rank connects to an address of an ended incarnation: one killed rank costs one restart
     of each node."""
     flags = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
@@ -334,7 +334,7 @@ def test_a_spare_runs_the_script_ahead(tmp_path: Path, straight: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_that_cannot_be_run_ahead_continues_all_the_same(tmp_path: Path, straight: str) -> None:
+def test_a_script_that_cannot_be_run_ahead_continues_anyway(tmp_path: Path, straight: str) -> None:
     """A script that reads its rank before standby() is reported once, with its own error.
 
     The ranks are started without spares.

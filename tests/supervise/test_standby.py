@@ -27,7 +27,7 @@ def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_anybody_who_watches_it_does_nothing() -> None:
+def test_without_a_supervisor_standby_does_nothing() -> None:
     """Repeated calls have no effect either, and torch is not imported."""
     done = run("import relight, sys; relight.standby(); relight.standby(); print('torch' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
@@ -97,7 +97,7 @@ def test_it_is_run_ahead_only_where_there_is_the_memory(tmp_path: Path, monkeypa
             spares.close()
 
 
-def test_one_that_is_killed_is_made_again_and_one_that_fails_is_not(tmp_path: Path) -> None:
+def test_a_killed_spare_is_replaced_and_a_failed_one_is_not(tmp_path: Path) -> None:
     """A killed spare may have been killed for its memory. A script that raised would raise again."""
     script = tmp_path / "script.py"
     script.write_text("import relight, os\nprint(os.getpid())\nrelight.standby()\n")

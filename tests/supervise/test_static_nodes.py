@@ -56,7 +56,7 @@ def as_a_rank(info: RendezvousInfo) -> TCPStore:
     return TCPStore(where.master_addr, where.master_port, None, False, timeout=timedelta(seconds=5), wait_for_workers=False)
 
 
-def test_a_life_reads_no_address_of_a_dead_life() -> None:
+def test_an_incarnation_reads_no_address_of_an_ended_one() -> None:
     """Ranks of a new life find nothing that ranks of the life before have written, at the same port."""
     port = free_port()
     meetings = [node(port, rank) for rank in range(2)]

@@ -54,7 +54,7 @@ def test_steps_of_an_incarnation_that_ended_between_two_polls_count(tmp_path: Pa
         watched.close()
 
 
-def test_what_an_earlier_life_did_counts_when_it_is_asked_whether_all_is_stored(tmp_path: Path) -> None:
+def test_steps_of_an_earlier_incarnation_count_when_the_job_ends(tmp_path: Path) -> None:
     """If the job must end before the new incarnation has reached the step of the old one, the steps between are not
     stored."""
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
@@ -248,7 +248,7 @@ def test_a_node_that_meets_no_other_learns_that_the_job_was_stopped(tmp_path: Pa
             supervisor.close()
 
 
-def test_each_node_knows_what_ended_a_life(tmp_path: Path) -> None:
+def test_each_node_knows_what_ended_an_incarnation(tmp_path: Path) -> None:
     """One node fails, another loses its connection, a third sees the membership change.
 
     The account of each has the failure once, with its kind.
@@ -389,7 +389,7 @@ def test_the_next_job_does_not_go_back_either(tmp_path: Path) -> None:
     assert done.past("a")[1].settings == {SPLIT: "2"}
 
 
-def test_asked_to_end_between_two_lives(tmp_path: Path) -> None:
+def test_asked_to_end_between_two_incarnations(tmp_path: Path) -> None:
     """The incarnation before is over and accounted for: no step of it was repeated."""
     now = [1000.0]
     store = open_bytes(tmp_path / "store")
@@ -435,7 +435,7 @@ def test_a_store_that_does_not_answer_delays_no_job(tmp_path: Path) -> None:
     assert time.monotonic() - began < 15
 
 
-def test_what_ended_a_life_is_asked_again_where_the_store_did_not_answer(tmp_path: Path) -> None:
+def test_the_cause_of_an_end_is_read_again_if_the_store_did_not_answer(tmp_path: Path) -> None:
     """The cause of an end is read again if the store did not answer, or if only nodes that lost a connection have
     written: the failed node may be late."""
 

@@ -49,7 +49,7 @@ def test_a_warning_fades_evenly_and_more_is_never_replaced_by_less(tmp_path: Pat
     ],
     ids=range(13),
 )  # fmt: skip
-def test_what_makes_no_sense_is_no_warning(tmp_path: Path, data: bytes) -> None:
+def test_an_invalid_warning_is_ignored(tmp_path: Path, data: bytes) -> None:
     """An invalid risk file is no warning."""
     risk_path(tmp_path / "pulse-0").write_bytes(data)
     assert read_risk(tmp_path / "pulse-0") is None
