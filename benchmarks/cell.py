@@ -133,7 +133,7 @@ class Cell:
     def training(self) -> dict[str, bytes]:
         """Steps without, with, without a save and so on. Gives the digest of the state at the last save's call."""
         shape = self.work.shape
-        self.steps(WARM_UP)  # what ``trim`` gave back is taken again
+        self.steps(WARM_UP)  # allocate again the memory that ``trim`` has freed
         plain = [self.steps(shape.steps)]
         seconds: dict[str, list[float]] = {"blocked": [], "durable": [], "lost": []}
         running: list[float] = []
@@ -194,7 +194,7 @@ class Cell:
             started = clock()
             action(self.work.model, self.work.optimizer)
             seconds.append(clock() - started)
-            if name != "near":  # which maps memory that the saves have been charged with
+            if name != "near":  # a near load maps memory that counts for the saves
                 self.figures["load_memory"] = max(self.figures.get("load_memory", 0), own_status("VmHWM") - resting)
             self.figures["wrong"] = max(self.figures.get("wrong", 0), differing(expected, self.work.digest()))
         self.figures[f"{name}_load"] = statistics.median(seconds)

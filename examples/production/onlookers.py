@@ -124,7 +124,7 @@ class Onlookers:
         fields = {"store": self.job.disk.name, "run": self.job.name, "which": "latest", "name": "seen"}
         status, _ = self.ask("/api/v1/actions/tag", "viewer", {"fields": fields})
         expect(status == 403, "a viewer is refused a tag")
-        for _ in range(5):  # "latest" may be another by the time it is confirmed
+        for _ in range(5):  # "latest" may have changed when the plan is confirmed
             _, plan = self.ask("/api/v1/actions/tag", "operator", {"fields": fields})
             status, done = self.ask("/api/v1/actions/tag", "operator", {"fields": fields, "confirm": plan["digest"]})
             if status == 200:

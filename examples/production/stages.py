@@ -28,7 +28,9 @@ def came(job: Job, kind: str, before: int) -> None:
 def seen(job: Job, rng: random.Random) -> None:
     """Start the observers: a dashboard with roles, an audit log, Prometheus, and an alert of what went wrong so far."""
     del rng
-    wait_until(lambda: job.newest(job.cold) >= 0, "a checkpoint in the object store")  # there is nothing to serve before
+    wait_until(
+        lambda: job.newest(job.cold) >= 0, "a checkpoint in the object store"
+    )  # there is nothing to serve before the first checkpoint
     job.onlookers.start()
     job.onlookers.follow()
     job.onlookers.act()
@@ -182,7 +184,7 @@ def resized(job: Job, rng: random.Random) -> None:
         wait_until(lambda before=before: job.lines() >= before + 6, f"training continues with {nodes} nodes")
         row = job.rows()[before]
         expect((row["step"], row["ranks"]) == (last + 1, nodes * EACH), f"{row['ranks']} ranks continued at step {row['step']}")
-    job.saves_again(str(job.hot))  # what comes later goes back no further than to this world
+    job.saves_again(str(job.hot))  # later stages return no further than to this world
     wait_until(lambda: job.newest(job.cold) > last, f"a checkpoint newer than step {last} in the object store")
 
 

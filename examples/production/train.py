@@ -41,7 +41,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 mesh = init_device_mesh("cpu", (ranks // options.tp, options.tp), mesh_dim_names=("dp", "tp"))
-share, shares = mesh["dp"].get_local_rank(), mesh["dp"].size()  # of each batch; ranks that share layers have the same one
+share, shares = mesh["dp"].get_local_rank(), mesh["dp"].size()  # share of each batch; ranks that share layers have the same one
 mischief = Mischief(options.plant, rank)
 
 torch.manual_seed(options.seed)

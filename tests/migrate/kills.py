@@ -45,14 +45,14 @@ def kill_often(folder: Path, count: int, kills: int, seed: int, engine: str, beg
         with open(folder / "output", "wb") as output:
             started = subprocess.Popen(command(old, new, engine), stdout=output, stderr=output, start_new_session=True)
         ends = time.monotonic() + draw.uniform(0, begin_s) if number % 2 == 0 else math.inf
-        share = draw.randint(1, max(1, left[-1] // (kills - number)))  # however fast the machine is, there is something left for the last
+        share = draw.randint(1, max(1, left[-1] // (kills - number)))  # on a fast machine, too, the last start has work left
         while started.poll() is None and time.monotonic() < ends:
             if len(packs(new) - before) >= share:
                 ends = min(ends, time.monotonic() + draw.uniform(0, work_s))
             time.sleep(0.005)
         assert started.poll() != 0, f"all was done before kill {number + 1} of {kills}: take more checkpoints, or less time"
         assert started.poll() is None, (started.returncode, (folder / "output").read_text())
-        os.kill(started.pid, signal.SIGKILL)  # this process alone: what it has started must go by itself
+        os.kill(started.pid, signal.SIGKILL)  # this process alone: its children must end by themselves
         started.wait()
         left.append(len(plan_migration(str(old), str(new), check=0).todo))
     answer = subprocess.run(command(old, new, engine, "--check", "full"), capture_output=True, text=True, check=False)

@@ -112,7 +112,7 @@ def test_readers_change_to_another_way_when_one_breaks() -> None:
         assert all(peer.wait(60) for peer in peers)
         part, data = parts[0]
         cutters = [Cutter(peer.address, lambda: None) for peer in peers]
-        cutters[0] = Cutter(peers[0].address, lambda: 3 * MB)  # the owner breaks first, then an agent from which its part is rebuilt
+        cutters[0] = Cutter(peers[0].address, lambda: 3 * MB)  # the owner first, then an agent that rebuilds its part
         cutters[3] = Cutter(peers[3].address, lambda: 2 * MB)
         with contextlib.closing(Remote([cutter.address for cutter in cutters], TOKEN, 20.0)) as remote:
             assert remote.has("c1", 0) == f"agent at {cutters[0].address}"

@@ -10,7 +10,7 @@ from relight.errors import IncompatibleState, UnsafeContent
 
 pytest.importorskip("deepspeed", reason="deepspeed is not installed: make plugins")
 
-pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and torch's of it
+pytestmark = pytest.mark.filterwarnings("default")  # the framework's own warnings, and torch's warnings about it
 
 
 @pytest.mark.parametrize("stage", ["1", "2", "3"])

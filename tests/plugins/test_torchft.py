@@ -19,7 +19,7 @@ import torch  # noqa: E402
 
 from relight.integrations.torchft import Transport  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and torch's of it
+pytestmark = pytest.mark.filterwarnings("default")  # the framework's own warnings, and torch's warnings about it
 PATIENCE = timedelta(seconds=20)
 
 

@@ -7,7 +7,7 @@ from killing import killed_and_resumed
 
 pytest.importorskip("transformers", reason="transformers is not installed: make plugins")
 
-pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and torch's of it
+pytestmark = pytest.mark.filterwarnings("default")  # the framework's own warnings, and torch's warnings about it
 
 
 def test_the_example_resumes_to_the_bit(tmp_path) -> None:

@@ -163,7 +163,7 @@ def optimizer_of(net: nn.Module, zero: bool, layout: str = "") -> torch.optim.Op
     if not zero:
         for parameter in [param for group in optimizer.param_groups for param in group["params"]]:
             value = parameter.detach()
-            if not value.numel() and not isinstance(parameter, DTensor):  # flattened, and none of it is here: never stepped
+            if not value.numel() and not isinstance(parameter, DTensor):  # flattened, without elements on this rank, so never stepped
                 continue
             optimizer.state[parameter] = {"step": torch.tensor(7.0), "exp_avg": value * 2, "exp_avg_sq": value * value}
     return whole
@@ -231,7 +231,7 @@ def wrongs_flat(net: FullyShardedDataParallel, optimizer: torch.optim.Optimizer)
             if not torch.equal(tensor, value_of(name, tuple(tensor.shape))):
                 wrong.append(name)
     for key, moment in (("exp_avg", lambda value: value * 2), ("exp_avg_sq", lambda value: value * value)):
-        with torch.no_grad():  # put where the parameters are, so that torch gathers it
+        with torch.no_grad():  # store the moment in the parameters, so that torch gathers it
             for parameter in net.parameters():
                 if parameter.numel():
                     parameter.copy_(optimizer.state[parameter][key])

@@ -89,7 +89,7 @@ def test_ranks_that_store_less(tmp_path: Path, writer: str) -> None:
     bodies = [checkpoint.body for checkpoint in store.checkpoints()]
     assert bodies[-1].new_bytes < bodies[-1].logical_bytes or bodies[-1].requires
     assert {donor for body in bodies for donor in body.requires} <= {body.id for body in bodies}
-    assert len(bodies) <= 3 + 2  # what is kept, and what that needs
+    assert len(bodies) <= 3 + 2  # the kept checkpoints, and their donors
 
 
 @pytest.mark.parametrize("again", [2, 1])

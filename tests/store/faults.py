@@ -86,7 +86,7 @@ class Bench:
                 error = caught
         seconds = time.monotonic() - started
         if error is not None:
-            wrong = []  # what it cannot see, it need not see
+            wrong = []  # a failed life may not have seen the rest
         requests = list(self._proxy.seen)
         self._proxy.decide = lambda request: ""
         with self._through(self._server.address):

@@ -75,7 +75,7 @@ def test_an_upload_in_parts_is_all_there_or_not_at_all(s3_server: Server, s3: st
         for request in requests:
             for fault in faults_of(request):
                 if (fault in SLOW and request.number % 3) or (request.number + len(counted)) % 2:
-                    counted.append("")  # every other one; make faults has them all of whole lives
+                    counted.append("")  # every other one; ``make faults`` tries all, in whole lives
                     continue
                 broken = (request.number, fault)
                 url = f"{s3}/{request.number}-{fault.replace(' ', '-')}"

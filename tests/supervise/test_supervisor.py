@@ -314,7 +314,7 @@ def test_a_job_that_was_taken_over_is_not_started_again_whatever_it_failed_of(tm
 
     mine, other = (Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name) for name in ("mine", "other"))
     try:
-        Attempt.begin(store, "run")  # by this process, which is rank 0 of the second life
+        Attempt.begin(store, "run")  # by this process, which is rank 0 of the second incarnation
         assert life(mine, 0).action == "resume" and life(mine, 1).action == "resume"
         script = "import sys; from relight.store import open_bytes; from relight.commit import Attempt; Attempt.begin(open_bytes(sys.argv[1]), 'run')"
         subprocess.run([sys.executable, "-c", script, str(tmp_path / "store")], check=True)
