@@ -21,7 +21,7 @@ from relight.migrate import plan_migration
 
 
 def command(old: Path, new: Path, engine: str, *more: str) -> list[str]:
-    """The command line, in a process of its own."""
+    """Return the command line of a migration."""
     return [sys.executable, "-m", "relight", "migrate", str(old), str(new), "--jobs", "2", "--engine", engine, *more]
 
 
