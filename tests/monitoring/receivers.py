@@ -19,7 +19,7 @@ from relight.comm.ports import free_port
 
 @contextlib.contextmanager
 def mail_server() -> Iterator[tuple[int, list[str]]]:
-    """Takes every mail: its port, and the mails."""
+    """Start a mail server. Yield its port and the list of its mails."""
     mails: list[str] = []
 
     class Talk(socketserver.StreamRequestHandler):
@@ -53,7 +53,7 @@ def mail_server() -> Iterator[tuple[int, list[str]]]:
 
 @contextlib.contextmanager
 def web_server(status: int = 200) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
-    """Takes every POST: its port, and paths and bodies."""
+    """Start a web server that accepts every POST. Yield its port and the list of paths and bodies."""
     taken: list[tuple[str, bytes]] = []
 
     class Page(BaseHTTPRequestHandler):
@@ -74,7 +74,7 @@ def web_server(status: int = 200) -> Iterator[tuple[int, list[tuple[str, bytes]]
 
 @contextlib.contextmanager
 def prometheus(where: Path, target: str, rules: Path) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
-    """A real one that scrapes ``target`` each second: what asks it."""
+    """Start Prometheus, which scrapes ``target`` each second. Yield a function that sends it a query."""
     port = free_port()
     (where / "prometheus.yml").write_text(
         f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: ['{rules}']\n"

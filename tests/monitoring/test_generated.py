@@ -31,7 +31,7 @@ def test_each_metric_has_its_panel_and_no_panel_asks_for_another() -> None:
 
 
 def test_each_rule_asks_for_metrics_that_are_there() -> None:
-    """Every kind's expression stands on definitions."""
+    """Every rule's expression uses defined metrics only."""
     for rule in usual_rules():
         assert metrics_in(expression(rule)) <= BY_NAME.keys(), rule.kind
         assert metrics_in(expression(rule))
@@ -209,7 +209,7 @@ def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
 
 
 def test_a_rule_of_some_runs_asks_for_these_alone() -> None:
-    """Patterns become what Prometheus matches by."""
+    """Patterns of run names become regular expressions of Prometheus."""
     text = expression(AlertRule("no_good_checkpoint", 60.0, "critical", 0.0, ("prod-*", "a.b")))
     assert text == (
         'relight_checkpoint_good_age_seconds{run=~"prod\\\\-.*|a\\\\.b"} > 60 and relight_run_active{run=~"prod\\\\-.*|a\\\\.b"} == 1'

@@ -27,7 +27,7 @@ BEGAN = 1_700_000_000
 
 
 def test_a_run_is_what_its_log_has(tmp_path: Path) -> None:
-    """Newest checkpoint, its age and sizes, attempts, and the metrics of all that."""
+    """The log gives the newest checkpoint, its age and sizes, the attempts, and their metrics."""
     url = make_run(tmp_path / "runs", 3)
     (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 200.0)
     assert (seen.run, seen.checkpoints, seen.step, seen.id, seen.age_s) == (RUN, 3, 300, id_of(2), 80.0)

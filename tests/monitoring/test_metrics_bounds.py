@@ -24,7 +24,7 @@ def port() -> Iterator[int]:
 
 
 def ask(port: int, host: str | None) -> int:
-    """The status of one scrape."""
+    """Return the status of one scrape."""
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
         connection.sendall(b"GET /metrics HTTP/1.1\r\n" + (f"Host: {host}\r\n".encode() if host is not None else b"") + b"\r\n")
         return int(connection.recv(200).split()[1])
@@ -57,7 +57,7 @@ class Long(Collector):
     """An answer that no socket's buffers hold."""
 
     def text(self) -> bytes:
-        """20 MB."""
+        """Return 20 MB."""
         return b"x" * (20 << 20)
 
 

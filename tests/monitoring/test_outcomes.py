@@ -33,7 +33,7 @@ def incident(ago_s: float, kind: str, action: str, host: str = "n7") -> Incident
 
 
 def fired(folder: Path) -> dict[str, str]:
-    """Which of the rules about decisions fire now, with their reasons."""
+    """Return the firing rules about decisions, with their reasons."""
     rules = [rule._replace(for_s=0.0) for rule in usual_rules()]
     alerts = judge(rules, Watcher([str(folder)]).poll(NOW), NOW, {}).state.values()
     return {alert.kind: alert.reason for alert in alerts if alert.kind in WATCHED}

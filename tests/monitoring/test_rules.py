@@ -107,7 +107,7 @@ def test_rules_are_for_the_runs_that_they_name() -> None:
 
 
 def alert(kind: str = "risk", severity: str = "warning", state: str = FIRING, run: str = "demo", at: float = 0.0) -> Alert:
-    """One."""
+    """Return an alert."""
     return Alert(kind, severity, "runs", run, "", state, "why", at, at)
 
 
@@ -188,7 +188,7 @@ def test_what_is_critical_and_stays_so_is_escalated_once() -> None:
 
 
 def test_less_than_the_least_severity_is_not_sent() -> None:
-    """``min_severity``."""
+    """``min_severity`` is the least severity that is sent."""
     assert send([alert(severity="info")], 0.0, Ledger(), Alerting(group_s=0.0))[0] == []
     assert len(send([alert(severity="info")], 0.0, Ledger(), Alerting(group_s=0.0, min_severity="info"))[0]) == 1
 

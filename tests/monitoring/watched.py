@@ -27,7 +27,7 @@ def make_run(where: Path, steps: int, *, run: str = RUN, began: int = 1_700_000_
 def add_commits(
     url: str, numbers: range, *, run: str = RUN, began: int = 1_700_000_000, every: int = 60, suspect: tuple[int, ...] = ()
 ) -> None:
-    """Commits with these numbers."""
+    """Append a commit with each of these numbers to the run's log."""
     times = iter([began - 1, began, *(began + number * every for number in numbers)])
     store = open_bytes(url)
     require_store(store)
@@ -42,7 +42,7 @@ def add_commits(
 
 
 def commit(number: int, *, suspect: bool = False) -> CommitBody:
-    """One of them."""
+    """Return the record of a commit."""
     step, id_ = 100 * (number + 1), id_of(number)
     return CommitBody(
         id=id_, step=step, dir=str(CheckpointDir(step, id_, 1)), root="0" * 64, root_bytes=1, parents=[], reason="every 100 steps", metrics={"loss": 1.0},
@@ -51,12 +51,12 @@ def commit(number: int, *, suspect: bool = False) -> CommitBody:
 
 
 def id_of(number: int) -> str:
-    """The id of one."""
+    """Return the id of a commit."""
     return f"c{number:09d}"
 
 
 def stamp(seconds: float) -> str:
-    """A record's time."""
+    """Return a record's time."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
