@@ -50,7 +50,7 @@ def moment() -> str:
 
 
 def tracked() -> list[str]:
-    """The files that git knows."""
+    """Return the files that git knows."""
     return [name for name in run(["git", "ls-files", "-z"]).split("\0") if name and (ROOT / name).is_file()]
 
 
@@ -66,7 +66,7 @@ def build(source: Path, out: Path, *targets: str, **more: str) -> list[Path]:
 
 
 def digest(path: Path) -> str:
-    """Its SHA-256."""
+    """Return a file's SHA-256."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -97,7 +97,8 @@ def members(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def build_twice(out: Path, work: Path) -> tuple[Path, Path]:
-    """Wheel and sdist from the tree, the same from a copy made elsewhere under other circumstances, the wheel once more from the sdist."""
+    """Build wheel and sdist twice, elsewhere the second time, and the wheel from the sdist. Return both; they must be
+    equal."""
     epoch = moment()
     shutil.rmtree(out, ignore_errors=True)
     first = build(ROOT, out, SOURCE_DATE_EPOCH=epoch)

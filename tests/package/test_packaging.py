@@ -16,7 +16,7 @@ EPOCH = "1700000000"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this tree."""
+    """Build the wheel of this tree."""
     (built,) = build(ROOT, tmp_path_factory.mktemp("first"), "wheel", SOURCE_DATE_EPOCH=EPOCH)
     return built
 
