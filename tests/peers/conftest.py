@@ -15,6 +15,6 @@ from neighbours import Nursery
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    """Makes processes of agents quickly."""
+    """Yield a process that forks agents quickly."""
     with Nursery() as processes:
         yield processes

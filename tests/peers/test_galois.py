@@ -16,7 +16,7 @@ from relight.peers.galois import BLOCK, MEMBERS_MAX, PLANE, ROWS_MAX, accumulate
 
 
 def slowly(a: int, b: int) -> int:
-    """The product of two polynomials over GF(2), modulo x^8 + x^4 + x^3 + x^2 + 1."""
+    """Return the product of two polynomials over GF(2), modulo x^8 + x^4 + x^3 + x^2 + 1."""
     product = 0
     for bit in range(8):
         if b >> bit & 1:
@@ -122,7 +122,7 @@ def test_what_is_missing_is_the_sum_that_weigh_returns(data: st.DataObject) -> N
 
 
 def test_what_cannot_be_is_refused() -> None:
-    """Rows and members beyond the matrix, and rows that determine nothing."""
+    """Rows and members beyond the matrix are refused, as are rows that determine nothing."""
     for row, member in ((4, 0), (-1, 0), (0, 32), (0, -1)):
         with pytest.raises(ConfigError):
             coefficient(row, member)
