@@ -9,7 +9,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: make plug
 
 
 def test_the_example_resumes_to_the_bit(tmp_path) -> None:
-    """Killed in the first, second and fifth epoch, with two batches accumulated: the straight run's losses and rates."""
+    """Repeat the uninterrupted run's losses and rates, with two batches accumulated, killed in epochs 1, 2 and 5."""
     killed_and_resumed(["examples/accelerate_loop.py"], [12, 33, 110], tmp_path)
 
 

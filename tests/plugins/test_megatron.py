@@ -17,7 +17,7 @@ ENV = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
 
 
 def test_the_example_resumes_to_the_bit(tmp_path) -> None:
-    """Two ranks, each with half of two tensors and the whole of one, killed twice: the straight run's losses."""
+    """Repeat the losses on two ranks, each with half of two tensors and the whole of one, killed twice."""
     killed_and_resumed([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py"], [10, 23], tmp_path, ENV)
     folder = tmp_path / "killed" / "run" / "iter_0000040"
     assert json.loads((folder / "metadata.json").read_text())["sharded_backend"] == "relight"
