@@ -26,7 +26,7 @@ def sample(at: float, *, free: float = 0.5, disk: float = 0.5, step_s: float = 1
 
 
 def leak(seconds: int, begin: int, end: int, at: float = 1e9) -> Iterator[NodeSample]:
-    """Memory that falls from one half to nothing between two seconds."""
+    """Yield samples of a leak: free memory falls from one half to nothing between two seconds."""
     for second in range(seconds):
         yield sample(at + second, free=0.5 * (1 - min(1.0, max(0.0, (second - begin) / (end - begin)))))
 

@@ -13,12 +13,12 @@ from relight.prediction.signals import AT, SIGNALS, WORDS, SignalHistory
 
 
 def rows_of(samples) -> np.ndarray:
-    """Their rows."""
+    """Return the samples' rows."""
     return np.array([made.SHAPE.row(sample) for sample in samples], np.float32)
 
 
 def wild(count: int, seed: int) -> np.ndarray:
-    """Rows of anything, with holes, and columns that begin late or never."""
+    """Return random rows with missing values, and with columns that begin late or never."""
     rng = np.random.default_rng(seed)
     rows = rng.lognormal(size=(count, len(made.SHAPE.columns))) * rng.choice([1, 1e-3, 1e9], len(made.SHAPE.columns))
     rows[rng.random(rows.shape) < 0.3] = np.nan

@@ -9,7 +9,7 @@ from relight.prediction import Accelerator, HostGauges, rss_bytes
 
 
 def node(root: Path, **files: str) -> Path:
-    """A root directory with a kernel's files in it."""
+    """Make a root directory with a kernel's files."""
     for name, text in files.items():
         path = root / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -64,7 +64,7 @@ def test_a_sample_that_is_not_later_takes_the_last_ones_place() -> None:
 
 
 def test_each_damage_is_an_error_of_ours_and_soon(tmp_path: Path) -> None:
-    """Cuts and 300 flipped bits of the head and the body: ``CorruptCheckpoint``, within seconds."""
+    """Cuts and 300 flipped bits of head and body raise ``CorruptCheckpoint`` within seconds."""
     path, rng, begun = tmp_path / "one.trace", random.Random(3), time.monotonic()
     recorded().trace(host="n1").write(path)
     whole = path.read_bytes()

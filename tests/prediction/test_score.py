@@ -89,7 +89,7 @@ def test_a_result_counts_events_days_and_seconds() -> None:
 
 
 def test_nothing_to_divide_by_is_not_a_number() -> None:
-    """No failure, no alarm."""
+    """Without alarms precision is NaN, and without failures recall is."""
     result = result_of("x", 0.5, [run()], COSTS)
     assert math.isnan(result.precision) and math.isnan(result.recall) and result.false_per_day == 0
     assert math.isnan(result_of("x", 0.5, [], COSTS).false_per_day)
