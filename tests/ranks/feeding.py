@@ -21,7 +21,7 @@ SAMPLES, EPOCHS = 61, 2
 
 
 class Numbers(Dataset):
-    """Samples that know their number."""
+    """Samples that have their own number."""
 
     def __len__(self) -> int:
         return SAMPLES

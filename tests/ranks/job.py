@@ -59,7 +59,7 @@ class Job:
         return self._outputs[rank].read()
 
     def told(self, rank: int) -> list[dict[str, Any]]:
-        """The JSON objects that it printed, each on a line."""
+        """Return the JSON objects that a rank printed, each on a line."""
         return [json.loads(line) for line in self.said(rank).splitlines() if line.startswith("{")]
 
     def close(self) -> None:

@@ -96,7 +96,7 @@ def flatten(net: Net, group: Any, strategy: str, *, keep: bool) -> FullyShardedD
 
 
 def by_hand(net: Net, grid: Any, placements: list[Any]) -> None:
-    """Every parameter a DTensor of these placements, whatever its shape."""
+    """Make every parameter a DTensor with these placements, as far as its shape allows."""
     for module in net.modules():
         for key, parameter in list(module._parameters.items()):
             if parameter is not None:
@@ -105,7 +105,7 @@ def by_hand(net: Net, grid: Any, placements: list[Any]) -> None:
 
 
 def spread(layout: str, zero: bool) -> nn.Module:
-    """The net, filled, then spread."""
+    """Return the net, filled and spread in that layout."""
     if layout.startswith("pipeline"):
         stage = dist.get_rank() * 2 // dist.get_world_size()
         net = Net((0, 1), True) if stage == 0 else Net((2,), False)

@@ -39,7 +39,7 @@ class Tall(nn.Module):
 
 
 def spread(layout: str, width: int, layers: int, zero: bool) -> nn.Module:
-    """The model in a layout: ``rows``, ``columns``, ``fsdp``, ``ddp``, ``plain``."""
+    """Return the model in a layout: ``rows``, ``columns``, ``fsdp``, ``ddp``, ``plain``."""
     net = Tall(width, layers)
     with torch.no_grad():
         for name, tensor in net.named_parameters():
@@ -65,7 +65,7 @@ def device_bytes() -> int:
 
 
 def drop(run: str) -> None:
-    """The run's files out of the page cache."""
+    """Drop the run's files from the page cache."""
     for path in Path(run).rglob("*"):
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)
@@ -75,7 +75,7 @@ def drop(run: str) -> None:
 
 
 def warm(run: str) -> None:
-    """The run's packs into the page cache."""
+    """Read the run's packs into the page cache."""
     for path in Path(run).rglob("pack-*"):
         path.read_bytes()
 

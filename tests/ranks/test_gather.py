@@ -30,7 +30,7 @@ DTYPES = {
 
 
 def random_roster(rng: random.Random, world: int) -> TensorOwnership:
-    """Tensors of many shapes: plain ones, and spread over all ranks in some way."""
+    """Return tensors of many shapes, some plain and some spread over all ranks."""
     meshes = (Mesh((world,), tuple(range(world))), Mesh((2, world // 2), tuple(range(world))))
     entries = []
     for number in range(30):

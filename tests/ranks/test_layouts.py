@@ -85,7 +85,7 @@ def test_what_several_ranks_saved_is_one_checkpoint(saved: Path, name: str) -> N
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "plain-1"])
 def test_whatever_the_layout_a_diff_finds_nothing_but_the_layout(saved: Path, name: str) -> None:
-    """Slab by slab of a few elements, put together from pieces on both sides."""
+    """Tensors are compared in slabs of a few elements, put together from pieces on both sides."""
     first, second = (run.open(run.history().live[-1]) for run in (relight.open(saved / "plain-1").run(), relight.open(saved / name).run()))
     result = diff(first, second, only=["model"], slab_bytes=64)
     assert result.tensors and all(tensor.state == "same" for tensor in result.tensors), [
