@@ -42,7 +42,7 @@ def save(attempt: Attempt, step: int, parent: str | None, **more: object) -> str
 
 
 def run_of(top: Path, attempts: int = 2, saves: int = 4) -> tuple[ByteStore, list[str]]:
-    """A run with ``saves`` checkpoints by each of ``attempts`` attempts; the ids, oldest first."""
+    """Make a run with ``saves`` checkpoints by each of ``attempts`` attempts. Return the ids, oldest first."""
     store = open_bytes(top)
     ids: list[str] = []
     for number in range(attempts):

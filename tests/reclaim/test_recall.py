@@ -18,7 +18,7 @@ from relight.store import LocalStore
 
 
 class Hours:
-    """A clock for records: so many hours after a day's beginning."""
+    """A clock for records, in hours since a day's beginning."""
 
     def __init__(self) -> None:
         self.now = 0

@@ -330,7 +330,7 @@ def test_rules_that_make_no_sense_are_refused(rules: dict[str, object]) -> None:
 
 
 def test_amounts_as_people_write_them() -> None:
-    """Times and sizes."""
+    """Times and sizes may be given with units."""
     assert keep(within="36h").within_s == keep(within=129600).within_s == keep(within=timedelta(hours=36)).within_s == 129600.0
     assert keep(budget="1.5 TB").budget == 1_500_000_000_000
     assert keep(budget="2GiB").budget == 2 << 30
