@@ -74,7 +74,7 @@ def test_a_bug_is_planted_and_taken_out_again(bug: str) -> None:
 
 
 def test_the_command_fails_for_a_planted_bug(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 1, the seed, and what happened before."""
+    """The exit status is 1, and the output has the seed and the events before the violation."""
     assert main(["--count", "10", "--mutation", "a save does not ask whether it is fenced"]) == 1
     output = capsys.readouterr().out
     assert "WRONG" in output and "no COMMIT of it counts" in output and "put_once" in output
