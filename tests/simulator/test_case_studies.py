@@ -30,7 +30,7 @@ def first_policy(name: str, days: float = 15.0) -> tuple[Scenario, PolicyOutcome
 
 
 def way_back_s(found: PolicyOutcome) -> float:
-    """Seconds from a failure to training again, on average."""
+    """Return the mean seconds from a failure until training continues."""
     return sum(found.parts()[part] for part in WAYS_BACK) / max(1, sum(found.failures.values()))
 
 

@@ -146,7 +146,7 @@ def test_what_is_wrong_in_a_policy_is_reported(text: str, words: str) -> None:
 
 
 def test_a_policy_is_made_of_the_products_own() -> None:
-    """Rules of retention, peers, supervision, tiers, as elsewhere."""
+    """A policy has the product's rules of retention, peers, supervision and tiers."""
     made = policy_of("30m,last=3,lag_steps=500,data=4,parity=2,node_failures=1,far=2GB/s,far_last=9,memory=off,near=local")
     assert (made.keep.last, made.keep.lag_steps, made.peers.data, made.peers.parity) == (3, 500, 4, 2)
     assert (made.rules.node_failures, made.tiers[0].bytes_per_second, made.tiers[0].keep.last) == (1, 2e9, 9)
@@ -216,7 +216,7 @@ def test_a_run_without_records_is_not_replayed(accounts: list[Account]) -> None:
 
 
 def test_records_with_invalid_times_are_played_from_the_start() -> None:
-    """Nothing but errors of ours, and nothing outside the run's time."""
+    """Invalid times raise only errors of ours, and no failure is outside the run's time."""
     made, calendar = replayed(recorded_of("demo", [incident("yesterday", "killed"), incident("9999-01-01T00:00:00Z", "killed")], ACCOUNTS))
     assert all(0 <= time_s <= 10800 for time_s in calendar.at)
     assert simulate(made, policy_of("10m"), 0, calendar=calendar).wall_s == pytest.approx(10800)
