@@ -46,7 +46,7 @@ def _call(*command: str) -> None:
 
 
 def bring_up(address: str) -> None:
-    """File systems, modules and network."""
+    """Mount file systems, load modules, and configure the network."""
     for kind, where in (("proc", "/proc"), ("sysfs", "/sys"), ("tmpfs", "/mnt")):
         _call("mount", "-t", kind, kind, where)
     for folder in ("/dev/shm", "/mnt/tmp"):

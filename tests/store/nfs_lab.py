@@ -115,11 +115,11 @@ class Network:
             return pool.submit(make).result()
 
     def within(self, *command: str) -> list[str]:
-        """The command that runs ``command`` in it."""
+        """Return the command that runs ``command`` in the network."""
         return ["ip", "netns", "exec", self.name, *command]
 
     def close(self) -> None:
-        """All gone."""
+        """Remove the network."""
         subprocess.run(["ip", "netns", "del", self.name], capture_output=True)
 
 
@@ -379,7 +379,7 @@ class Wire:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """No more."""
+        """Accept no more connections, and release a withheld reply."""
         self._going = False
         self.release()
         self._listening.close()
@@ -400,7 +400,7 @@ class Lab:
             raise
 
     def machine(self) -> Machine:
-        """One more client machine."""
+        """Start one more client machine."""
         self._made += 1
         self.machines.append(Machine(self.network, self._folder / f"client{self._made}"))
         return self.machines[-1]
@@ -416,7 +416,7 @@ class Lab:
 
 @contextlib.contextmanager
 def lab(folder: Path) -> Iterator[Lab]:
-    """A server, no clients yet."""
+    """Yield a lab with a server and no client machine yet."""
     made = Lab(folder)
     try:
         yield made

@@ -192,7 +192,7 @@ class Proxy:
 
 @contextlib.contextmanager
 def proxied(target: str, decide: Callable[[Request], str] = lambda request: "") -> Iterator[Proxy]:
-    """A proxy for the length of a test."""
+    """Yield a proxy that runs until the end of a test."""
     proxy = Proxy(target, decide)
     try:
         yield proxy

@@ -64,7 +64,7 @@ def make_bucket(server: Server, name: str) -> None:
 
 @contextlib.contextmanager
 def moto(folder: Path) -> Iterator[Server]:
-    """An S3-compatible server that honours conditions, in memory."""
+    """Start an S3-compatible server that honours conditions, in memory."""
     port = free_port()
     with open(folder / "moto.log", "wb") as log:
         process = subprocess.Popen(
@@ -181,7 +181,7 @@ def make_container(server: Server, name: str) -> None:
 
 @contextlib.contextmanager
 def azurite(folder: Path) -> Iterator[Server]:
-    """Azure's own emulator of its blob storage."""
+    """Start Azure's own emulator of its blob storage."""
     command, port = azurite_command(), free_port()
     assert command is not None
     with open(folder / "azurite.log", "wb") as log:

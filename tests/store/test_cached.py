@@ -62,7 +62,7 @@ class TestCachedS3(StoreSuite):
 
 @pytest.fixture
 def events_seen() -> Iterator[list[Event]]:
-    """The events of this test."""
+    """Yield the list of this test's events."""
     events: list[Event] = []
     undo = subscribe(events.append)
     yield events
@@ -218,7 +218,7 @@ def test_a_range_read_twice_is_fetched_again(far: CountingStore, tmp_path: Path)
 
 
 def test_two_threads_bring_a_block_once(far: CountingStore, tmp_path: Path) -> None:
-    """Threads of a process that want one block at once, through whatever readers: one of them fetches it."""
+    """If threads want one block at once, through any readers, one of them fetches it."""
 
     class Slow(CountingStore):
         def open(self, key: str) -> Reader:

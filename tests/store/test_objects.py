@@ -45,7 +45,7 @@ QUICK = RetryTimes(request_s=0.8, deadline_s=3.0, tries=3, pause_s=0.01, pause_m
     ],
 )  # fmt: skip
 def test_where_a_url_leads(url: str, found: tuple[str, str, str]) -> None:
-    """Scheme, bucket, prefix."""
+    """A URL has a scheme, a bucket and a prefix."""
     assert Bucket.from_url(url) == found
     assert isinstance(open_bytes(url), ObjectStore)
 
@@ -140,7 +140,7 @@ def test_a_missing_bucket_is_reported_at_once(s3: str) -> None:
 
 
 def test_a_server_that_is_not_there_is_given_up_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within about twice the deadline: the library's own, and ours."""
+    """The error comes within about twice the deadline: the library's own retries, then ours."""
     for name, value in {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}.items():
         monkeypatch.setenv(name, value)
     store = ObjectStore("s3://bucket/x", patience=QUICK._replace(deadline_s=1.0))

@@ -30,7 +30,7 @@ PACKS = [f"{DIR}/{pack_file(0, index)}" for index in range(6)]
 
 
 class Scattered(StripedStore):
-    """Every file anywhere, so that all of the suite meets all places."""
+    """A stripe with files at arbitrary places, so that the suite uses all of them."""
 
     def place_of(self, key: str) -> int:
         return zlib.crc32(key.encode()) % len(self._places)

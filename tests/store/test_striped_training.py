@@ -92,7 +92,7 @@ def test_killed_training_resumes_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A run of three checkpoints on three drives, with a pack on each."""
+    """Make a run of three checkpoints on three drives, with a pack on each."""
     monkeypatch.setattr(plan_module, "LANE_BYTES_MIN", 1 << 12)
     address = f"{url_of(tmp_path, 'n0', 'n1', 'n2')}/demo"
     for step in (1, 2, 3):

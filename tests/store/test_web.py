@@ -25,7 +25,7 @@ from relight.testing.store_suite import refuses
 
 
 class Ranges(SimpleHTTPRequestHandler):
-    """Files, whole or in part, without listings."""
+    """A server of whole files and ranges, without listings."""
 
     asked: list[str] = []
 
