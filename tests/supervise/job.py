@@ -71,7 +71,7 @@ def fail(what: str, model: nn.Module) -> None:
 
 
 def main() -> None:
-    """Train."""
+    """Train, and fail according to the plan."""
     store, steps, plan_file, out = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
     plan = json.loads(plan_file.read_text())
     torch.set_num_threads(1)

@@ -55,7 +55,7 @@ def wait_until(what: Callable[[], bool], seconds: float, why: str) -> float:
 
 
 class Host:
-    """One machine."""
+    """A simulated machine."""
 
     def __init__(self, name: str, number: int, hosts: Path) -> None:
         self.name, self.number, self.address = name, number, f"{_NET}.{number}"
@@ -84,7 +84,7 @@ class Host:
         wait_until(lambda: self.ask("hostname").strip() == name, 5, f"{name} has not its name")
 
     def enter(self, *command: str) -> list[str]:
-        """The command that runs ``command`` there."""
+        """Return the command that runs ``command`` on the machine."""
         return ["nsenter", "--target", str(self.init), "--net", "--mount", "--uts", "--pid", "--", *command]
 
     def ask(self, *command: str) -> str:
@@ -115,7 +115,7 @@ class Host:
 
 
 class Lab:
-    """The bridge, and what hangs on it."""
+    """A bridge, and the machines that are connected to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

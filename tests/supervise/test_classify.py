@@ -110,7 +110,7 @@ def test_a_rank_that_reported_its_error_and_ended_slowly_is_the_cause() -> None:
 
 
 def test_hangs_preemptions_and_nothing() -> None:
-    """Failures that the supervisor observed, and failures without evidence."""
+    """Failures that the supervisor observed have their kinds. Failures without evidence are unknown."""
     two = (Worker(0, beat=WELL, stopped=True), Worker(1, beat=WELL, stopped=True))
     assert classify(FailureEvidence(two, hung="no progress: rank 1")).kind == "hang"
     assert classify(FailureEvidence(two, asked_to_end="SIGTERM came")).kind == "preemption"

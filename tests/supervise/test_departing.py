@@ -30,7 +30,7 @@ ENDED = (Worker(0, -15, 5.0), Worker(1, -15, 5.1))
 
 
 def decided(facts: FailureEvidence) -> tuple[str, str]:
-    """Action and reason."""
+    """Return the action and the reason of the decision."""
     decision = decide(classify(facts), (), SuperviseRules(), 0.0)
     return decision.action, decision.reason
 

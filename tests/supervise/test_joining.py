@@ -22,15 +22,15 @@ class Handler:
         self.answer, self.meets, self.closed = answer, meets, False
 
     def num_nodes_waiting(self) -> int:
-        """Planned."""
+        """Return or raise the planned answer."""
         return self._give(self.answer)
 
     def next_rendezvous(self) -> Any:
-        """Planned."""
+        """Return or raise the planned meeting."""
         return self._give(self.meets)
 
     def shutdown(self) -> bool:
-        """Taken note of."""
+        """Record the call."""
         self.closed = True
         return True
 

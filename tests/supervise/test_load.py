@@ -26,7 +26,7 @@ from relight.supervise.supervisor import Supervisor
 
 
 def alarm(kind: str = "heat", action: str = "reduce load") -> Alarm:
-    """One."""
+    """Return an alarm."""
     return Alarm(0.0, kind, action, "why", "reason", 0.9, "rules")
 
 
@@ -48,12 +48,12 @@ class Node:
         return self._can
 
     def lower_power(self, share: float) -> list[tuple[float, float]]:
-        """Planned."""
+        """Record the request. Return the planned limits."""
         self.power.append(f"{share:g}")
         return self._limits
 
     def restore_power(self) -> None:
-        """Taken note of."""
+        """Record the request."""
         self.power.append("restored")
 
     def passes(self, seconds: float, sample: NodeSample) -> None:

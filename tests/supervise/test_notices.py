@@ -37,7 +37,7 @@ class Metadata(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def metadata() -> Iterator[str]:
-    """Its address."""
+    """Start a metadata server. Yield its address."""
     Metadata.answer = None
     server = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -106,7 +106,7 @@ class Odd(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def odd() -> Iterator[str]:
-    """Its address."""
+    """Start a server with odd answers. Yield its address."""
     Odd.tokens, Odd.asked = (), 0
     server = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -154,7 +154,7 @@ def test_errors_that_the_driver_reports() -> None:
 def test_without_a_library_driver_or_device_there_is_no_reader(
     monkeypatch: pytest.MonkeyPatch, library: Library | None, there: bool
 ) -> None:
-    """No library, no driver, no device."""
+    """If the library, the driver or a device is missing, there is no reader."""
     monkeypatch.setitem(sys.modules, "pynvml", library)
     result = find_nvml()
     assert (result is not None) is there

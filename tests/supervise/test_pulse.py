@@ -17,7 +17,7 @@ from relight.heartbeat.heartbeat_page import make_page
 
 
 def page_at(tmp_path: Path) -> Path:
-    """A new one."""
+    """Make a heartbeat page and return its path."""
     path = tmp_path / "pulse-0"
     make_page(path)
     return path

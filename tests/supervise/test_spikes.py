@@ -18,7 +18,7 @@ def falling(rng: random.Random, step: int) -> float:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_ordinary_run_has_none(seed: int) -> None:
-    """Ten thousand steps."""
+    """Ten thousand steps of an ordinary loss have no spike."""
     rng, spikes = random.Random(seed), Spikes()
     assert not any(spikes.update(step, falling(rng, step)) for step in range(10_000))
 

@@ -36,7 +36,7 @@ def started(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def start(path: Path, script: str, *, offers: bool = True) -> subprocess.Popen[bytes]:
-    """One that runs it, its stacks on offer."""
+    """Start a process that runs the script. With ``offers``, its stacks can be taken."""
     code = ("from relight.supervise import stacks; stacks.offer()\n" if offers else "") + f"print('here', flush=True)\n{script}"
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, stacks.SETTING: str(path)}, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
@@ -58,7 +58,7 @@ def test_a_process_reports_its_stack(tmp_path: Path, name: str, started: list[su
 
 
 def test_only_the_main_thread_is_compared(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
-    """Another one polls, and stands elsewhere each time."""
+    """Another thread polls and has another stack each time. That does not count."""
     script = tmp_path / "script.py"
     script.write_text(
         "import threading, time\nprint('here', flush=True)\ndef polls():\n    while True:\n        time.sleep(0.001)\n        sum(range(100))\n"

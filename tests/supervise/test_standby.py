@@ -19,7 +19,7 @@ WORKER = child_command("relight.supervise.worker", unbuffered=True)
 
 
 def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A script of its own."""
+    """Run a script in a process of its own."""
     import os
 
     return subprocess.run(

@@ -32,7 +32,7 @@ def node(port: int, rank: int, secret: bytes = b"", timeout_s: int = 20) -> Meet
 
 
 def meet(meetings: list[Meetings], handlers: list[RendezvousHandler]) -> list[Any]:
-    """Have all nodes join at once. Return what each got: information about the life, or an error."""
+    """Have all nodes join at once. Return each node's information about the incarnation, or its error."""
     results: list[Any] = [None] * len(handlers)
 
     def join(rank: int) -> None:
