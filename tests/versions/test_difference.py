@@ -60,7 +60,7 @@ def test_the_numbers_are_numpys(dtype: str, elements: int) -> None:
 
 
 def test_of_two_dtypes_the_values_count() -> None:
-    """A float32 and the bfloat16 nearest to it."""
+    """A float32 tensor and its nearest bfloat16 differ by the rounding only."""
     a = np.linspace(1, 2, 1000, dtype="f4")
     b = torch.from_numpy(a).bfloat16()
     result = compare(memoryview(a.tobytes()), "float32", memoryview(b.view(torch.uint8).numpy().tobytes()), "bfloat16")
@@ -218,7 +218,7 @@ def test_damage_is_reported_not_compared(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """Exit codes, JSON, and a table of 84 columns at most."""
+    """The command has exit codes, JSON, and a table of at most 84 columns."""
     model = torch.nn.Linear(4, 4)
     with relight.Checkpointer(tmp_path / "s" / "run", model=model, save=relight.every(steps=1)) as ckpt:
         ckpt.restore()

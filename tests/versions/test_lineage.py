@@ -36,7 +36,7 @@ def run_at(url: Path) -> Run:
 
 
 def nodes(*edges: tuple[str, str]) -> list[Node]:
-    """Checkpoints by letters, newest first, each with its parents."""
+    """Return checkpoints that are named by letters, newest first, each with its parents."""
     made = []
     for number, (name, parents) in enumerate(edges):
         body = CommitBody(
