@@ -49,7 +49,7 @@ def saved(folder: Path, warm: int, apart: int, count: int, small: bool) -> Path:
 
 
 def told(*arguments: str) -> Any:
-    """What a command prints with --json."""
+    """Run a command and return its output of --json."""
     command = child_command("relight", *arguments)
     return json.loads(subprocess.run(command, env=child_environment(), stdout=subprocess.PIPE, check=True).stdout)
 
@@ -61,7 +61,7 @@ def measured_before(apart: int) -> float:
 
 
 def summary(case: dict[str, Any]) -> dict[str, Any]:
-    """What the page has of a policy: shares of the time, seconds of a way back, bytes."""
+    """Return what the page has of each policy: shares of the time, seconds of a restart, bytes."""
     wall_s = case["scenario"]["days"] * 86400
     rows = {}
     for each in case["policies"]:
@@ -75,7 +75,7 @@ def summary(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Where the time goes, before and after."""
+    """Draw the shares of the time, before and after."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True)
@@ -84,8 +84,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
         below = [0.0, 0.0]
         parts = (("useful", "goodput"), ("saving", "saving"), ("done again", "redone"), ("coming back", ""))
         for label, key in parts:
-            rest = [1 - one["goodput"] - one["saving"] - one["redone"] for _, one in bars]
-            shares = [one[key] for _, one in bars] if key else rest
+            rest = [1 - policy["goodput"] - policy["saving"] - policy["redone"] for _, policy in bars]
+            shares = [policy[key] for _, policy in bars] if key else rest
             axis.bar([side for side, _ in bars], shares, bottom=below, label=label)
             below = [was + more for was, more in zip(below, shares, strict=True)]
         axis.set_title(f"Case {name}")
@@ -120,11 +120,11 @@ def main() -> None:
     }  # fmt: skip
     for name, scenario in CASES.items():
         sides = {side: told("simulate", f"{scenario}-{side}", "--seeds", str(options.seeds), "--json")[0] for side in ("before", "after")}
-        report["cases"][name] = {side: summary(one) for side, one in sides.items()}
+        report["cases"][name] = {side: summary(policies_of_side) for side, policies_of_side in sides.items()}
         for side, policies in report["cases"][name].items():
-            for policy, one in policies.items():
-                said = f"goodput {one['goodput']:.2%}, saves {one['saving']:.2%}, back {one['way_back_s']:.0f} s"
-                print(f"{name} {side:6} {policy:11} {said}", flush=True)
+            for policy, outcome in policies.items():
+                words = f"goodput {outcome['goodput']:.2%}, saves {outcome['saving']:.2%}, back {outcome['way_back_s']:.0f} s"
+                print(f"{name} {side:6} {policy:11} {words}", flush=True)
     if (RESULTS / "link.json").is_file():
         report["link"] = json.loads((RESULTS / "link.json").read_bytes())["ways"]
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

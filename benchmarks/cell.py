@@ -1,8 +1,9 @@
-"""One rival, one workload, one round, in a process of its own: nothing that one rival leaves in memory meets another.
+"""One rival, one workload, one round, in a process of its own, so that no rival's memory affects another.
 
-Order: two steps of warm-up; two saves whose memory the parent samples; saves with an idle trainer, which give CPU seconds; steps without,
-with, without a save and so on; loads of the last of these saves (from memory, if the rival has that; cold; warm), each compared tensor by
-tensor with the state at the call. Between any two saves the state changes.
+Order: two steps of warm-up; two saves during which the parent samples memory; saves with an idle trainer, which give
+CPU seconds; steps without, with, without a save and so on; loads of the last of these saves (from memory, if the rival
+has that; cold; warm), each compared tensor by tensor with the state at the call. Between any two saves the state
+changes.
 Speaks JSON lines on what was standard output; rivals' own printing goes to standard error.
 """
 
@@ -35,7 +36,8 @@ from benchmarks.workloads import Workload, build
 
 clock = time.perf_counter
 AT_WORK, LOOK_BACK_S = 0.01, 2.0
-"""Helpers that took more than this part of a core, over so long, are still busy with the save: steps are counted to it until then."""
+"""Share of a core, and seconds. Helpers that took more than this share in these last seconds are still busy with the
+save, and steps count as steps during the save until then."""
 WARM_UP = 2
 STEPS_MAX = 30
 """Times the steps without a save: then the trainer waits."""
@@ -57,7 +59,7 @@ class Parent:
 
 
 class Cell:
-    """The measurements, in order; ``figures`` holds seconds, bytes and truths by name."""
+    """All measurements of a cell, in order. ``figures`` has seconds, bytes and checks by name."""
 
     def __init__(self, rival: Rival, work: Workload, folder: Path, parent: Parent) -> None:
         self.rival, self.work, self.folder, self.parent = rival, work, folder, parent
@@ -66,7 +68,7 @@ class Cell:
         self.step = 0
 
     def run(self) -> dict[str, Any]:
-        """All of it."""
+        """Measure everything. Return the figures."""
         for _ in range(2 if self.work.shape.steps else 0):
             self.work.train()
         if not self.work.shape.steps:
@@ -95,7 +97,7 @@ class Cell:
         self.figures["cold_resident"] = max(self.figures.get("cold_resident", 0.0), resident(self.folder))
 
     def save(self) -> tuple[float, Handle, float]:
-        """When it was called, the handle, how long the call blocked."""
+        """Begin a save. Return the time of the call, the handle, and the seconds that the call blocked."""
         self.step += 1
         started = clock()
         handle = self.rival.save(self.step)
@@ -114,12 +116,12 @@ class Cell:
         return seconds
 
     def forget(self) -> None:
-        """Remove all saves but the newest; not timed. Relight does so itself, within its own time."""
+        """Remove all saves but the newest, untimed. Relight does so itself, within its own time."""
         for path in sorted(self.folder.glob("step-*"))[:-1]:
             shutil.rmtree(path, ignore_errors=True)
 
     def memory_of_saves(self) -> None:
-        """What the first two saves need beyond the training's own memory."""
+        """Measure the memory of the first two saves beyond the training's own."""
         trim()
         self.parent.ask("memory start")
         self.rival.prepare(self.folder, self.work.model, self.work.optimizer)
@@ -131,7 +133,7 @@ class Cell:
     def training(self) -> dict[str, bytes]:
         """Steps without, with, without a save and so on. Gives the digest of the state at the last save's call."""
         shape = self.work.shape
-        self.steps(WARM_UP)  # what ``trim`` gave back is taken again
+        self.steps(WARM_UP)  # allocate again the memory that ``trim`` has freed
         plain = [self.steps(shape.steps)]
         seconds: dict[str, list[float]] = {"blocked": [], "durable": [], "lost": []}
         running: list[float] = []
@@ -192,14 +194,14 @@ class Cell:
             started = clock()
             action(self.work.model, self.work.optimizer)
             seconds.append(clock() - started)
-            if name != "near":  # which maps memory that the saves have been charged with
+            if name != "near":  # a near load maps memory that counts for the saves
                 self.figures["load_memory"] = max(self.figures.get("load_memory", 0), own_status("VmHWM") - resting)
             self.figures["wrong"] = max(self.figures.get("wrong", 0), differing(expected, self.work.digest()))
         self.figures[f"{name}_load"] = statistics.median(seconds)
 
 
 def busy(spent: list[tuple[float, float]]) -> bool:
-    """Whether helpers still do something, by when they had spent how much."""
+    """Return whether helpers still work. ``spent``: moments, and the helpers' processor time until each."""
     now, total = spent[-1]
     before = [(time_s, had) for time_s, had in spent if now - time_s >= LOOK_BACK_S]
     return not before or total - before[-1][1] > AT_WORK * (now - before[-1][0])

@@ -1,8 +1,8 @@
 """``python -m benchmarks.chain``: restoring through a chain of ten differences, against a checkpoint that stands by itself.
 
-A GPT in training; eleven saves, a step apart, under ``Compact(codecs="always", full_every=16)``: each but the first is coded as its
-differences from the one before. Then the first and the last are restored in turns, with the page cache emptied before each, every byte
-verified; and the same state as it was saved without ``compact=``. Read the ratios.
+A GPT in training; eleven saves, a step apart, under ``Compact(codecs="always", full_every=16)``: each but the first is
+coded as its differences from the one before. Then the first and the last are restored in turns, with the page cache
+emptied before each and every byte verified. So is the same state, saved without ``compact=``. Read the ratios.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make(folder: Path, size: str) -> dict[str, tuple[str, str, int]]:
 
 
 def restored(run: str, checkpoint_id: str, rooms: dict[int, bytearray]) -> float:
-    """Seconds until all of it, verified, is in memory that is there; of the store alone, whatever an agent has."""
+    """Return seconds until the verified checkpoint is in allocated memory, from the store alone, without any agent."""
     path = Path(run)
     let_go(path.parent)
     began = perf_counter()
@@ -82,8 +82,8 @@ def main() -> None:
         rounds: list[dict[str, float]] = []
         for number in range(options.rounds + 1):  # the first one makes the memory
             report = {
-                way: round(restored(run, one, rooms), 4)
-                for way, (run, one, _) in random.Random(number).sample(list(ways.items()), len(ways))
+                way: round(restored(run, checkpoint_id, rooms), 4)
+                for way, (run, checkpoint_id, _) in random.Random(number).sample(list(ways.items()), len(ways))
             }
             rounds += [report] if number else []
             print("  ".join(f"{way} {report[way]:.3f} s" for way in ways), flush=True)
@@ -92,18 +92,18 @@ def main() -> None:
     ways_report = {way: {"median_s": statistics.median(round_[way] for round_ in rounds), "stored_bytes": ways[way][2]} for way in ways}
     last = f"behind {LENGTH} differences"
     ratios = {way: round(statistics.median(round_[last] / round_[way] for round_ in rounds), 3) for way in ways if way != last}
-    for way, one in ways_report.items():
-        print(f"{way:24} {one['median_s']:.3f} s, {one['stored_bytes'] / 1e6:.0f} MB stored")
+    for way, measured in ways_report.items():
+        print(f"{way:24} {measured['median_s']:.3f} s, {measured['stored_bytes'] / 1e6:.0f} MB stored")
     print(f"{last}: {ratios}")
     if options.out:
-        told_all: dict[str, Any] = {
+        result: dict[str, Any] = {
             "machine": describe(options.dir),
             "size": options.size,
             "ways": ways_report,
             "ratios": ratios,
             "rounds": rounds,
         }
-        options.out.write_text(json.dumps(told_all, indent=1) + "\n")
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

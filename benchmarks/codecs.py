@@ -2,12 +2,12 @@
 
 A GPT trains on real text with AdamW, once in float32 and once with bfloat16 weights and float32 masters; its state is
 kept 1, 10 and 100 steps apart. Each kind of tensor is coded in chunks of 4 MiB, by each codec in turn, in an order
-drawn for each round; *of it* is what is stored over what was there; megabytes a second are of the raw bytes,
-processor time of the process, of which nothing else runs (one of the codecs works in a thread of its own), medians.
+drawn for each round. *of it*: stored bytes over raw bytes. Megabytes a second are raw bytes over processor time of the
+process, which runs nothing else (one of the codecs works in a thread of its own). Medians.
 All of it is decoded and compared.
 
-``--model NAME=FILE`` codes the weights of a model, too, a ``.safetensors`` or a torch file as PyPI's packages ship them: as they are, and
-rounded to bfloat16.
+``--model NAME=FILE`` codes the weights of a model, too, a ``.safetensors`` or a torch file as PyPI's packages ship
+them: unchanged, and rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def shipped(given: str) -> Iterator[tuple[str, memoryview, ElementKind]]:
     else:
         contents = torch.load(path, map_location="cpu", weights_only=True)
         contents = contents.get("model_state", contents)
-    tensors = [one for one in contents.values() if isinstance(one, torch.Tensor) and one.dtype == torch.float32]
+    tensors = [tensor for tensor in contents.values() if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32]
     label = name or Path(path).stem
     yield f"{label}, float32", _flat(tensors), ElementKind(4, True)
     yield f"{label}, bfloat16", _flat([tensor.to(torch.bfloat16) for tensor in tensors]), ElementKind(2, True)
@@ -140,7 +140,7 @@ def ours(difference: bool) -> Codec:
 
 
 def others() -> list[Codec | str]:
-    """Those that are installed; for each other one why it is not measured."""
+    """Return the installed codecs, and for each other one the reason why it is not measured."""
     zstd = entropy.zstd
     codecs: list[Codec | str] = [
         Codec("zstd 1", lambda chunk, kind, _: zstd.compress(chunk, 1), lambda stored, kind, length, _: zstd.decompress(stored))
@@ -185,7 +185,7 @@ def others() -> list[Codec | str]:
 
 
 def measure(codec: Codec, data: memoryview, kind: ElementKind, earlier: memoryview | None) -> dict[str, float]:
-    """Once over all chunks."""
+    """Encode and decode all chunks once. Return the stored share, and both rates."""
     stored_bytes, encode_s, decode_s = 0, 0.0, 0.0
     for offset in range(0, len(data), CHUNK):
         chunk, base = data[offset : offset + CHUNK], earlier[offset : offset + CHUNK] if earlier is not None else None
@@ -212,7 +212,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
     installed = others()
-    rivals = [one for one in installed if isinstance(one, Codec)]
+    rivals = [codec for codec in installed if isinstance(codec, Codec)]
     cases: list[tuple[str, Codec, memoryview, ElementKind, memoryview | None]] = []
     for given in options.model:
         for label, data, kind in shipped(given):
@@ -236,7 +236,7 @@ def main() -> None:
         {"what": label, "codec": name, **{key: statistics.median(row[key] for row in report) for key in report[0]}}
         for (label, name), report in sorted(rows.items())
     ]
-    missing = [one for one in installed if isinstance(one, str)]
+    missing = [codec for codec in installed if isinstance(codec, str)]
     report = {"size": options.size, "warm": options.warm, "machine": describe(options.out), "missing": missing, "rows": table}
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"codecs-{options.size}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

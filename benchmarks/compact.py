@@ -1,10 +1,10 @@
 """``python -m benchmarks.compact``: does ``codecs="auto"`` ever make a save slower than none, on stores of any speed?
 
-The state of a GPT that trains in mixed precision is saved to the disk at ``--dir``, as fast as that is, and slowed
-down to so many megabytes a second; with codecs off, ``"auto"`` and ``"always"``, in an order drawn for each round,
-with the processors idle and with a training that uses all of them (the saver is nicer than it, as the agent is).
-Seconds until the packs, part, root and record are durable; ratios to "never" are taken round by round. What
-``"auto"`` goes by it has learned in saves before those that count.
+The state of a GPT that trains in mixed precision is saved to the disk at ``--dir``, at its full speed and at limited
+rates, with codecs off, ``"auto"`` and ``"always"``, in an order drawn for each round. The processors are idle, or used
+by a training (the saver has a lower priority than it, as the agent has). Seconds are until the packs, part, root and
+record are durable; ratios to "never" are of the same round. Earlier saves, which do not count, give ``"auto"`` its
+measurements.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class Case:
         self.attempt.make_smaller(Compact(reuse=False, codecs=mode))
 
     def save(self) -> tuple[float, float, str]:
-        """Seconds, stored bytes over logical, and what was said of it; its files are gone then."""
+        """Save once and delete the files. Return seconds, stored bytes over logical ones, and the reason of the
+        choice."""
         saved = new_id()
         plan = plan_save(self.items, id=saved)
         plan = replace(plan, packs=[replace(pack, image=in_memory(pack)) for pack in plan.packs])
@@ -105,7 +106,7 @@ class Case:
 
     @property
     def smaller(self) -> IncrementalState:
-        """What it has learned."""
+        """Return what the case has learned."""
         assert self.attempt.smaller is not None
         return self.attempt.smaller
 
@@ -114,7 +115,7 @@ IMAGES: dict[int, memoryview] = {}
 
 
 def in_memory(pack: PackPlan) -> memoryview:
-    """All of it, as an agent has it: its tensors are the same each time."""
+    """Return the whole pack in memory, as an agent has it. Its tensors are the same each time."""
     image = IMAGES.setdefault(pack.size, page_buffer(-(-pack.size // PAGE) * PAGE))
     offset = 0
     for source in pack.sources[: 1 if image[offset] and len(pack.sources) > 1 else None]:
@@ -153,7 +154,7 @@ def main() -> None:
     running, ended = starting.Event(), starting.Event()
     plain_pair = starting.Process(target=_busy, args=(running, ended))
     plain_pair.start()
-    os.nice(NICE)  # behind it: it is to be as ever
+    os.nice(NICE)  # after the other process has started, which must keep its priority
     try:
         for busy in (False, True):
             cases = {(rate, mode): Case(folder / f"{busy}-{rate}-{mode}", rate, mode, items) for rate in RATES for mode in MODES}

@@ -51,7 +51,7 @@ class DcpPinned(Dcp):
         optimizer.register_step_pre_hook(lambda *_: self.wait_for_staging())
 
     def wait_for_staging(self) -> None:
-        """Until the copies are in host memory."""
+        """Wait until the copies are in host memory."""
         if self.staged is not None:
             self.staged.result()
             self.staged = None
@@ -170,7 +170,7 @@ def one_save(system: Base, training: Training, step: int, plain_s: float) -> dic
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """All of it, within ``budget_s``: fewer rounds rather than none at the end."""
+    """Measure everything within ``budget_s``, with fewer rounds if time is short."""
     device = torch.accelerator.current_accelerator()
     if device is None:
         raise SystemExit("there is no accelerator here")
@@ -268,7 +268,7 @@ def card() -> dict[str, Any]:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """For people."""
+    """Return the figures as a table."""
     gigabytes = figures["state_bytes"] / 1e9
     lines = [
         f"{figures['machine']['card']}: {gigabytes:.2f} GB in {figures['tensors']} tensors, step {figures['plain_step_s'] * 1e3:.1f} ms"

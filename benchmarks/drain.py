@@ -60,7 +60,7 @@ def client_put(bucket: Any, prefix: str, packs: list[Path]) -> None:
 
 
 def client_get(bucket: Any, prefix: str, packs: list[Path]) -> None:
-    """The same, read by the library in ranges, sixteen at a time, into memory that is there."""
+    """Read the packs by the library in ranges, sixteen at a time, into allocated memory."""
     for number, pack in enumerate(packs):
         size = pack.stat().st_size
         room = memoryview(bytearray(size))
@@ -83,7 +83,7 @@ def ours_get(url: str) -> None:
 
 
 def steps_beside(folder: Path, megabytes: int, bytes_per_second: float | None, seed: int) -> dict[str, float]:
-    """Median step of a training on all cores, alone and while a process of its own drains to another directory of the same disk."""
+    """Return the median step of training on all cores, alone and while another process drains to the same disk."""
     import torch
 
     from benchmarks.ranks import gpt
@@ -113,15 +113,15 @@ def steps_beside(folder: Path, megabytes: int, bytes_per_second: float | None, s
     drainer.wake()
     while not (far / "run").exists():
         time.sleep(0.01)
-    beside = []
+    during = []
     while drainer.busy:
-        beside.append(step())
+        during.append(step())
     alone += [step() for _ in range(40)]
     drainer.stop()
     shutil.rmtree(near)
     shutil.rmtree(far)
-    mean = statistics.fmean(beside) / statistics.fmean(alone)
-    return {"alone": statistics.median(alone), "beside": statistics.median(beside), "steps beside": len(beside), "mean ratio": mean}
+    mean = statistics.fmean(during) / statistics.fmean(alone)
+    return {"alone": statistics.median(alone), "beside": statistics.median(during), "steps beside": len(during), "mean ratio": mean}
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -153,7 +153,7 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     report["steps"] = [steps_beside(options.dir, options.megabytes, 50e6, seed) for seed in range(options.rounds)]
-    report["step beside a drain of 50 MB/s / alone"] = statistics.median(one["beside"] / one["alone"] for one in report["steps"])
+    report["step beside a drain of 50 MB/s / alone"] = statistics.median(steps["beside"] / steps["alone"] for steps in report["steps"])
     print(json.dumps(report["steps"]), report["step beside a drain of 50 MB/s / alone"])
     rounds = report["rounds"]
     report["drain / client"] = statistics.median(round_["client put"] / round_["drain"] for round_ in rounds)
@@ -164,7 +164,7 @@ def main() -> None:
 
 
 def one_round(server: Any, folder: Path, number: int, megabytes: int) -> dict[str, float]:
-    """All four, in an order of the round's own; what was put is deleted again."""
+    """Run all four measurements in random order, and delete what was put."""
     name = server.new_bucket()
     bucket, url = S3Store(name, client_options={"allow_http": True, "timeout": "120s"}), f"s3://{name}/tier"
     near = folder / f"near-{number}"
@@ -187,7 +187,7 @@ def one_round(server: Any, folder: Path, number: int, megabytes: int) -> dict[st
     for turn in turns:
         turn()
     for page in obstore.list(bucket):
-        obstore.delete(bucket, [one["path"] for one in page])
+        obstore.delete(bucket, [entry["path"] for entry in page])
     shutil.rmtree(near)
     return {name: round(seconds, 3) for name, seconds in timings.items()}
 

@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def measured(folder: Path, size: int, rounds: int) -> dict[str, Any]:
-    """All of it."""
+    """Measure writes and restores in rounds. Return all figures."""
     write_key_file(str(folder / "key"))
     key = f"file:{folder / 'key'}"
     image = image_of(size)

@@ -56,7 +56,7 @@ def peak_bytes() -> int:
 
 
 def export(store: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
-    """In this process: seconds, and the largest memory beyond what was there before."""
+    """Export in this process. Return seconds, bytes, and the peak of memory beyond what was there before."""
     from relight.catalog import open_run
     from relight.export import Options, execute_export, plan_export
 
@@ -71,7 +71,7 @@ def export(store: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def at_once(*actions: Callable[[], object]) -> None:
-    """All of them, each in a thread."""
+    """Run all actions at once, each in a thread."""
     with ThreadPoolExecutor(len(actions)) as pool:
         for done in [pool.submit(action) for action in actions]:
             done.result()

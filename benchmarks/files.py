@@ -1,4 +1,4 @@
-"""What is below a folder: its size, and whether it is in the page cache."""
+"""Size of a folder's files, and whether they are in the page cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulator is worth: against closed forms, against what others have published, and a schedule that learns against one that knows.
+"""The simulator against closed forms and published results, and a learning schedule against one that knows the rates.
 
 ``python -m benchmarks.fleet``: an hour of one core, no store, no device. It writes ``benchmarks/results/fleet.json`` (what agrees with
 what, and how fast it is), ``schedule.json`` and ``schedule.png`` (20 clusters), and ``simulate-*.png``, pictures of shipped scenarios.
@@ -34,9 +34,9 @@ def checks(failures: int) -> bool:
     """Closed forms, published results, speed."""
     report: dict[str, list[dict[str, Any]]] = {"closed_forms": [], "published": []}
     for name, rows in (("closed_forms", closed_forms(failures)), ("published", published())):
-        for one in rows:
-            report[name].append(one.to_dict())
-            print(f"{'ok ' if one.holds else 'NO '} {one.what}: {one.known}, simulated {one.simulated:.4g}", flush=True)
+        for check in rows:
+            report[name].append(check.to_dict())
+            print(f"{'ok ' if check.holds else 'NO '} {check.what}: {check.known}, simulated {check.simulated:.4g}", flush=True)
     seconds = speed()
     print(seconds, flush=True)
     _write("fleet.json", {"machine": describe(RESULTS), "failures_each": failures, "seconds_of_one_core": seconds, **report})
@@ -50,7 +50,7 @@ def learned(count: int, seeds: int, lives: float) -> bool:
     print(f"adaptive loses {over:+.2%} on the oracle; the best fixed one, {best}, {comparison['best_fixed_over_oracle']:+.1%}")
     _write("schedule.json", {"seeds": seeds, "failures_each": lives, **comparison})
     _draw_learned(comparison, RESULTS / "schedule.png")
-    return bool(over <= 0.03 and all(comparison["mean"]["adaptive"] < comparison["mean"][one] for one in FIXED))
+    return bool(over <= 0.03 and all(comparison["mean"]["adaptive"] < comparison["mean"][fixed] for fixed in FIXED))
 
 
 def _draw_learned(found: dict[str, Any], path: Path) -> None:
@@ -86,8 +86,10 @@ def pictures(seeds: int) -> bool:
         texts = scenario.policy or USUAL
         case = Case(scenario, tuple(policy_of(text, label) for label, text in texts.items()))
         outcomes = sweep([case], range(seeds))[0]
-        found = [summary_of(one, policy.text, outcomes[0]) for policy, one in zip(case.policies, outcomes, strict=True)]
-        draw([(f"{name}: {scenario.gpus:,} GPUs, {scenario.days:g} days", found)], scenario.days, RESULTS / f"simulate-{name}.png")
+        summaries = [
+            summary_of(policy_outcomes, policy.text, outcomes[0]) for policy, policy_outcomes in zip(case.policies, outcomes, strict=True)
+        ]
+        draw([(f"{name}: {scenario.gpus:,} GPUs, {scenario.days:g} days", summaries)], scenario.days, RESULTS / f"simulate-{name}.png")
     return True
 
 

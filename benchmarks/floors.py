@@ -30,25 +30,25 @@ def measure(folder: Path, workload: str) -> dict[str, float]:
     size = state_bytes(workload)
     part = min(size, MEMORY_MAX)
     source, target = floors.bytes_as_tensors_lie(part), floors.random_bytes(part)
-    found = {"state_bytes": float(size)}
+    figures = {"state_bytes": float(size)}
     for threads in (1, 2):
-        found[f"memcpy_{threads}"] = _usual(partial(floors.copy, target, source, threads)) * size / part
-        found[f"blake3_{threads}"] = _usual(partial(floors.hash_bytes, source, threads)) * size / part
+        figures[f"memcpy_{threads}"] = _usual(partial(floors.copy, target, source, threads)) * size / part
+        figures[f"blake3_{threads}"] = _usual(partial(floors.hash_bytes, source, threads)) * size / part
     del source
     path, direct = folder / "floor", floors.direct_works(folder)
     cpu = time.process_time()
     times = 3 if size < TIMES_BELOW else 1
-    found["direct_write"] = median(timed(partial(floors.write, path, target, size, direct=direct)) for _ in range(times))
-    found["direct_write_cpu"] = (time.process_time() - cpu) / times
+    figures["direct_write"] = median(timed(partial(floors.write, path, target, size, direct=direct)) for _ in range(times))
+    figures["direct_write_cpu"] = (time.process_time() - cpu) / times
     ways = ((1, direct), (2, direct), (4, False))
-    found["cold_read"] = min(median(_cold(path, size, *way) for _ in range(times)) for way in ways)
+    figures["cold_read"] = min(median(_cold(path, size, *way) for _ in range(times)) for way in ways)
     read_through(folder)
     into = floors.bytes_as_tensors_lie(size)
     for threads in (1, 2):
-        found[f"cached_read_blake3_{threads}"] = _usual(partial(floors.read, path, size, threads, into=into, then=_hash))
+        figures[f"cached_read_blake3_{threads}"] = _usual(partial(floors.read, path, size, threads, into=into, then=_hash))
     path.unlink()
-    found["core_seconds"] = found["memcpy_1"] + found["blake3_1"] + found["direct_write_cpu"]
-    return found
+    figures["core_seconds"] = figures["memcpy_1"] + figures["blake3_1"] + figures["direct_write_cpu"]
+    return figures
 
 
 def _usual(action: Callable[[], object]) -> float:

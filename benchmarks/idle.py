@@ -1,9 +1,9 @@
 """``python -m benchmarks.idle``: what starting costs, and what waiting costs: import, commands, agent, server, supervisor.
 
-Starts come in rounds, each in a random order, every process a fresh one, the files in the page cache; beside them
-their floors in the same round: ``python -c pass``, and ``import torch`` where torch has to be. Memory is the
-proportional share (PSS) of all processes of the thing, and processor time that of all of them over so many seconds in
-which nobody asks anything of them.
+Starts come in rounds, each in a random order, every process a fresh one, the files in the page cache. Their floors are
+in the same round: ``python -c pass``, and ``import torch`` where torch has to be. Memory is the proportional share
+(PSS) of all processes of what is measured. Processor time is that of all of them over ``--seconds`` without any
+request.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def inside(what: str, before: str = "pass") -> float:
 
 
 def starts(folder: Path) -> dict[str, Callable[[], float]]:
-    """What is started, by name."""
+    """Return what is started, by name. Each function returns its seconds."""
     return {
         "python -c pass": lambda: whole("-c", "pass"),
         "import relight": lambda: inside("import relight"),
@@ -161,8 +161,8 @@ def supervisor(folder: Path) -> Iterator[int]:
 def family(pid: int) -> list[int]:
     """A process and all that it started, but for the job that sleeps."""
     pids = [pid]
-    for one in pids:
-        children = Path(f"/proc/{one}/task").glob("*/children")
+    for parent in pids:
+        children = Path(f"/proc/{parent}/task").glob("*/children")
         pids += [int(child) for path in children for child in path.read_text().split()]
     return [child for child in pids if b"sleeps.py\0" not in Path(f"/proc/{child}/cmdline").read_bytes() or child == pid]
 
@@ -188,7 +188,7 @@ def spent(pids: list[int]) -> tuple[float, int]:
 
 
 def at_rest(starting: Callable[[Path], Any], folder: Path, seconds: float) -> dict[str, float]:
-    """What one of them takes while nothing is asked of it."""
+    """Return memory, processor time and wake-ups of a process and its children while they get no request."""
     with starting(folder) as pid:
         time.sleep(SETTLE_S)
         pids = family(pid)
@@ -228,7 +228,10 @@ def measure(rounds: int, seconds: float, folder: Path) -> dict[str, Any]:
         name: round(statistics.median(a / b for a, b in zip(took[name], took[floor], strict=True)), 2) for name, floor in FLOORS.items()
     }
     others = busy_s(), time.perf_counter()
-    rest = {name: at_rest(one, store, seconds) for name, one in (("agent", agent), ("relight serve", server), ("relight run", supervisor))}
+    rest = {
+        name: at_rest(process, store, seconds)
+        for name, process in (("agent", agent), ("relight serve", server), ("relight run", supervisor))
+    }
     quiet = 1 - (busy_s() - others[0]) / (time.perf_counter() - others[1]) / (os.cpu_count() or 1)
     return {
         "machine": describe(folder),
@@ -245,8 +248,8 @@ def measure(rounds: int, seconds: float, folder: Path) -> dict[str, Any]:
     }
 
 
-def draw(said: dict[str, Any], path: Path) -> None:
-    """Starts as bars with their least and most; at rest, memory and processor time."""
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Draw starts as bars with their least and most, and memory and processor time at rest."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -254,23 +257,23 @@ def draw(said: dict[str, Any], path: Path) -> None:
     drawing = Figure(figsize=(11, 4.6), facecolor=paper, dpi=150)
     FigureCanvasAgg(drawing)
     left, right = drawing.subplots(1, 2, width_ratios=[3, 2])
-    names = list(said["start_ms"])
+    names = list(results["start_ms"])
     for position, name in enumerate(names):
-        value, (least, most) = said["start_ms"][name], said["start_ms_least_most"][name]
-        left.barh(position, value, color=floor if name in said["floors"].values() else ours, height=0.6)
+        value, (least, most) = results["start_ms"][name], results["start_ms_least_most"][name]
+        left.barh(position, value, color=floor if name in results["floors"].values() else ours, height=0.6)
         left.plot([least, most], [position, position], color="#b5482f", linewidth=1.2)
         left.text(max(value, most) * 1.06, position, f"{value:.0f} ms", va="center", fontsize=8.5, color=ink)
     left.set_yticks(range(len(names)), names, fontsize=8.5)
     left.set_xscale("log")
-    left.set_xlim(right=3 * max(most for _, most in said["start_ms_least_most"].values()))
+    left.set_xlim(right=3 * max(most for _, most in results["start_ms_least_most"].values()))
     left.invert_yaxis()
     left.set_title("to start, median; red: least to most; light: floors", fontsize=9, color=ink)
-    for position, one in enumerate(said["rest"].values()):
-        right.barh(position, one["pss_mb"], color=ours, height=0.6)
-        label = f"{one['pss_mb']:.0f} MB; {one['cpu_percent']:.2f} % of a core"
-        right.text(one["pss_mb"] + 4, position, label, va="center", fontsize=8.5, color=ink)
-    right.set_yticks(range(len(said["rest"])), list(said["rest"]), fontsize=8.5)
-    right.set_xlim(0, 1.9 * max(one["pss_mb"] for one in said["rest"].values()))
+    for position, resting in enumerate(results["rest"].values()):
+        right.barh(position, resting["pss_mb"], color=ours, height=0.6)
+        label = f"{resting['pss_mb']:.0f} MB; {resting['cpu_percent']:.2f} % of a core"
+        right.text(resting["pss_mb"] + 4, position, label, va="center", fontsize=8.5, color=ink)
+    right.set_yticks(range(len(results["rest"])), list(results["rest"]), fontsize=8.5)
+    right.set_xlim(0, 1.9 * max(resting["pss_mb"] for resting in results["rest"].values()))
     right.invert_yaxis()
     right.set_title("at rest: memory (PSS), processor", fontsize=9, color=ink)
     for axes in (left, right):

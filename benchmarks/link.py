@@ -50,7 +50,7 @@ def missing() -> str:
 
 
 def measure(megabits: int, megabytes: int, share: float, ways: Sequence[str] = WAYS) -> dict[str, Any]:
-    """Each of ``ways``, in namespaces of their own that are gone afterwards."""
+    """Measure each of ``ways`` in new namespaces, which are removed afterwards."""
     numbers = [f"--megabits={megabits}", f"--megabytes={megabytes}", f"--share={share}", *(f"--way={way}" for way in ways)]
     command = [*_APART, sys.executable, str(Path(__file__).resolve()), "--inside", *numbers]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, "RELIGHT_JOB_SECRET": "none"})
@@ -72,7 +72,7 @@ def windows(samples: list[tuple[float, int]], window_s: float) -> list[float]:
 
 @contextlib.contextmanager
 def _wire(megabits: int) -> Iterator[list[str]]:
-    """The wire, as slow as asked for in the direction of the store; the command that enters the other namespace."""
+    """Yield the command that enters the other namespace. The wire is limited in the direction of the store."""
     holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
     try:
         ours = os.readlink("/proc/self/ns/net")
@@ -122,7 +122,7 @@ def _inside(megabits: int, megabytes: int, share: float, ways: Sequence[str]) ->
 
 
 def _save(top: Path, bucket: str, megabytes: int, bound: float | None, link_s: float) -> dict[str, Any]:
-    """One save and its copy to the store at the other end; the shares of the link that this took."""
+    """Save once and copy to the store at the other end. Return the shares of the link."""
     import numpy as np
 
     import relight
@@ -144,18 +144,19 @@ def _save(top: Path, bucket: str, megabytes: int, bound: float | None, link_s: f
 def shares(samples: list[tuple[float, int]], link_s: float) -> dict[str, Any]:
     """Return the shares of the link while the copy was under way: between 1 % and 99 % of all bytes."""
     first, sent = samples[0][1], samples[-1][1] - samples[0][1]
-    during = [(at, count) for at, count in samples if 0.01 * sent <= count - first <= 0.99 * sent]
-    each = [round(one / link_s, 4) for one in windows(samples, 1.0)]
+    during = [(time_s, count) for time_s, count in samples if 0.01 * sent <= count - first <= 0.99 * sent]
+    each = [round(sent_bytes / link_s, 4) for sent_bytes in windows(samples, 1.0)]
     copy_s, moved = during[-1][0] - during[0][0], during[-1][1] - during[0][1]
     return {
         "copy_s": round(copy_s, 2), "share": round(moved / max(copy_s, SAMPLE_S) / link_s, 4),
-        "most_in_1_s": max(each), "most_in_10_s": round(max(sum(each[at : at + 10]) / 10 for at in range(max(1, len(each) - 9))), 4),
+        "most_in_1_s": max(each),
+        "most_in_10_s": round(max(sum(each[start : start + 10]) / 10 for start in range(max(1, len(each) - 9))), 4),
         "each_second": each,
     }  # fmt: skip
 
 
 def _watch(samples: list[tuple[float, int]], done: threading.Event) -> None:
-    """What the card has sent so far, as the kernel counts it."""
+    """Sample the bytes that the card has sent, as the kernel counts them."""
     path = Path(f"/sys/class/net/{_WIRE}/statistics/tx_bytes")
     read = path.read_text if path.exists() else _by_proc
     while not done.wait(SAMPLE_S):
@@ -163,7 +164,7 @@ def _watch(samples: list[tuple[float, int]], done: threading.Event) -> None:
 
 
 def _by_proc() -> str:
-    """The same where /sys shows another namespace's cards."""
+    """Return the same count, for kernels with another namespace's cards in /sys."""
     line = next(row for row in Path("/proc/net/dev").read_text(encoding="ascii").splitlines() if row.strip().startswith(f"{_WIRE}:"))
     return line.partition(":")[2].split()[8]
 

@@ -157,7 +157,7 @@ def peak_kib() -> int:
 
 
 def measure(place: str) -> dict[str, Any]:
-    """In a new process: first read, appends, memory. ``place``: a path or a URL."""
+    """Measure the first read, appends and memory. ``place`` is a path or URL. Run it in a new process."""
     store = open_bytes(place)
     before = peak_kib()
     began = time.perf_counter()

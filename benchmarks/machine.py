@@ -1,4 +1,4 @@
-"""What was measured on, and with what; nothing that names a place."""
+"""The measured machine and the versions of its software, without anything that identifies it."""
 
 from __future__ import annotations
 

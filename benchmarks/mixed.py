@@ -1,8 +1,9 @@
 """``python -m benchmarks.mixed``: stored size of real checkpoints of training in mixed precision.
 
-A GPT with bfloat16 weights, float32 masters and AdamW is saved by a ``Checkpointer`` in the background, with codecs on and nothing else
-special: at first by itself, then after so many further steps, as differences from the save before. What is stored, all told, over the
-state's bytes, and by kind of tensor; each of them is restored to the bit before it counts.
+A GPT with bfloat16 weights, float32 masters and AdamW is saved by a ``Checkpointer`` in the background, with codecs on
+and nothing else special: at first by itself, then after a number of further steps, as differences from the save before.
+The result is all stored bytes over the state's bytes, in total and by kind of tensor. Each checkpoint is restored to
+the bit before it counts.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ def measure(folder: Path, size: str, warm: int, apart: int) -> list[dict[str, An
 
 
 def stored(folder: Path, training: Training) -> dict[str, Any]:
-    """Of the newest checkpoint."""
+    """Return what the newest checkpoint stores, in total and by kind, after a bit-exact restore."""
     run = Run(LocalStore(folder), "run")
     newest = run.history().live[-1]
     loaded = relight.load(folder / "run")
     again = [loaded["model"][name] for name, _ in training.model.named_parameters()], loaded["masters"]
     for wanted, restored in zip((training.live, training.masters), again, strict=True):
-        for one, other in zip(wanted, restored, strict=True):
-            if not torch.equal(one.detach().view(torch.uint8), other.view(torch.uint8)):
+        for before, after in zip(wanted, restored, strict=True):
+            if not torch.equal(before.detach().view(torch.uint8), after.view(torch.uint8)):
                 raise AssertionError("what was stored is not what was there")
     kinds = stored_as(run.open(newest))
     return {

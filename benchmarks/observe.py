@@ -1,9 +1,10 @@
 """What it costs training that events are kept: steps with and without, in turns, in one process; and what one event costs by itself.
 
-``python -m benchmarks.observe``: a small transformer is trained, and saved in the background every so many steps. In every other block of
-steps its events are kept in files, in the others nobody listens. The difference of two medians of steps is smaller than their noise, as a
-rule; so what is judged is what the step's thread pays: the cost of an event in that thread (the call with a writer less the call without),
-times the events of a step, by the time of a step. Exit status 1 if that is more than a thousandth.
+``python -m benchmarks.observe``: a small transformer is trained, and saved in the background at a fixed interval. In
+every other block of steps its events are kept in files, in the others they have no reader. The difference of two
+medians of steps is usually smaller than their noise. The criterion is therefore what the step's thread pays: the cost
+of an event in that thread (the call with a writer less the call without), times the events of a step, by the time of a
+step. Exit status 1 if that is more than a thousandth.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def keep(folder: Path) -> EventWriter:
 
 
 def of_steps(folder: Path, blocks: int, steps: int, every: int, width: int, tokens: int) -> dict[str, Any]:
-    """Blocks of steps with and without, in turns; each block's steps in seconds, and the events that a step has in the mean."""
+    """Return the seconds of steps in blocks with and without event files, in turns, and the mean events of a step."""
     model, optimizer, train = trainer(width, tokens)
     ckpt = relight.Checkpointer(
         folder / "runs" / "bench", model=model, optimizer=optimizer, save=relight.every(steps=every), keep=relight.keep(last=2)

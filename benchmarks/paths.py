@@ -36,7 +36,7 @@ PACKAGE = str(Path(relight.__file__).parent) + "/"
 
 
 class Way(NamedTuple):
-    """What was called on one way."""
+    """Counts of what one path called."""
 
     functions: int
     files: int

@@ -124,7 +124,7 @@ def read_all(town: Town, id: str, ranks: list[int]) -> tuple[float, int]:
 
 
 def one_coding(nursery: Nursery, agents: int, data: int, parity: int, size: int, seq: int) -> dict[str, float]:
-    """Protect; read one part from who has it; kill as many as may be lost, and read theirs."""
+    """Protect; read one part from its agent; kill as many agents as may be lost, and read their parts."""
     town = nursery.town([[size]] * agents, data, parity)
     try:
         town.all("fill", "c1", seq, [])
@@ -139,7 +139,7 @@ def one_coding(nursery: Nursery, agents: int, data: int, parity: int, size: int,
         seconds = timed(protect)
         busy = sum(town.all("cpu")) - busy
         rates = {"protect MB/s": agents * size / seconds / 1e6, "protect processor s/GB sent": busy / (agents * size * parity / 1e9)}
-        held_bytes = [one["held"] for one in town.all("memory")]
+        held_bytes = [memory["held"] for memory in town.all("memory")]
         rates["memory"] = 1 + max(held_bytes) / size
         direct, count = read_all(town, "c1", [agents - 1])
         rates["read MB/s"] = count / direct / 1e6
@@ -157,12 +157,15 @@ def one_coding(nursery: Nursery, agents: int, data: int, parity: int, size: int,
 
 
 def name_of(agents: int, data: int, parity: int) -> str:
-    """As it stands in the results."""
+    """Return the coding's name in the results."""
     return f"{agents} agents, {data}+{parity}"
 
 
 def ratios(rounds: list[dict[str, Any]], agents: int, data: int, parity: int) -> dict[str, float]:
-    """What goes over the wire, against the plain stream: each part once for each row; of what is rebuilt, as much from each of k."""
+    """Return bytes on the wire over those of the plain stream.
+
+    A protected part is sent once for each row. A rebuilt part takes as much from each of k agents.
+    """
     rows = {}
     for name, times in (("protect", parity), ("read", 1), ("rebuild", data)):
         each = [round_[name_of(agents, data, parity)][f"{name} MB/s"] * times / round_["stream MB/s"] for round_ in rounds]

@@ -38,7 +38,7 @@ def measure(store: str, size: str, rounds: int) -> dict[str, Any]:
 
 def seconds(reports: list[dict[str, Any]], figure: str) -> float:
     """Return the median of one figure over all passes. A pass gives the median of its rounds."""
-    return statistics.median(next(float(one["seconds"]) for one in report["relight"] if one["name"] == figure) for report in reports)
+    return statistics.median(next(float(row["seconds"]) for row in report["relight"] if row["name"] == figure) for report in reports)
 
 
 def predicted(measured: dict[str, MeasuredTime], size: int) -> dict[str, float]:
@@ -74,7 +74,7 @@ def main() -> int:
             name: [(float(reports[size][0]["state_bytes"]), seconds(reports[size], figure)) for size in given.learned]
             for name, figure in FIGURES.items()
         }
-        lines = {name: fit(one, "relight bench") for name, one in points.items()}
+        lines = {name: fit(measured, "relight bench") for name, measured in points.items()}
         rows = []
         for size in given.asked:
             state_bytes = int(reports[size][0]["state_bytes"])

@@ -1,4 +1,4 @@
-"""Bars of lost time, time to durable and loads; for the spread, lines over the number of tensors."""
+"""Plots: bars of lost time, time to durable and loads; for the spread, lines over the number of tensors."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def _found(kept: dict[str, Any], workload: str, rival: str, name: str) -> list[f
 
 def _bars(kept: dict[str, Any], name: str, axis: Axes) -> None:
     workload = next(iter(kept["state_bytes"]))
-    rows = [(rival, found) for rival in reversed(kept["rivals"]) if (found := _found(kept, workload, rival, name))]
-    for place, (rival, found) in enumerate(rows):
-        middle = statistics.median(found)
+    rows = [(rival, values) for rival in reversed(kept["rivals"]) if (values := _found(kept, workload, rival, name))]
+    for place, (rival, values) in enumerate(rows):
+        middle = statistics.median(values)
         axis.barh(place, middle, color=OURS if rival.startswith("Relight") else THEIRS, height=0.65)
-        axis.plot([min(found), max(found)], [place, place], color="black", linewidth=1, marker="|", markersize=6)
-        axis.annotate(f"{middle:.2f}", (max(*found, 0), place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
+        axis.plot([min(values), max(values)], [place, place], color="black", linewidth=1, marker="|", markersize=6)
+        axis.annotate(f"{middle:.2f}", (max(*values, 0), place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8)
     axis.set_yticks(range(len(rows)), [rival for rival, _ in rows], fontsize=8)
     axis.set_xlabel("s", fontsize=8)
     axis.margins(x=0.1)
@@ -61,10 +61,10 @@ def _bars(kept: dict[str, Any], name: str, axis: Axes) -> None:
 def _lines(kept: dict[str, Any], name: str, axis: Axes) -> None:
     for number, rival in enumerate(kept["rivals"]):
         points = [(float(workload.rpartition("-")[2]), _found(kept, workload, rival, name)) for workload in kept["state_bytes"]]
-        points = [(count, found) for count, found in points if found]
+        points = [(count, values) for count, values in points if values]
         own = rival.startswith("Relight")
         axis.plot(
-            [count for count, _ in points], [statistics.median(found) for _, found in points],
+            [count for count, _ in points], [statistics.median(values) for _, values in points],
             label=rival, color=OURS if own else plt.cm.tab20(number), linewidth=2.5 if own else 1.2,
             linestyle="--" if rival == "Relight" else "-", marker="o", markersize=3,
         )  # fmt: skip

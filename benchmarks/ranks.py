@@ -1,10 +1,10 @@
 """``python -m benchmarks.ranks``: two ranks under ``fully_shard``, Relight against DCP, in the same job, the same steps, in turns.
 
-For each rival and round: steps without a save, steps from the call of a save until it is durable on all ranks, as many without again:
-*lost* is the difference of their wall times. *durable* is from the call; *idle* the same with nobody training. *load* goes into the live
-objects, cold; *reshard* into the same model with every parameter cut along its second dimension, cold as well; *read* is what all ranks
-together read from the device for that, over the state's size. DCP's async save has a gloo group of its own and one stager for all saves,
-which is its best.
+For each rival and round: steps without a save, steps from the call of a save until it is durable on all ranks, as many
+without again: *lost* is the difference of their wall times. *durable* is from the call; *idle* the same without
+training. *load* goes into the live objects, cold; *reshard* into the same model with every parameter cut along its
+second dimension, cold as well; *read* is what all ranks together read from the device for that, over the state's size.
+DCP's async save has a gloo group of its own and one stager for all saves, which is its best.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def gpt(size: str) -> GPT:
 
 
 def sharded(size: str, columns: bool) -> tuple[GPT, torch.optim.Optimizer]:
-    """The model under ``fully_shard``, or with every parameter cut along its last dimension; and AdamW with its state."""
+    """Return the model and AdamW with its state, under ``fully_shard`` or with parameters cut along their last
+    dimension."""
     model, mesh = gpt(size), init_device_mesh("cpu", (dist.get_world_size(),))
     if not columns:
         for block in model.children():
@@ -76,13 +77,13 @@ def sharded(size: str, columns: bool) -> tuple[GPT, torch.optim.Optimizer]:
 
 
 def device_bytes() -> int:
-    """What this process has had read from devices so far."""
+    """Return the bytes that this process has had read from devices so far."""
     text = Path("/proc/self/io").read_text(encoding="ascii")
     return int(next(line for line in text.splitlines() if line.startswith("read_bytes")).split()[1])
 
 
 class Rank:
-    """What a rank measures."""
+    """The measurements of one rank."""
 
     def __init__(self, size: str, folder: Path) -> None:
         self.size, self.folder = size, folder
@@ -111,7 +112,7 @@ class Rank:
         return {"model": model, "optim": optimizer}
 
     def save(self, rival: str) -> Callable[[], bool]:
-        """Begin; the result tells whether it is durable here, or waits for it."""
+        """Begin a save. Return a function that reports whether it is durable here, or waits for it."""
         self.number += 1
         if rival == "Relight":
             save = self.ckpt.save(self.number, block=False)
@@ -120,8 +121,8 @@ class Rank:
         if rival == "DCP":
             dcp.save(self.state(), checkpoint_id=path)
             return lambda: True
-        found: Any = dcp.async_save(self.state(), checkpoint_id=path, process_group=self.group, async_stager=self.stager)
-        future = getattr(found, "upload_completion", found)
+        pending: Any = dcp.async_save(self.state(), checkpoint_id=path, process_group=self.group, async_stager=self.stager)
+        future = getattr(pending, "upload_completion", pending)
         return lambda: bool(future.done())
 
     def all_done(self, done: bool) -> bool:
@@ -166,7 +167,7 @@ class Rank:
         return {"idle": self.timed(wait)}
 
     def load(self, rival: str) -> dict[str, float]:
-        """The last save of it, into the live objects; then into a model that is spread in another way. Both cold."""
+        """Load the last save, cold, into the live objects, then into a model with another sharding."""
         dist.barrier()
         if dist.get_rank() == 0:
             # Under another name, so that no agent serves the load from its memory.
@@ -280,10 +281,10 @@ def table(found: dict[str, Any]) -> str:
         "Seconds: median (least–most). " + (__doc__ or "").split("\n\n")[1].replace("\n", " "), "",
         "| | " + " | ".join(figures) + " |", "|" + "---|" * (len(figures) + 1),
     ]  # fmt: skip
-    for rival, held in by_rival.items():
+    for rival, by_round in by_rival.items():
         cells = []
         for figure in figures:
-            values = [row[figure] for row in held.values()]
+            values = [row[figure] for row in by_round.values()]
             cells.append(f"{statistics.median(values):.3g} ({min(values):.3g}–{max(values):.3g})")
         lines.append(f"| {rival} | " + " | ".join(cells) + " |")
     lines += ["", "**Relight / rival**, medians of same-round ratios", "", *lines[6:8]]

@@ -66,7 +66,7 @@ def work(kind: str, minutes: float, disk: Path, page: Path, seed: int) -> None:
 
 
 def grow(held: list[bytearray], size: float) -> None:
-    """As much memory as that, touched."""
+    """Grow ``held`` to ``size`` bytes of touched memory."""
     while len(held) < size / (1 << 20):
         held.append(bytearray(os.urandom(4096) * 256))
 
@@ -127,8 +127,8 @@ def main() -> None:
             time.sleep(1)
         command = [sys.executable, "-m", "benchmarks.recordings", str(options.directory), "--life", KINDS[number % len(KINDS)]]
         running.append(subprocess.Popen([*command, "--minutes", str(options.minutes), "--seed", str(options.seed + number)]))
-    for one in running:
-        one.wait()
+    for process in running:
+        process.wait()
 
 
 if __name__ == "__main__":

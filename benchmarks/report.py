@@ -44,23 +44,24 @@ def values(kept: dict[str, Any], workload: str, rival: str, name: str) -> dict[i
 
 
 def ratio(kept: dict[str, Any], workload: str, ours: tuple[str, str], theirs: tuple[str, str]) -> float | None:
-    """Median of the ratios of same-round pairs of (rival, figure); rounds in which the divisor is lost in noise are left out."""
+    """Return the median of same-round ratios of two (rival, figure). Rounds with a divisor of 0 or less are left
+    out."""
     a, b = values(kept, workload, *ours), values(kept, workload, *theirs)
     pairs = [a[number] / b[number] for number in a.keys() & b.keys() if b[number] > 0]
     return statistics.median(pairs) if pairs else None
 
 
-def brief(told: dict[str, Any]) -> str:
-    """A cell in one line."""
-    if "figures" not in told:
-        return told.get("error") or told.get("why_not") or "cannot run"
-    others = f", others took {told['others']:.0%}" if told.get("others", 0) > BUSY else ""
-    names = [name for name in (*TRAINED, "idle_blocked", "memcpy_1", "direct_write", "cold_read") if name in told["figures"]]
-    return ", ".join(f"{name} {told['figures'][name]:.3g}" for name in names) + others
+def brief(cell: dict[str, Any]) -> str:
+    """Return a cell as one line."""
+    if "figures" not in cell:
+        return cell.get("error") or cell.get("why_not") or "cannot run"
+    others = f", others took {cell['others']:.0%}" if cell.get("others", 0) > BUSY else ""
+    names = [name for name in (*TRAINED, "idle_blocked", "memcpy_1", "direct_write", "cold_read") if name in cell["figures"]]
+    return ", ".join(f"{name} {cell['figures'][name]:.3g}" for name in names) + others
 
 
 def write(kept: dict[str, Any], path: Path) -> None:
-    """``path``'s neighbours ``.md`` and ``.png``; prints the table."""
+    """Write ``path``'s neighbours ``.md`` and ``.png``, and print the table."""
     text = "\n".join(page(kept)) + "\n"
     path.with_suffix(".md").write_text(text, encoding="utf-8")
     print("\n" + text)
@@ -142,7 +143,7 @@ def slopes(kept: dict[str, Any], workloads: list[str]) -> list[str]:
 
 
 def remarks(kept: dict[str, Any]) -> list[str]:
-    """What makes a figure doubtful."""
+    """Return the reasons to doubt a figure."""
     lines = []
     for row in kept["rounds"]:
         for rival, cell in row["cells"].items():

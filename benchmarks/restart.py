@@ -1,9 +1,9 @@
 """``python -m benchmarks.restart``: from SIGKILL of a rank to the next step that ends, and to a new one, under torchrun and `relight run`.
 
-The same job, two ranks, the same state; each round kills each way once, in a random order. Of Relight's own: without
-processes that wait, with such as have done their imports, and with such as have run the script up to
-``relight.standby()``. torchrun is given a store for each life of the job (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``):
-as it is (2.13), ranks on gloo do not find each other again, and the job does not come back at all. NVIDIA's
+The same job, two ranks, the same state; each round kills each way once, in a random order. Relight is measured without
+spare processes, with spares that have done their imports, and with spares that have run the script up to
+``relight.standby()``. torchrun gets a store for each incarnation (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``): with its
+default (2.13), ranks on gloo do not find each other again, and the job does not come back at all. NVIDIA's
 ``ft_launcher`` (torchrun's agent, with heartbeats) starts the job that torchrun starts with DCP; where it is not
 installed, its row states that.
 """
@@ -33,14 +33,14 @@ from relight.supervise.incidents import read_incidents
 JOB = Path(__file__).with_name("restart_job.py")
 PATIENCE_S = 300.0
 SETTLED_S = 20.0
-"""Until whoever does things ahead has done them: a job fails hours behind its start."""
+"""Seconds until processes that work ahead have finished: jobs usually fail hours after their start."""
 WAYS = ["torch.save", "DCP", "DCP, ft_launcher", "Relight", "Relight, spares", "Relight, standby"]
 LAUNCHERS = {"ft_launcher": "nvidia_resiliency_ext.fault_tolerance.launcher"}
-"""Of a way that says which; torchrun otherwise."""
+"""Launcher of a way that names one; torchrun otherwise."""
 
 
 def command(way: str, folder: Path, parameters: int) -> list[str]:
-    """What is started."""
+    """Return the command line that starts the job this way."""
     job = [str(JOB), way, str(folder), str(parameters)]
     if not way.startswith("Relight"):
         launcher = LAUNCHERS.get(way.partition(", ")[2], "torch.distributed.run")
@@ -51,7 +51,7 @@ def command(way: str, folder: Path, parameters: int) -> list[str]:
 
 
 def missing(way: str) -> str:
-    """Why it cannot be measured here; empty otherwise."""
+    """Return why this way cannot be measured here; empty if it can."""
     package = LAUNCHERS.get(way.partition(", ")[2], "").partition(".")[0]
     is_installed = not package or importlib.util.find_spec(package) is not None
     return "" if is_installed else f"{package} is not installed; pip install --no-deps --require-hashes -r requirements/bench.txt"
@@ -67,7 +67,7 @@ def lines(folder: Path) -> list[tuple[int, int, float]]:
 
 
 def once(way: str, folder: Path, parameters: int, every: int) -> dict[str, Any]:
-    """Kill rank 1 when there were some saves; seconds until a step has ended, and what was lost."""
+    """Kill rank 1 after some saves. Return seconds until a step has ended, and the lost steps."""
     environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "EVERY": str(every)}
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command(way, folder, parameters), cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=log)
@@ -86,8 +86,8 @@ def once(way: str, folder: Path, parameters: int, every: int) -> dict[str, Any]:
             before = max(step for step, life, _ in lines(folder) if not life)
             if process.poll() is not None or time.monotonic() - killed > PATIENCE_S:
                 raise RuntimeError((folder / "log").read_text()[-2000:])
-        first = next((step, at) for step, life, at in lines(folder) if life)
-        new = next(at for step, life, at in lines(folder) if life and step > before)
+        first = next((step, time_s) for step, life, time_s in lines(folder) if life)
+        new = next(time_s for step, life, time_s in lines(folder) if life and step > before)
         row: dict[str, Any] = {"seconds": first[1] - killed, "new_s": new - killed, "steps_lost": before - first[0] + 1}
         if way.startswith("Relight"):
             time.sleep(1.0)
@@ -163,7 +163,7 @@ def summary_of(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, dict[str,
 def write(
     options: argparse.Namespace, summary: Mapping[str, Any], found: Mapping[str, list[dict[str, Any]]], left_out: Mapping[str, str]
 ) -> None:
-    """What was found, and how."""
+    """Write the results with the machine and the options."""
     rounds = min(map(len, found.values()))
     asked = {"parameters": options.parameters, "rounds": rounds, "seed": options.seed, "every": options.every}
     report = {"machine": describe(options.dir), **asked, "ways": summary, "left_out": left_out, "rows": found}

@@ -1,4 +1,4 @@
-"""What ``benchmarks.restart`` starts: ``restart_job.py WAY FOLDER PARAMETERS``: two ranks, a state of that size, a way to save it.
+"""The job of ``benchmarks.restart``, ``restart_job.py WAY FOLDER PARAMETERS``: two ranks and a state of that size.
 
 Each line of FOLDER/out: step, life, the monotonic clock. FOLDER/pid-RANK has each rank's process.
 """
@@ -57,7 +57,7 @@ Start = tuple[int, Callable[[int], object]]
 
 
 def with_torch(folder: Path, rank: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Start:
-    """``torch.save`` by rank 0, renamed into its place; all load."""
+    """Save with ``torch.save`` on rank 0, renamed into place. All ranks load."""
     path, start = folder / "checkpoint.pt", 0
     if path.exists():
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -98,7 +98,7 @@ def with_dcp(folder: Path, rank: int, model: nn.Module, optimizer: torch.optim.O
 
 
 def with_relight(folder: Path, rank: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Start:
-    """As anybody would use it."""
+    """Save with Relight's defaults."""
     import relight
 
     ckpt = relight.Checkpointer(

@@ -1,4 +1,4 @@
-"""``make bench``: Relight against every rival that installs; same model, same run, in rounds, durability counted for everybody.
+"""``make bench``: Relight against every rival that installs: same model, same run, in rounds, all saves durable.
 
 Each cell (a rival in a round) is a process of its own. Rounds shuffle the rivals by the seed; the machine's floors are one of them.
 Writes ``<out>/bench-<size>.json`` after each cell, a table (``.md``) and plots (``.png``) at the end. Read ratios: machines are noisy.
@@ -76,7 +76,7 @@ def run_cell(rival: str, workload: str, folder: Path, *, seed: int, limit_s: flo
                         child.stdin.write(f"{answer}\n")
                         child.stdin.flush()
             code = child.wait()
-        except BaseException:  # an interrupted run leaves no cell behind
+        except BaseException:  # an interrupted run leaves no process of a cell running
             kill(processes)
             raise
         finally:
@@ -132,30 +132,30 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, kept: Path) -> None:
-    """All rounds; ``kept`` is rewritten after each cell."""
+    """Run all rounds. ``kept`` is rewritten after each cell."""
     rivals = options.only or list(RIVALS)
     if unknown := [name for name in rivals if name not in RIVALS]:
         raise SystemExit(f"unknown: {unknown}; there are {list(RIVALS)}")
     options.dir.mkdir(parents=True, exist_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=options.dir, prefix="relight-bench-"))
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "size": options.size, "seed": options.seed, "rivals": rivals, "machine": describe(folder),
         "versions": {}, "how": {}, "why_not": {}, "state_bytes": {name: state_bytes(name) for name in SIZES[options.size]}, "rounds": [],
         "environment": KEEPING,
     }  # fmt: skip
     if options.go_on and kept.exists():
-        found = whole_rounds(json.loads(kept.read_text(encoding="utf-8")), found)
-    begun = len(found["rounds"]) // len(SIZES[options.size])
+        results = whole_rounds(json.loads(kept.read_text(encoding="utf-8")), results)
+    begun = len(results["rounds"]) // len(SIZES[options.size])
     try:
         for number in range(begun + 1, options.rounds + 1):
             shuffle = random.Random(f"{options.seed} {number}")
             for workload in SIZES[options.size]:
                 touch(min(int(available_bytes() * 0.7), max(2 << 30, 4 * state_bytes(workload))))
-                order = [FLOORS, *(name for name in rivals if name not in found["why_not"])]
+                order = [FLOORS, *(name for name in rivals if name not in results["why_not"])]
                 shuffle.shuffle(order)
                 row: dict[str, Any] = {"round": number, "workload": workload, "order": order, "cells": {}}
-                found["rounds"].append(row)
+                results["rounds"].append(row)
                 for rival in order:
                     place = folder / f"{number}-{workload}-{len(row['cells'])}"
                     started, others = time.monotonic(), busy_s() - own_cpu_s()
@@ -166,16 +166,16 @@ def measure(options: argparse.Namespace, kept: Path) -> None:
                     cell["others"] = max(0.0, busy_s() - own_cpu_s() - helpers - others) / took / (os.cpu_count() or 1)
                     for key in ("version", "how", "why_not"):
                         if cell.get(key):
-                            found["versions" if key == "version" else key][rival] = cell.pop(key)
+                            results["versions" if key == "version" else key][rival] = cell.pop(key)
                     row["cells"][rival] = cell
                     print(f"{workload} round {number}/{options.rounds}  {rival:30} {took:5.0f} s  {report.brief(cell)}", flush=True)
-                    kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+                    kept.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def whole_rounds(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier run found, up to its last whole round. It must have been of the same things, on the same machine."""
+    """Return an earlier run's results up to its last whole round. Exit unless its subject and machine were the same."""
     for name in ("size", "seed", "rivals", "machine", "state_bytes", "environment"):
         if before.get(name) != now[name]:
             raise SystemExit(f"cannot continue: {name} was {before.get(name)}, and is {now[name]}")

@@ -1,8 +1,8 @@
 """``python -m benchmarks.scale``: what planning and committing cost each rank of large jobs, without their bytes.
 
-The real code: tables, shares, layout of packs, parts and roots as they are encoded, for models of 8 B to 1 T parameters with AdamW on up
-to 4,096 ranks; and the commit of up to 256 ranks, as threads: what goes through each over a store that counts, and how much time it adds,
-on a disk, to one rank's own. Writes ``docs/scale.md``'s tables.
+The real code runs: tables, shares, layout of packs, encoded parts and roots, for models of 8 B to 1 T parameters with
+AdamW on up to 4,096 ranks. Commits of up to 256 ranks run as threads: what each transfers over a counting store, and
+how much time the commit adds, on a disk, to that of one rank alone. Writes ``docs/scale.md``'s tables.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ LAYOUTS = ("fsdp", "hsdp", "tp8+fsdp")
 
 
 class Sized:
-    """A source of which only the length matters."""
+    """A source that has only a length."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -83,7 +83,7 @@ def shapes(model: Model) -> Iterator[tuple[str, tuple[int, ...], int]]:
 
 
 def table_of(model: Model, layout: str) -> Table:
-    """Weights in bfloat16; master weights and two moments in float32; a step for each."""
+    """Return the table: weights in bfloat16, master weights and two moments in float32, and a step for each."""
     ranks = tuple(range(model.ranks))
     if layout == "fsdp":
         mesh = Mesh((model.ranks,), ranks)
@@ -109,7 +109,7 @@ def table_of(model: Model, layout: str) -> Table:
 
 
 def planned(model: Model, layout: str) -> dict[str, Any]:
-    """Each figure for the most loaded of a few ranks."""
+    """Return each figure for the most loaded of a few ranks."""
     table = table_of(model, layout)
     row: dict[str, Any] = {
         "model": model.name, "layout": layout, "ranks": model.ranks, "tensors": len(table.entries),
@@ -174,8 +174,10 @@ def _root(world: int) -> Root:
 
 
 def committed(world: int) -> dict[str, Any]:
-    """A save of one row a rank by threads over a store in memory: what went through the busiest and the median rank, packs and parts apart,
-    as each writes its own whoever commits; and what they asked of the store.
+    """Save one row a rank by threads over a store in memory.
+
+    Return the bytes and store requests of the busiest and the median rank. Packs and parts are separate, as each rank
+    writes its own, whichever rank commits.
     """
     memory = MemoryStore()
     own = Attempt.begin(memory, "run").place
@@ -190,8 +192,9 @@ def committed(world: int) -> dict[str, Any]:
 
 
 def timed(world: int, folder: Path, rounds: int, way: str = "processes") -> dict[str, Any]:
-    """Seconds from the last rank's being ready, its part durable, to COMMIT durable, on a disk; ranks have one row each. Beside it a save
-    of one rank's own: from its part being durable to COMMIT durable. Medians, taken in turn.
+    """Return seconds from the last rank's durable part to a durable COMMIT, on a disk. Ranks have one row each.
+
+    A save of one rank alone is the reference: from its durable part to a durable COMMIT. Medians, taken in turn.
     """
     own_s, all_s = [], []
     for _ in range(rounds):
@@ -206,7 +209,7 @@ def timed(world: int, folder: Path, rounds: int, way: str = "processes") -> dict
 
 
 class _Seen:
-    """When this rank was ready, and when COMMIT was durable if it was the one that appended it; else None."""
+    """Time at which this rank was ready, and at which COMMIT was durable if this rank appended it; else None."""
 
     def __init__(self, world: int) -> None:
         self.ready: float | None = None
@@ -227,15 +230,15 @@ def _behind_the_part(world: int, folder: Path, way: str) -> float:
         own = Attempt.begin(LocalStore(root), "run").place
         if way == "threads":
             seen = [_Seen(world) for _ in range(world)]
-            _save_as_threads(own, [CountingStore(LocalStore(root), told=one.told) for one in seen], world)
-            times = [(one.ready, one.done) for one in seen]
+            _save_as_threads(own, [CountingStore(LocalStore(root), told=rank_seen.told) for rank_seen in seen], world)
+            times = [(rank_seen.ready, rank_seen.done) for rank_seen in seen]
         else:
             times = _save_as_processes(own, root, world)
         return min(done for _, done in times if done is not None) - max(ready for ready, _ in times if ready is not None)
 
 
 def _save_as_processes(own: CommitTarget, root: str, world: int) -> list[tuple[float | None, float | None]]:
-    """What each rank has seen; as forks of this process, which has all it needs in memory. The clock is the machine's."""
+    """Return each rank's times. Ranks are forks of this process, with its memory and the machine's clock."""
     fork = multiprocessing.get_context("fork")
     together, queue = fork.Barrier(world), fork.SimpleQueue()
 
@@ -281,7 +284,7 @@ def _save_as_threads(own: CommitTarget, stores: list[CountingStore], world: int)
 
 
 def _save_as(number: int, world: int, own: CommitTarget, store: CountingStore, together: Callable[[], object]) -> None:
-    """One rank's save, once all are there; counted from then on."""
+    """Save as one rank, once all are ready. Counts begin then."""
     place = CommitTarget(store, Log(store, "run"), own.store_id, own.run_id, own.epoch)
     place.log.read()
     store.bytes.clear()
@@ -300,7 +303,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["plans", "bytes", "time"], help="this table alone")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="a folder on the disk to be timed")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--ranks", choices=["processes", "threads"], default="processes", help="what ranks are whose commit is timed")
+    parser.add_argument("--ranks", choices=["processes", "threads"], default="processes", help="what the ranks of a timed commit are")
     options = parser.parse_args()
     makes: dict[str, Iterator[dict[str, Any]]] = {
         "plans": (planned(model, layout) for model in MODELS for layout in LAYOUTS),

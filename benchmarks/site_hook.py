@@ -1,4 +1,4 @@
-"""For ``make site``: what was measured is part of the site, and the pages' links to it lead there."""
+"""Hook of ``make site``: add the results to the site, and point the pages' links to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINK = re.compile(r"\]\((?:\.\./)+benchmarks/results/([\w.-]+)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Each result as a file of the site."""
+    """Add each result as a file of the site."""
     for path in sorted(RESULTS.iterdir()):
         if path.suffix in (".json", ".png", ".md"):
             files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))

@@ -1,4 +1,4 @@
-"""What Relight set out to reach, as ratios to the machine's floors and to the best rival."""
+"""Relight's targets, as ratios to the machine's floors and to the best rival."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def target_rows(kept: dict[str, Any], ratio: Ratio, values: Values) -> list[str]
                 lines.append(f"| {workload} | {figure} | {' | '.join(cells)} | {target} |")
         floors = [(name, values(kept, workload, FLOORS, name)) for name in ("memcpy_1", "memcpy_2", "blake3_1", "blake3_2", "direct_write",
                   "cold_read", "cached_read_blake3_1", "cached_read_blake3_2", "core_seconds")]  # fmt: skip
-        told = ", ".join(f"{name} {statistics.median(found.values()):.3g}" for name, found in floors if found)
-        lines.append(f"| {workload} | floors, s | {told} | | |")
+        medians = ", ".join(f"{name} {statistics.median(figures.values()):.3g}" for name, figures in floors if figures)
+        lines.append(f"| {workload} | floors, s | {medians} | | |")
     return lines
 
 
@@ -36,16 +36,16 @@ def _figures(kept: dict[str, Any], workload: str, ratio: Ratio, values: Values) 
 
     def to_floor(name: str, floor: str, scale: float = 1.0) -> Callable[[str], float | None]:
         def measured(ours: str) -> float | None:
-            found = ratio(kept, workload, (ours, name), (FLOORS, floor))
-            return None if found is None else found * scale
+            share = ratio(kept, workload, (ours, name), (FLOORS, floor))
+            return None if share is None else share * scale
 
         return measured
 
     def median(function: Callable[[dict[str, Any]], float]) -> Callable[[str], float | None]:
         def measured(ours: str) -> float | None:
             cells = [row["cells"].get(ours, {}).get("figures") for row in kept["rounds"] if row["workload"] == workload]
-            found = [function(figures) for figures in cells if figures]
-            return statistics.median(found) if found else None
+            results = [function(figures) for figures in cells if figures]
+            return statistics.median(results) if results else None
 
         return measured
 
@@ -67,14 +67,14 @@ def _figures(kept: dict[str, Any], workload: str, ratio: Ratio, values: Values) 
         return statistics.median(pairs) if pairs else None
 
     def pooled(ours: str) -> list[tuple[float, float, float]]:
-        """Each step during a save, with the median and the mean of its cell's steps without."""
-        found = []
+        """Return each step during a save, with the median and the mean of its cell's steps without."""
+        steps = []
         for row in kept["rounds"]:
             figures = row["cells"].get(ours, {}).get("figures", {})
             plain = figures.get("steps_plain") if row["workload"] == workload else None
             if plain:
-                found += [(step, statistics.median(plain), statistics.mean(plain)) for step in figures["steps_running"]]
-        return found
+                steps += [(step, statistics.median(plain), statistics.mean(plain)) for step in figures["steps_running"]]
+        return steps
 
     def step_p99(ours: str) -> float | None:
         ratios = sorted(step / middle for step, middle, _ in pooled(ours))
@@ -95,9 +95,9 @@ def _figures(kept: dict[str, Any], workload: str, ratio: Ratio, values: Values) 
 
     rivals = tuple(name for name in kept["rivals"] if name not in OURS)
     dcp = tuple(name for name in rivals if name.startswith("DCP"))
-    found: list[tuple[str, str, Callable[[str], float | None]]] = [("blocks / (2 ms + 0.02 × memcpy)", "≤ 1", blocked_over)]
+    rows: list[tuple[str, str, Callable[[str], float | None]]] = [("blocks / (2 ms + 0.02 × memcpy)", "≤ 1", blocked_over)]
     if trained:
-        found += [
+        rows += [
             ("lost / (core seconds of copy, hash, write / cores)", "≤ 1.25", to_floor("lost", "core_seconds", cores)),
             ("lost / best rival's lost, in each round", "≤ 1/3", to_best(rivals)),
             ("lost / best DCP's lost, in each round", "≤ 1/5", to_best(dcp)),
@@ -105,7 +105,7 @@ def _figures(kept: dict[str, Any], workload: str, ratio: Ratio, values: Values) 
             ("mean step in a save / mean step", "≤ 1.03 beyond the writing's own core time", step_mean),
         ]
     return [
-        *found,
+        *rows,
         ("durable, idle / direct write", "≤ 1.35" if many else "≤ 1.10", to_floor("idle_durable", "direct_write")),
         ("cold load / cold read", "≤ 1.40" if many else "≤ 1.10", to_floor("cold_load", "cold_read")),
         ("warm load / cached read + hash", "≤ 1.2", to_floor("warm_load", "cached_read_blake3_2")),

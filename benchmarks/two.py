@@ -76,14 +76,14 @@ def main() -> None:
         return
     rows = []
     for number in range(options.rounds):
-        told = {}
+        results = {}
         for ranks in (1, 2) if number % 2 else (2, 1):
             folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="relight-two-"))
             try:
-                told[ranks] = job(ranks, options.size, folder, 29621 + ranks)
+                results[ranks] = job(ranks, options.size, folder, 29621 + ranks)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-        alone, two = told[1], told[2]
+        alone, two = results[1], results[2]
         ratios = {"time": two["seconds"] / alone["seconds"], "bytes": two["bytes"] / alone["bytes"]}
         row = {"one_s": alone["seconds"], "two_s": two["seconds"], **ratios}
         rows.append(row)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.versions``: a branch of a checkpoint, and what differs between two, beside the floor of reading both.
+"""``python -m benchmarks.versions``: a branch of a checkpoint, and a comparison of two, with the floor of reading.
 
 Two checkpoints of one model in float32, every tensor changed. In each round, interleaved, the page cache emptied of both before each: the
 floor of reading both packs, and the comparison, in a process of its own. Rates are medians. Memory is the process's largest, less what it
@@ -56,7 +56,7 @@ def make(store: Path, size: int) -> None:
 
 
 def compare(store: str) -> dict[str, Any]:
-    """In this process: seconds, bytes read, and the largest memory beyond what was there before."""
+    """Compare in this process. Return seconds, bytes read, and the peak of memory beyond what was there before."""
     run = Run(open_bytes(store), "run")
     first, second = (run.open(checkpoint) for checkpoint in run.history().live)
     Path("/proc/self/clear_refs").write_text("5")
@@ -81,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=1.5)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="by default where temporary files lie")
+    parser.add_argument("--folder", type=Path, help="by default the directory of temporary files")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()

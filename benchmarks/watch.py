@@ -1,4 +1,4 @@
-"""What a cell and all its processes use: CPU seconds and memory, from ``/proc``.
+"""CPU seconds and memory of a cell and all its processes, from ``/proc``.
 
 A process belongs to a cell when its environment carries the cell's mark: parentage would lose an agent that was detached.
 """
@@ -17,14 +17,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Processes:
-    """The processes that carry a mark. What was once seen without it is not looked at again."""
+    """The processes that carry a mark. A process that was once seen without it is not checked again."""
 
     def __init__(self, mark: str) -> None:
         self._needle = f"{MARK}={mark}".encode()
         self._known: dict[int, bool] = {}
 
     def pids(self) -> list[int]:
-        """Those alive."""
+        """Return the ids of the live processes."""
         alive = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         self._known = {pid: known for pid, known in self._known.items() if pid in set(alive)}
         for pid in alive:
@@ -37,7 +37,7 @@ class Processes:
         return own_cpu_s() + self.others_cpu_s()
 
     def others_cpu_s(self) -> float:
-        """That of the marked others alone."""
+        """Return user and system time of the marked others alone."""
         stats = [_read(f"/proc/{pid}/stat").rpartition(b")")[2].split() for pid in self.pids() if pid != os.getpid()]
         return sum(int(field) for fields in stats for field in fields[11:15]) / _TICKS
 

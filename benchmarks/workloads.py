@@ -1,4 +1,4 @@
-"""What is saved: GPTs with AdamW that really train on the CPU, and equal bytes spread over ever more tensors."""
+"""The saved states: GPTs with AdamW that really train on the CPU, and equal bytes spread over ever more tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relight.demo.text import read_text
 
 @dataclass(frozen=True)
 class Shape:
-    """A GPT and how long it trains around a save; or, with ``tensors``, just that many of them."""
+    """A GPT and its training around a save; or, with ``tensors``, that number of tensors."""
 
     layers: int = 0
     width: int = 0
@@ -73,7 +73,7 @@ class Workload:
 
     @property
     def bytes(self) -> int:
-        """Of all tensors."""
+        """Return the bytes of all tensors."""
         return sum(value.nbytes for _, value in self.tensors())
 
     def digest(self) -> dict[str, bytes]:

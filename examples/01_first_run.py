@@ -1,6 +1,7 @@
 """Train a small language model on the source of Python's standard library, and lose nothing when it is killed.
 
-Ctrl-C, ``kill`` or ``kill -9`` it, then run it again: it goes on, to the bit. ``relight ls runs/first`` tells from where.
+Ctrl-C, ``kill`` or ``kill -9`` it, then run it again: it continues, to the bit. ``relight ls runs/first`` shows from
+where.
 """
 
 import sysconfig
@@ -44,7 +45,7 @@ ckpt = relight.Checkpointer(  # relight: all that has a state, when to save it, 
 step = start = ckpt.restore()  # relight: the first step still to do
 print(f"resumed from step {start}" if start else "a fresh run")
 while step < STEPS:
-    for batch in loader:  # relight: goes on in the middle of the epoch
+    for batch in loader:  # relight: continues in the middle of the epoch
         loss = nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()

@@ -25,12 +25,12 @@ optimizer = torch.optim.SGD([column, row, bias], lr=1e-3, momentum=0.9)
 
 
 def sharded(step):
-    """Each tensor, with its momentum, and where it lies in the whole; and the step, which is not sharded."""
+    """Return each tensor with its momentum and its place in the whole; and the step, which is not sharded."""
     state = {"step": step}
-    for name, one, split in (("column", column, (0, rank, size)), ("row", row, (1, rank, size)), ("bias", bias, None)):
-        momentum = optimizer.state[one].get("momentum_buffer")
-        momentum = torch.zeros_like(one.data) if momentum is None else momentum
-        for key, tensor in ((name, one.data), (f"momentum.{name}", momentum)):
+    for name, weight, split in (("column", column, (0, rank, size)), ("row", row, (1, rank, size)), ("bias", bias, None)):
+        momentum = optimizer.state[weight].get("momentum_buffer")
+        momentum = torch.zeros_like(weight.data) if momentum is None else momentum
+        for key, tensor in ((name, weight.data), (f"momentum.{name}", momentum)):
             offsets, replica = ((split,), 0) if split else ((), rank)
             state[key] = ShardedTensor.from_rank_offsets(key, tensor, *offsets, replica_id=replica)
     return state
@@ -40,9 +40,9 @@ folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/megatron")
 latest, start = folder / "latest", 0
 if latest.exists():
     loaded = load(sharded(0), latest.read_text())
-    for name, one in (("column", column), ("row", row), ("bias", bias)):
-        one.data.copy_(loaded[name])
-        optimizer.state[one]["momentum_buffer"] = loaded[f"momentum.{name}"]
+    for name, weight in (("column", column), ("row", row), ("bias", bias)):
+        weight.data.copy_(loaded[name])
+        optimizer.state[weight]["momentum_buffer"] = loaded[f"momentum.{name}"]
     start = loaded["step"]
 for step in range(start, STEPS):
     x = torch.randn(32, 8, generator=torch.Generator().manual_seed(step))
@@ -55,10 +55,10 @@ for step in range(start, STEPS):
     if rank == 0:
         print(f"step {step + 1:>4}  loss {loss.item():.9f}", flush=True)
     if (step + 1) % 4 == 0:
-        there = folder / f"iter_{step + 1:07d}"
-        there.mkdir(parents=True, exist_ok=True)
+        target = folder / f"iter_{step + 1:07d}"
+        target.mkdir(parents=True, exist_ok=True)
         dist.barrier()
-        save(sharded(step + 1), str(there), sharded_strategy=SaveStrategy())  # relight:
+        save(sharded(step + 1), str(target), sharded_strategy=SaveStrategy())  # relight:
         if rank == 0:
-            (folder / "new").write_text(str(there))
+            (folder / "new").write_text(str(target))
             os.replace(folder / "new", latest)

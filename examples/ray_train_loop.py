@@ -18,7 +18,7 @@ from relight.integrations.ray_train import report, where  # relight:
 
 
 def work(config):
-    """What each worker does."""
+    """Train on one worker."""
     torch.manual_seed(0)
     rank = torch.distributed.get_rank()
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)))

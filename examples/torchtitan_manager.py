@@ -16,7 +16,7 @@ STEPS = 40
 
 
 class TrainState:
-    """What torchtitan's trainer is for its manager: something with a step."""
+    """The part of torchtitan's trainer that its manager saves: a state with a step."""
 
     step = 0
 

@@ -25,7 +25,7 @@ RIVALS = {
 
 
 def make(name: str) -> Rival:
-    """The rival of that name; ``ImportError`` if a package is missing."""
+    """Return the rival of that name. Raise ``ImportError`` if a package is missing."""
     module, _, kind = RIVALS[name].partition(":")
     rival: Rival = getattr(import_module(f"benchmarks.rivals.{module}"), kind)()
     return rival

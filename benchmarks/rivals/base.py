@@ -1,4 +1,4 @@
-"""What every rival is asked to do, and how each is made durable."""
+"""The interface of all rivals, and how their saves are made durable."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 
 
 class Handle:
-    """A save under way. ``finish`` waits for the rival's own end; what is below ``path`` is then fsynced, in a thread, as the rival leaves
-    that out. ``poll`` is for a rival whose end has to be asked for in the training thread; called with True it waits.
+    """A save under way. ``finish`` waits for the rival's own end. A thread then fsyncs what is below ``path``, as the
+    rival
+    does not. ``poll`` is for a rival that must be polled in the training thread; called with True it waits.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Handle:
         poll: Callable[[bool], bool] | None = None,
         known: Callable[[], float] | None = None,
     ) -> None:
-        """``known`` gives the moment at which it was durable, for a rival that tells."""
+        """``known`` gives the moment at which it was durable, for a rival that reports it."""
         self._finish, self._path, self._poll, self._known = finish, path, poll, known
         self._thread = threading.Thread(target=self._run, name="durable", daemon=True)
         self._error: BaseException | None = None
@@ -42,14 +43,14 @@ class Handle:
             self._thread.start()
 
     def done(self) -> bool:
-        """Whether it is durable; asked once a step, in the training thread."""
+        """Return whether the save is durable. Called once a step, in the training thread."""
         if not self._ended and self._poll is not None and self._poll(False):
             self._ended = True
             self._thread.start()
         return self._ended and not self._thread.is_alive() and self._check()
 
     def wait(self) -> None:
-        """Until it is durable."""
+        """Wait until the save is durable."""
         if not self._ended and self._poll is not None:
             self._poll(True)
             self._ended = True
@@ -84,10 +85,10 @@ class Rival(Protocol):
         """A sentence if it cannot run here."""
 
     def version(self) -> str:
-        """Of what does the work."""
+        """Return the version of the package that does the work."""
 
     def prepare(self, folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
-        """Once, before the first save."""
+        """Prepare for saves. Called once, before the first save."""
 
     def save(self, step: int) -> Handle:
         """Save below ``folder``, in ``step_folder`` unless it has an order of its own."""
@@ -106,7 +107,7 @@ class Rival(Protocol):
 
 
 class Base:
-    """What most rivals have in common."""
+    """The common part of most rivals."""
 
     name = ""
     how = ""
@@ -131,12 +132,12 @@ class Base:
         self.folder, self.model, self.optimizer = folder, model, optimizer
 
     def step_folder(self, step: int) -> Path:
-        """Where that step goes; not made here."""
+        """Return the step's folder, which is not created here."""
         self.newest = self.folder / f"step-{step:06d}"
         return self.newest
 
     def state(self) -> dict[str, object]:
-        """Both state dicts."""
+        """Return both state dicts."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def settle(self) -> None:
@@ -147,7 +148,7 @@ class Base:
 
 
 def flat_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Every tensor by name, each storage once; live ones, so that a load can write into them."""
+    """Return every tensor by name, each storage once. They are the live ones, so that a load can write into them."""
     tensors = dict(model.named_parameters())  # leaves out tied ones
     tensors.update(model.named_buffers())
     for number, state in enumerate(optimizer.state.values()):

@@ -30,10 +30,10 @@ class DcpThread(Dcp):
 
     def save(self, step: int) -> Handle:
         path = self.step_folder(step)
-        found: Any = dcp.async_save(
+        pending: Any = dcp.async_save(
             self.state(), checkpoint_id=path, process_group=self.group, async_checkpointer_type=self.kind, async_stager=self.stager
         )
-        future = getattr(found, "upload_completion", found)
+        future = getattr(pending, "upload_completion", pending)
         return Handle(finish=future.result, path=path)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from benchmarks.rivals.base import Base, Handle
 
 
 class LightningAsync(Base):
-    """As the Trainer's plug-in uses it: a clone of every tensor, torch.save in a thread."""
+    """AsyncCheckpointIO as the Trainer uses it: a clone of every tensor, torch.save in a thread."""
 
     name = "Lightning async"
     how = "AsyncCheckpointIO(TorchCheckpointIO()) of both state dicts; load_checkpoint, load_state_dict"

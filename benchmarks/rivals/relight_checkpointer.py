@@ -53,7 +53,7 @@ class RelightSync(Base):
         self._restore(model, optimizer, "store")
 
     def _restore(self, model: nn.Module, optimizer: Optimizer, source: str) -> None:
-        """As a restarted script does; an error if the bytes came from elsewhere."""
+        """Restore as a restarted script does. Raise an error if the bytes are from another source."""
         events: list[Event] = []
         undo = subscribe(events.append)
         again = self._open(model, optimizer, background=False)
@@ -69,7 +69,7 @@ class RelightSync(Base):
 
 
 class RelightBackground(RelightSync):
-    """Copies while the next step runs; an agent writes."""
+    """Background saves: copies during the next step, written by an agent."""
 
     name = "Relight background"
     how = "Checkpointer(background=True).save(block=False), two kept; restore by a new Checkpointer, from memory and from the disk"

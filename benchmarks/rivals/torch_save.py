@@ -10,7 +10,7 @@ from benchmarks.rivals.base import Base, Handle
 
 
 class TorchSave(Base):
-    """As most scripts do."""
+    """torch.save as most scripts use it."""
 
     name = "torch.save"
     how = "torch.save of both state dicts; torch.load(weights_only=True), load_state_dict"

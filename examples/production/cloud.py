@@ -1,4 +1,4 @@
-"""An S3-compatible server of our own, whose contents outlive an outage: the process is stopped and goes on, it is not ended."""
+"""An S3-compatible server. Its contents outlive an outage: the process is stopped and continued, not ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "production", "AWS_SECRET_ACCESS_KEY": "prod
 
 
 class Cloud:
-    """It keeps its objects in memory; so an outage is a server that is there and does not answer, as most are."""
+    """A server that keeps its objects in memory. In an outage it is reachable and does not answer, as in most
+    outages."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +46,7 @@ class Cloud:
         raise RuntimeError(f"the object store does not begin: see {self.folder / 'cloud.log'}")
 
     def new_bucket(self, name: str) -> None:
-        """As its owner would."""
+        """Make a bucket, with the owner's credentials."""
         import boto3
 
         client = boto3.client(
@@ -60,7 +61,7 @@ class Cloud:
             self.process.send_signal(signal.SIGSTOP)
 
     def stop(self) -> None:
-        """For good."""
+        """End the server for good."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()

@@ -122,7 +122,7 @@ class Job:
         if self.small_disk:
             subprocess.run(["umount", "-l", str(self.disk)], check=False, capture_output=True)
 
-    # -- looking ---------------------------------------------------------------------------------------------------------------
+    # -- observing -------------------------------------------------------------------------------------------------------------
 
     def _processes(self) -> list[tuple[int, list[bytes], dict[bytes, bytes]]]:
         processes = []
@@ -140,12 +140,14 @@ class Job:
         """Return the process of each live rank: processes of this run's script with RANK in their environment."""
         log = str(self.log).encode()
         return {
-            int(told[b"RANK"]): pid for pid, words, told in self._processes() if log in words and b"RANK" in told and b"run" not in words
+            int(variables[b"RANK"]): pid
+            for pid, words, variables in self._processes()
+            if log in words and b"RANK" in variables and b"run" not in words
         }
 
     def agents(self) -> dict[str, int]:
         """Return the process of each node's agent."""
-        return {told[b"RELIGHT_NODE"].decode(): pid for pid, words, told in self._processes() if b"relight.agent.server" in words}
+        return {variables[b"RELIGHT_NODE"].decode(): pid for pid, words, variables in self._processes() if b"relight.agent.server" in words}
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the logged row of each executed step. A repeated step has two rows."""

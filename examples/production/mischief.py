@@ -9,19 +9,22 @@ import torch
 
 
 class Mischief:
-    """Of one rank. ``folder``: where run.py puts its wishes."""
+    """Trouble in one rank. ``folder`` has run.py's requests as files."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self._folder, self._rank = Path(folder), rank
 
     def over(self, step: int) -> bool:
-        """Whether the run ends before this step. The file says so long before."""
+        """Return whether the run ends before this step. The file has the step long before."""
         wish = self._folder / "until"
         return wish.exists() and step >= int(wish.read_text())
 
     def during(self, step: int, loss: torch.Tensor) -> torch.Tensor:
-        """Once a step: the loss as it comes out. ``bad-STEP``: the step's batch makes it no number, as often as it is tried.
-        ``greedy-RANK``, which then goes: memory ends in the middle of the step."""
+        """Return the loss. Called once a step.
+
+        ``bad-STEP``: the step's batch makes the loss NaN, each time that the step is tried. ``greedy-RANK``, which is
+        deleted then: memory ends in the middle of the step.
+        """
         wish = self._folder / f"greedy-{self._rank}"
         if wish.exists():
             wish.unlink()

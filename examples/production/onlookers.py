@@ -1,4 +1,4 @@
-"""Whoever looks on while it trains: a dashboard with roles and an audit log, Prometheus' numbers, and somebody who is told of alerts."""
+"""Observers of training: a dashboard with roles and an audit log, Prometheus' numbers, and a receiver of alerts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ count = 1      # within an hour; three would be usual
 
 
 class Onlookers:
-    """Of one job, from ``start`` to ``stop``."""
+    """The observers of one job, from ``start`` to ``stop``."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -61,7 +61,7 @@ class Onlookers:
                 self._processes.append(subprocess.Popen(command, env=environment, cwd=self.folder, stdout=out, stderr=out))
 
     def stop(self) -> None:
-        """All of it."""
+        """End all observers."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -76,7 +76,7 @@ class Onlookers:
             self._receiver.server_close()
             self._receiver = None
 
-    # -- looking ---------------------------------------------------------------------------------------------------------------
+    # -- observing -------------------------------------------------------------------------------------------------------------
 
     def ask(self, path: str, role: str = "viewer", body: object = None) -> tuple[int, Any]:
         """The status and the answer of the dashboard's API."""
@@ -91,7 +91,7 @@ class Onlookers:
             return 0, None
 
     def number(self, name: str, **labels: str) -> float | None:
-        """A metric as Prometheus would read it; None: there is none."""
+        """Return a metric's value as Prometheus would read it, None if it does not exist."""
         try:
             with urlopen(f"http://127.0.0.1:{self.numbers}/metrics", timeout=20) as answer:
                 body = answer.read().decode()
@@ -104,7 +104,7 @@ class Onlookers:
         return None
 
     def run_page(self) -> dict[str, Any]:
-        """What the dashboard says of the run on the near disk."""
+        """Return the dashboard's page of the run on the near disk."""
         status, answer = self.ask(f"/api/v1/runs/{self.job.disk.name}/{self.job.name}")
         return dict(answer) if status == 200 else {}
 
@@ -120,11 +120,11 @@ class Onlookers:
         return max((row["step"] for row in answer["rows"]), default=-1) if status == 200 else -1
 
     def act(self) -> None:
-        """Who may only look cannot act; who may act has it written down."""
+        """Check that a viewer cannot act, and that an operator's action is in the audit log."""
         fields = {"store": self.job.disk.name, "run": self.job.name, "which": "latest", "name": "seen"}
         status, _ = self.ask("/api/v1/actions/tag", "viewer", {"fields": fields})
-        expect(status == 403, "who may only look is refused a tag")
-        for _ in range(5):  # "latest" may be another by the time it is confirmed
+        expect(status == 403, "a viewer is refused a tag")
+        for _ in range(5):  # "latest" may have changed when the plan is confirmed
             _, plan = self.ask("/api/v1/actions/tag", "operator", {"fields": fields})
             status, done = self.ask("/api/v1/actions/tag", "operator", {"fields": fields, "confirm": plan["digest"]})
             if status == 200:
@@ -142,9 +142,9 @@ class Onlookers:
 
 
 def _receiver(alerts: list[str]) -> ThreadingHTTPServer:
-    """Where alerts go: whoever is on call."""
+    """Start the server that receives alerts."""
 
-    class Hear(BaseHTTPRequestHandler):
+    class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:  # the name is http.server's
             alert = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             alerts.append(f"{alert.get('title', '')}: {alert.get('message', '')}".replace("\n", " "))
@@ -154,6 +154,6 @@ def _receiver(alerts: list[str]) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: object) -> None:
             del format, args
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hear)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

@@ -1,4 +1,4 @@
-"""What came of the day: ``report.md``, with a picture of the steps over time and of where the time went."""
+"""The result of the day: ``report.md``, with a picture of the steps over time and of where the time went."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAPER, INK, GOOD, LOST = "#fbfaf7", "#22262e", "#1e3a5f", "#b5482f"
 
 
 def write_report(job: Job, straight: Job, seed: int, folder: Path) -> Path:
-    """Both files. To be called while the store can still be read."""
+    """Write the report and its pictures. The store must still be readable."""
     goodput = json.loads(job.relight("goodput", str(job.hot), "--json"))
     draw(job, folder / "timeline.png")
     job.relight("goodput", str(job.hot), "--plot", str(folder / "goodput.png"))
@@ -24,7 +24,7 @@ def write_report(job: Job, straight: Job, seed: int, folder: Path) -> Path:
     last = max(theirs)
     lines = [
         f"# A production run and its trouble, seed {seed}", "",
-        f"{job.lines()} steps were made for {len(ours)}; {len(job.incidents())} incidents; nobody helped.", "",
+        f"{job.lines()} steps were made for {len(ours)}; {len(job.incidents())} incidents; no person helped.", "",
         f"- losses that have to be, to the bit, the undisturbed run's: {len(exact)}; that are: {same}",
         f"- the last loss: {ours[last]!r}; the undisturbed run's: {theirs[last]!r}", "",
         "![Steps over time](timeline.png)", "", "![Where the time went](goodput.png)", "",
@@ -41,7 +41,7 @@ def write_report(job: Job, straight: Job, seed: int, folder: Path) -> Path:
 
 
 def draw(job: Job, path: Path) -> None:
-    """Each step at the moment when it was made; what was planted, and incidents, as lines across."""
+    """Draw each step at its time, with planted trouble and incidents as vertical lines."""
     rows, incidents = job.rows(), job.incidents()
     drawing = Figure(figsize=(10, 4.5), facecolor=PAPER, dpi=150)
     FigureCanvasAgg(drawing)
@@ -69,7 +69,7 @@ def _cell(text: str) -> str:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _rounded(one) for name, one in value.items()}
+        return {name: _rounded(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_rounded(one) for one in value]
+        return [_rounded(item) for item in value]
     return round(value, 3) if isinstance(value, float) else value

@@ -1,8 +1,8 @@
 """A production run and its trouble: ``python examples/production/run.py --seed 0 --out build/production``.
 
-First a day of trouble, planted from outside (``stages.py``), then the same run with none of it, but for the one batch that no run survives.
-Each stage says what it expects and ends everything if that is not what happened; at the end every step's loss must be, to the bit, that of
-the run to which nothing happened. ``report.md`` says it all.
+First a day of trouble, planted from outside (``stages.py``), then the same run with none of it, but for the one batch
+that no run survives. Each stage states what it expects, and ends everything if something else happened. At the end
+every step's loss must equal, to the bit, that of the run to which nothing happened. ``report.md`` has all results.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from stages import STAGES, Stage, preempted  # noqa: E402
 
 DISK_MB = 256
 APART, BEHIND = 15, 30
-"""Steps from one trouble to the next at least, and behind the last one."""
+"""Steps from one trouble to the next at least, and after the last one."""
 BUSY = "the next save came before it was sent"
-"""What is said of peers on a machine that has too much to do."""
+"""Reason of peers for a part that was not sent, on a machine that has too much to do."""
 
 
 def straight_run(
     folder: Path, cloud: Cloud, most: int, steps: int, seed: int, legs: list[tuple[int, int]], arguments: tuple[str, ...]
 ) -> Job:
-    """The run to which nothing happens, but that its world has the size that it is to have at each step."""
+    """Make the run to which nothing happens, except that its world has the required size at each step."""
     job = Job(folder / "straight", cloud, most, seed, arguments)
     try:
         for until, nodes in [*legs, (steps, NODES)]:
@@ -62,7 +62,7 @@ def compare(job: Job, straight: Job) -> None:
 
 
 def day(folder: Path, seed: int, most: int, stages: list[Stage], layout: tuple[str, ...]) -> None:
-    """All of it."""
+    """Run the day of trouble, then the straight run, and compare them."""
     rng = random.Random(seed)
     cloud = Cloud(folder)
     job = Job(folder / "trouble", cloud, most, seed, layout)
@@ -98,11 +98,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=5000, help="at most; it ends when all has been planted")
-    parser.add_argument("--tp", type=int, default=1, help="so many ranks share each feed-forward layer, beside FSDP2")
+    parser.add_argument("--tp", type=int, default=1, help="ranks that share each feed-forward layer, in addition to FSDP2")
     parser.add_argument("--out", type=Path, help="a new directory for everything, kept; otherwise none is")
-    parser.add_argument("--only", nargs="*", choices=[one.__name__ for one in STAGES], help="these stages")
+    parser.add_argument("--only", nargs="*", choices=[stage.__name__ for stage in STAGES], help="these stages")
     options = parser.parse_args()
-    stages = [one for one in STAGES if options.only is None or one.__name__ in options.only]
+    stages = [stage for stage in STAGES if options.only is None or stage.__name__ in options.only]
     with tempfile.TemporaryDirectory(prefix="production-") as folder:
         try:
             day((options.out or Path(folder)).resolve(), options.seed, options.steps, stages, ("--tp", str(options.tp)))

@@ -1,4 +1,4 @@
-"""What is expected, and how long it may take."""
+"""Checks of what is expected, with a limit on how long it may take."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ PATIENCE_S = 240.0
 
 
 class Unexpected(Exception):
-    """What a stage expected is not what happened."""
+    """Something else happened than a stage expected."""
 
 
 def expect(true: object, what: str) -> None:
-    """Or end everything."""
+    """Print what was expected, or raise ``Unexpected``."""
     if not true:
         raise Unexpected(f"not so: {what}")
     print(f"    as expected: {what}", flush=True)
 
 
 def wait_until(true: Callable[[], Any], what: str) -> None:
-    """Until it is so."""
+    """Wait until it is true. Raise ``Unexpected`` after ``PATIENCE_S`` seconds."""
     ends = time.monotonic() + PATIENCE_S
     while not true():
         if time.monotonic() > ends:

@@ -1,4 +1,4 @@
-"""A day of trouble, a function for each kind: what is done, and what is expected of it. Whatever else comes of it ends everything."""
+"""A day of trouble, with a function for each kind: what is done, and what is expected. Else everything ends."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ def came(job: Job, kind: str, before: int) -> None:
 
 
 def seen(job: Job, rng: random.Random) -> None:
-    """Whoever looks on: a dashboard with roles, an audit log, Prometheus, and an alert of what went wrong so far."""
+    """Start the observers: a dashboard with roles, an audit log, Prometheus, and an alert of what went wrong so far."""
     del rng
-    wait_until(lambda: job.newest(job.cold) >= 0, "a checkpoint in the object store")  # there is nothing to serve before
+    wait_until(
+        lambda: job.newest(job.cold) >= 0, "a checkpoint in the object store"
+    )  # there is nothing to serve before the first checkpoint
     job.onlookers.start()
     job.onlookers.follow()
     job.onlookers.act()
@@ -40,7 +42,7 @@ def seen(job: Job, rng: random.Random) -> None:
 
 
 def killed(job: Job, rng: random.Random) -> None:
-    """A rank is killed: training goes on with nobody's help, from what was in memory."""
+    """A rank is killed: training continues without help, from what was in memory."""
     job.saves_again(str(job.hot))
     before, agents, left_out = len(job.incidents()), job.agents(), len(job.events("peers.failed", "peers.unreachable"))
     since = time.time()
@@ -50,11 +52,11 @@ def killed(job: Job, rng: random.Random) -> None:
     expect(job.agents() == agents, f"the agents of {' and '.join(sorted(agents))} have outlived it")
     expect(len(job.events("peers.failed", "peers.unreachable")) == left_out, "and each still holds the other's last save")
     sources = {event["source"] for event in job.events("restore.done") if event["time"] > since}
-    expect(sources and "store" not in sources, f"nobody read the store to go on: restored from {', '.join(sorted(sources))}")
+    expect(sources and "store" not in sources, f"no rank read the store to resume: restored from {', '.join(sorted(sources))}")
 
 
 def outage(job: Job, rng: random.Random) -> None:
-    """The object store does not answer for a while: training and near saves go on, and the copies are made up for."""
+    """The object store does not answer for a while: training and near saves continue, and the copies are made later."""
     job.cloud.pause()
     try:
         job.goes_on("an outage of the object store")
@@ -63,7 +65,7 @@ def outage(job: Job, rng: random.Random) -> None:
         newest = job.newest(str(job.hot))
     finally:
         job.cloud.start()
-    expect(True, f"training and near saves, to step {newest}, went on while the object store was away")
+    expect(True, f"training and near saves, to step {newest}, continued while the object store was away")
     wait_until(lambda: job.newest(job.cold) >= newest, f"step {newest} in the object store")
     expect(True, "and the object store has it now")
 
@@ -90,12 +92,12 @@ def poisoned(job: Job, rng: random.Random) -> None:
     job.bad = max(job.losses()) + rng.randrange(10, 20)
     (job.plant / f"bad-{job.bad}").touch()
     came(job, "numerical", before)
-    wait_until(lambda: max(job.losses()) > job.bad + 1, f"training goes on behind step {job.bad}")
+    wait_until(lambda: max(job.losses()) > job.bad + 1, f"training continues after step {job.bad}")
     expect(sum(row["step"] == job.bad for row in job.rows()) == 1, f"step {job.bad} was tried once, and is left out from then on")
 
 
 def full(job: Job, rng: random.Random) -> None:
-    """The near disk is full for a while: training goes on, and saves once there is room again."""
+    """The near disk is full for a while: training continues, and saves once there is room again."""
     del rng
     if not job.small_disk:
         print("    left out: a disk of its own for the near tier takes the right to mount one", flush=True)
@@ -104,7 +106,8 @@ def full(job: Job, rng: random.Random) -> None:
     filler, since = job.disk / "filler", time.time()
 
     def waiting() -> list[int]:
-        """Steps whose saves were asked for since, and are not durable though training has gone on. What retention frees is filled again."""
+        """Return steps with a save requested since, not durable though training has continued. Fill what retention
+        frees."""
         fill(filler)
         asked, durable = (
             {event["step"] for event in job.events(name) if event["time"] > since} for name in ("save.requested", "save.durable")
@@ -112,18 +115,18 @@ def full(job: Job, rng: random.Random) -> None:
         return sorted(step for step in asked - durable if max(job.losses()) >= step + 6)
 
     try:
-        wait_until(waiting, "a save that finds no room, and training that goes on")
+        wait_until(waiting, "a save that finds no room, and training that continues")
         job.goes_on("a save that found no room")
         (step,) = waiting()[:1] or [-1]
-        expect(step >= 0, f"the save of step {step} waits while the disk is full, and training goes on")
+        expect(step >= 0, f"the save of step {step} waits while the disk is full, and training continues")
     finally:
         filler.unlink()
-    wait_until(lambda: job.newest(str(job.hot)) >= step, f"a checkpoint of step {step} or behind it")
+    wait_until(lambda: job.newest(str(job.hot)) >= step, f"a checkpoint of step {step} or after it")
     expect(True, "and there were saves again when there was room")
 
 
 def fill(path: Path) -> None:
-    """As far as there is room."""
+    """Write to the file until the disk is full."""
     with path.open("ab", buffering=0) as file:
         try:
             while True:
@@ -133,7 +136,7 @@ def fill(path: Path) -> None:
 
 
 def rotated(job: Job, rng: random.Random) -> None:
-    """The key is exchanged in mid-run, in both tiers: saves go on, as the job knows where the next key is; a later start has that alone."""
+    """The key is exchanged in mid-run, in both tiers: saves continue, and a later start has the new key alone."""
     del rng
     failed = len(job.events("save.failed"))
     for store in (str(job.hot.parent), job.cold.rsplit("/", 1)[0]):
@@ -141,13 +144,13 @@ def rotated(job: Job, rng: random.Random) -> None:
         job.relight("keys", "rotate", store, slots[0][1], f"file:{job.folder / 'second.key'}")
     job.saves_again(str(job.hot))
     job.saves_again(job.cold)
-    expect(len(job.events("save.failed")) == failed, "saves went on in both tiers, and none failed")
+    expect(len(job.events("save.failed")) == failed, "saves continued in both tiers, and none failed")
     job.environment["RELIGHT_KEY"] = f"file:{job.folder / 'second.key'}"
     expect(job.checkpoints(str(job.hot)), "the new key opens what the old one wrote")
 
 
 def preempted(job: Job, rng: random.Random) -> None:
-    """The machines are wanted back; the newest checkpoint is damaged while nobody looks; then they come again."""
+    """The job is preempted. The newest checkpoint is damaged meanwhile, then the job starts again."""
     job.preempt()
     last, newest = max(job.losses()), job.newest(str(job.hot))
     expect(newest == last, f"the last step, {last}, was stored before the end")
@@ -168,7 +171,7 @@ def damage(job: Job, step: int, rng: random.Random) -> None:
 
 
 def resized(job: Job, rng: random.Random) -> None:
-    """A node is taken away, and training goes on with half the world; later it is back."""
+    """A node is taken away, and training continues with half the world. Later the node is back."""
     del rng
     for nodes in (NODES // 2, NODES):
         was = job.nodes
@@ -178,28 +181,28 @@ def resized(job: Job, rng: random.Random) -> None:
         job.legs.append((last + 1, was))
         before = job.lines()
         job.start(nodes)
-        wait_until(lambda before=before: job.lines() >= before + 6, f"training goes on with {nodes} nodes")
+        wait_until(lambda before=before: job.lines() >= before + 6, f"training continues with {nodes} nodes")
         row = job.rows()[before]
-        expect((row["step"], row["ranks"]) == (last + 1, nodes * EACH), f"{row['ranks']} ranks went on at step {row['step']}")
-    job.saves_again(str(job.hot))  # what comes later goes back no further than to this world
+        expect((row["step"], row["ranks"]) == (last + 1, nodes * EACH), f"{row['ranks']} ranks continued at step {row['step']}")
+    job.saves_again(str(job.hot))  # later stages return no further than to this world
     wait_until(lambda: job.newest(job.cold) > last, f"a checkpoint newer than step {last} in the object store")
 
 
 def doubled(job: Job, rng: random.Random) -> None:
-    """Somebody starts the same run a second time: one of both goes on, the other is fenced, ends, and says so."""
+    """The same run is started a second time: one start continues, the other is fenced, reports it and ends."""
     del rng
     first = [*job.processes]
     job.saves_again(str(job.hot))
     job.start(name="other")
     job.end(1, "the supervisors that were there first", first)
     logs = "".join((job.folder / f"node{node}.log").read_text(errors="replace") for node in range(NODES))
-    expect("another attempt has taken this run over" in logs, "those that were there first say that another has taken the run over")
+    expect("another attempt has taken this run over" in logs, "the first supervisors report that another attempt has taken the run over")
     job.goes_on("two supervisors on one run")
     expect(len(job.ranks()) == NODES * EACH, "one group of ranks trains")
 
 
 def lost(job: Job, rng: random.Random) -> None:
-    """The power is cut, and behind it the near disk is empty: the object store has the run."""
+    """The power is cut, and afterwards the near disk is empty: the object store has the run."""
     del rng
     newest = job.newest(job.cold)
     expect(newest > 0, f"the object store has step {newest}")
@@ -209,11 +212,11 @@ def lost(job: Job, rng: random.Random) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     before = job.lines()
     job.start()
-    wait_until(lambda: job.lines() >= before + 3, "training goes on from the object store")
+    wait_until(lambda: job.lines() >= before + 3, "training continues from the object store")
     first = job.rows()[before]["step"]
-    expect(first > newest, f"it went on at step {first}, not at the beginning")
+    expect(first > newest, f"it continued at step {first}, not at the beginning")
     job.saves_again(str(job.hot))
-    wait_until(lambda: len(job.incidents()) >= incidents > 0, "what happened is told on the new disk too")
+    wait_until(lambda: len(job.incidents()) >= incidents > 0, "the incidents are on the new disk too")
     expect(True, f"and the new disk has checkpoints, and the {incidents} incidents from before")
 
 

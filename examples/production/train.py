@@ -41,7 +41,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 mesh = init_device_mesh("cpu", (ranks // options.tp, options.tp), mesh_dim_names=("dp", "tp"))
-share, shares = mesh["dp"].get_local_rank(), mesh["dp"].size()  # of each batch; ranks that share layers have the same one
+share, shares = mesh["dp"].get_local_rank(), mesh["dp"].size()  # share of each batch; ranks that share layers have the same one
 mischief = Mischief(options.plant, rank)
 
 torch.manual_seed(options.seed)
@@ -59,7 +59,7 @@ text = torch.frombuffer(bytearray(read_text(1_000_000)), dtype=torch.uint8).long
 
 
 def batch_of(step: int) -> torch.Tensor:
-    """This rank's share of the step's samples, which are the same however many ranks there are."""
+    """Return this rank's share of the step's samples, which do not depend on the number of ranks."""
     starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,), generator=torch.Generator().manual_seed(options.seed * 1_000_003 + step))
     return torch.stack([text[start : start + CONTEXT + 1] for start in starts[share::shares].tolist()])
 

@@ -31,7 +31,7 @@ SAVES = 20_000
 """Upper bound of the saves of one process. It is killed long before."""
 
 
-def say(**report: Any) -> None:
+def print_json(**report: Any) -> None:
     """Print one JSON line with a single write."""
     os.write(1, f"{json.dumps(report)}\n".encode())
 
@@ -105,7 +105,7 @@ def save(order: dict[str, Any], net: nn.Module, optimizer: torch.optim.Optimizer
                     raise handle.error
                 if getattr(handle, what):
                     del handles[number]
-                    say(**{what: number})
+                    print_json(**{what: number})
 
 
 def restore(order: dict[str, Any], net: nn.Module, optimizer: torch.optim.Optimizer, ckpt: relight.Checkpointer) -> None:
@@ -117,7 +117,7 @@ def restore(order: dict[str, Any], net: nn.Module, optimizer: torch.optim.Optimi
     advance(net, optimizer, start)
     ckpt.save(start)
     ckpt.close(save=False)
-    say(start=start, wrong=wrong, own=ckpt["own"]["rank"], **source)
+    print_json(start=start, wrong=wrong, own=ckpt["own"]["rank"], **source)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.crash]
 
 
 def test_every_pair_that_can_be_is_in_some_cell() -> None:
-    """Counted against all rows there could be."""
+    """Every pair of values that is possible in some row is in some cell."""
     wanted = set()
     names = sorted(FACTORS)
     for values in itertools.product(*(FACTORS[name] for name in names)):

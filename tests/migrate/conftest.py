@@ -1,4 +1,4 @@
-"""Lets these tests share ``old_ones`` and ``kills``, whatever the import mode; and a bucket."""
+"""Make ``old_ones`` and ``kills`` importable by these tests in every import mode, and provide a bucket."""
 
 from __future__ import annotations
 

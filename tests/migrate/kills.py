@@ -1,4 +1,4 @@
-"""``make migrations``: a migration that is killed with SIGKILL again and again, at moments that a seed says, arrives complete, and once."""
+"""``make migrations``: a migration killed again and again, at seeded moments, copies every checkpoint once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from relight.migrate import plan_migration
 
 
 def command(old: Path, new: Path, engine: str, *more: str) -> list[str]:
-    """The command line, in a process of its own."""
+    """Return the command line of a migration."""
     return [sys.executable, "-m", "relight", "migrate", str(old), str(new), "--jobs", "2", "--engine", engine, *more]
 
 
@@ -33,7 +33,8 @@ def packs(folder: Path) -> set[Path]:
 def kill_often(folder: Path, count: int, kills: int, seed: int, engine: str, begin_s: float, work_s: float) -> list[int]:
     """Make ``count`` old checkpoints, begin to migrate them ``kills`` times, and a last time to the end. How many were left before each.
 
-    A kill comes up to ``work_s`` after this start has written some packs, by turns up to ``begin_s`` behind the start, if that is sooner.
+    A kill comes up to ``work_s`` after this start has written some packs. Every second kill comes at most ``begin_s``
+    after the start.
     """
     draw = random.Random(seed)
     old, new = folder / "old", folder / "new"
@@ -41,17 +42,17 @@ def kill_often(folder: Path, count: int, kills: int, seed: int, engine: str, beg
     left = [count]
     for number in range(kills):
         before = packs(new)
-        with open(folder / "said", "wb") as said:
-            started = subprocess.Popen(command(old, new, engine), stdout=said, stderr=said, start_new_session=True)
+        with open(folder / "output", "wb") as output:
+            started = subprocess.Popen(command(old, new, engine), stdout=output, stderr=output, start_new_session=True)
         ends = time.monotonic() + draw.uniform(0, begin_s) if number % 2 == 0 else math.inf
-        share = draw.randint(1, max(1, left[-1] // (kills - number)))  # however fast the machine is, there is something left for the last
+        share = draw.randint(1, max(1, left[-1] // (kills - number)))  # on a fast machine, too, the last start has work left
         while started.poll() is None and time.monotonic() < ends:
             if len(packs(new) - before) >= share:
                 ends = min(ends, time.monotonic() + draw.uniform(0, work_s))
             time.sleep(0.005)
         assert started.poll() != 0, f"all was done before kill {number + 1} of {kills}: take more checkpoints, or less time"
-        assert started.poll() is None, (started.returncode, (folder / "said").read_text())
-        os.kill(started.pid, signal.SIGKILL)  # this process alone: what it has started must go by itself
+        assert started.poll() is None, (started.returncode, (folder / "output").read_text())
+        os.kill(started.pid, signal.SIGKILL)  # this process alone: its children must end by themselves
         started.wait()
         left.append(len(plan_migration(str(old), str(new), check=0).todo))
     answer = subprocess.run(command(old, new, engine, "--check", "full"), capture_output=True, text=True, check=False)
@@ -71,8 +72,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", default="local")
-    parser.add_argument("--begin", type=float, default=4.0, help="every other kill comes so many seconds behind the start, at the latest")
-    parser.add_argument("--work", type=float, default=0.05, help="and so many behind some packs that are written, at most")
+    parser.add_argument("--begin", type=float, default=4.0, help="most seconds from the start to every second kill")
+    parser.add_argument("--work", type=float, default=0.05, help="most seconds from written packs to a kill")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()

@@ -15,7 +15,7 @@ from relight.store import open_bytes
 
 
 def state(seed: int) -> dict[str, Any]:
-    """What a script of long ago saved."""
+    """Return a state as an old script saved it."""
     torch.manual_seed(seed)
     model = {"w": torch.randn(60, 500), "b": torch.randn(9).bfloat16(), "n": torch.tensor(seed)}
     return {"model": model, "step": seed}
@@ -36,7 +36,8 @@ def make(old: Path, count: int) -> dict[str, tuple[str, int]]:
 
 
 def check_arrived(new: Path, made: dict[str, tuple[str, int]]) -> None:
-    """Each once, in the order of steps, verified, with the bytes it had; and nothing besides."""
+    """Check that each checkpoint is there once, in the order of steps, verified, with its bytes, and that no other
+    is."""
     store = open_bytes(new)
     assert set(list_runs(store)) == {run for run, _ in made.values()}
     arrived = []

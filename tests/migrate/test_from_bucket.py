@@ -43,7 +43,7 @@ def bring(url: str, run: Path) -> dict[str, Any]:
     return result
 
 
-def test_the_same_comes_of_a_bucket_as_of_a_directory(tmp_path: Path, s3: str) -> None:
+def test_a_bucket_gives_the_same_as_a_directory(tmp_path: Path, s3: str) -> None:
     """The plan equals that of a directory.
 
     The checkpoints are brought and compared with the bucket, once, and can be rolled back.
@@ -83,7 +83,7 @@ def test_folders_of_frameworks_are_read_in_place(tmp_path: Path, s3: str, monkey
     ranged = ObjectStore.read_range
 
     def counted(self: ObjectStore, path: str, etag: str | None, offset: int, into: memoryview) -> None:
-        assert etag, "read without saying of which version"
+        assert etag, "read without an etag"
         asked.append(len(into))
         ranged(self, path, etag, offset, into)
 
@@ -97,9 +97,7 @@ def test_folders_of_frameworks_are_read_in_place(tmp_path: Path, s3: str, monkey
         assert size <= sum(asked) <= size + 12 * BLOCK_BYTES, name
 
 
-def test_a_tensor_that_does_not_lie_in_order_is_laid_down_and_nothing_else(
-    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_tensor_that_is_not_contiguous_is_copied_to_a_file(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transposed tensor is gathered through an unnamed file.
 
     Without room for it the import fails and commits nothing.
@@ -169,7 +167,8 @@ def test_a_bucket_is_walked_as_a_directory(tmp_path: Path, s3: str) -> None:
 
 
 def test_the_commands_take_urls(s3: str, tmp_path: Path) -> None:
-    """``relight import`` of an object and ``relight migrate`` of an empty place: output and exit codes."""
+    """``relight import`` takes an object's URL, ``relight migrate`` an empty place, with right output and exit
+    codes."""
     torch.save({"model": {"w": torch.ones(3)}, "step": 4}, tmp_path / "one.pt")
     upload(tmp_path, f"{s3}/old")
 

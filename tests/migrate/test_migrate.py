@@ -61,7 +61,7 @@ def test_all_arrive_once_in_order_and_a_second_time_nothing_is_done(tmp_path: Pa
     check_arrived(tmp_path / "new", made)
 
 
-def test_what_cannot_be_read_is_said_and_the_rest_arrives(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_reported_and_the_rest_arrives(tmp_path: Path) -> None:
     """Truncated files and unsafe pickles are named. A failed conversion does not delay later ones."""
     made = make(tmp_path / "old", 6)
     cut = tmp_path / "old" / "first" / "ckpt_5.pt"
@@ -111,7 +111,7 @@ def test_what_was_committed_and_not_written_down_is_taken_back_too(tmp_path: Pat
     assert sum(map(len, roll_back(str(tmp_path / "old"), str(tmp_path / "new")).gone.values())) == 3
 
 
-def test_a_run_that_is_somebody_elses_is_refused(tmp_path: Path) -> None:
+def test_a_run_with_other_checkpoints_is_refused(tmp_path: Path) -> None:
     """A migration into a run with other checkpoints is refused before any work. Another name helps."""
     make(tmp_path / "old", 1)
     relight.save(tmp_path / "new" / "first", {"model": {"w": torch.ones(3)}}, step=1)
@@ -154,7 +154,9 @@ def test_a_source_that_changed_is_found_by_the_comparison(tmp_path: Path) -> Non
     (tmp_path / "old" / second).write_bytes(b"x")
     report = execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new"), check=1.0), jobs=2)
     assert [entry[0] for entry in report.wrong] == [first] and "model/w" in report.wrong[0][2]
-    assert [name for name, _ in report.unreadable] == [second] and report.checked == 2  # what is called a checkpoint is named
+    assert [name for name, _ in report.unreadable] == [
+        second
+    ] and report.checked == 2  # a damaged file with a checkpoint's name is reported
     assert third not in {entry[0] for entry in report.wrong}
 
 
@@ -197,14 +199,14 @@ def test_where_from_and_where_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is here: make migrations uses it")
-def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
+def test_without_ray_the_error_names_what_to_install(tmp_path: Path) -> None:
     """The problem is reported before any checkpoint is brought."""
     make(tmp_path / "old", 1)
     with pytest.raises(ConfigError, match="needs Ray"):
         execute_migration(plan_migration(str(tmp_path / "old"), str(tmp_path / "new")), engine="ray")
 
 
-def test_the_command_says_what_it_does(tmp_path: Path) -> None:
+def test_the_command_reports_what_it_does(tmp_path: Path) -> None:
     """The command shows a plan, migrates, then reports that all are there.
 
     It has JSON, and exit code 1 for unreadable sources.

@@ -1,4 +1,4 @@
-"""Helper modules lie beside the tests."""
+"""Make the helper modules next to the tests importable."""
 
 import sys
 from pathlib import Path

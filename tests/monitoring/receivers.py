@@ -1,4 +1,4 @@
-"""Servers on loopback that take what is sent: mail by SMTP, webhooks, traces by OTLP; and a real Prometheus."""
+"""Servers on loopback that receive mail by SMTP, webhooks and traces by OTLP; and a real Prometheus."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from relight.comm.ports import free_port
 
 @contextlib.contextmanager
 def mail_server() -> Iterator[tuple[int, list[str]]]:
-    """Takes every mail: its port, and the mails."""
+    """Start a mail server. Yield its port and the list of its mails."""
     mails: list[str] = []
 
     class Talk(socketserver.StreamRequestHandler):
         timeout = 20
 
         def handle(self) -> None:
-            def say(line: str) -> None:
+            def reply(line: str) -> None:
                 self.wfile.write(line.encode() + b"\r\n")
 
-            say("220 here")
+            reply("220 here")
             while line := self.rfile.readline():
                 word = line.split()[0].upper() if line.split() else b""
                 if word == b"DATA":
-                    say("354 go on")
+                    reply("354 send the message")
                     body = []
                     while (part := self.rfile.readline()) not in (b".\r\n", b""):
                         body.append(part.decode(errors="replace"))
                     mails.append("".join(body))
-                say("221 bye" if word == b"QUIT" else "250 ok")
+                reply("221 bye" if word == b"QUIT" else "250 ok")
                 if word == b"QUIT":
                     return
 
@@ -53,7 +53,7 @@ def mail_server() -> Iterator[tuple[int, list[str]]]:
 
 @contextlib.contextmanager
 def web_server(status: int = 200) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
-    """Takes every POST: its port, and paths and bodies."""
+    """Start a web server that accepts every POST. Yield its port and the list of paths and bodies."""
     taken: list[tuple[str, bytes]] = []
 
     class Page(BaseHTTPRequestHandler):
@@ -74,7 +74,7 @@ def web_server(status: int = 200) -> Iterator[tuple[int, list[tuple[str, bytes]]
 
 @contextlib.contextmanager
 def prometheus(where: Path, target: str, rules: Path) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
-    """A real one that scrapes ``target`` each second: what asks it."""
+    """Start Prometheus, which scrapes ``target`` each second. Yield a function that sends it a query."""
     port = free_port()
     (where / "prometheus.yml").write_text(
         f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: ['{rules}']\n"
@@ -102,7 +102,7 @@ def prometheus(where: Path, target: str, rules: Path) -> Iterator[Callable[[str]
 
 
 def until(found: Callable[[], Any], seconds: float = 90.0) -> Any:
-    """What ``found`` gives once it gives something."""
+    """Return the first true value of ``found``. Fail after ``seconds``."""
     ends = time.monotonic() + seconds
     while not (value := found()):
         assert time.monotonic() < ends, "it did not come"

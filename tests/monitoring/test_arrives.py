@@ -1,4 +1,4 @@
-"""What is sent arrives: at a real Prometheus, by mail, at a webhook, at a receiver of traces."""
+"""Metrics, alerts and traces arrive: at a real Prometheus, by mail, at a webhook, at a receiver of traces."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SAVED = {"event": "save.durable", "step": 100, "id": id_of(0), "seconds": 2.0, "
 
 @pytest.fixture
 def late(tmp_path: Path) -> Watcher:
-    """A run whose newest checkpoint is two hours old."""
+    """Return a watcher of a run with a newest checkpoint that is two hours old."""
     url = make_run(tmp_path / "runs", 1, began=int(time.time()) - 7200)
     keep_events(tmp_path / "events", url, {**SAVED, "time": time.time() - 7200})
     return Watcher([url], events=tmp_path / "events")
@@ -54,25 +54,26 @@ def test_prometheus_scrapes_it_and_its_rules_fire(tmp_path: Path, late: Watcher)
     with make_server(Collector(late.poll), "127.0.0.1:0") as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with prometheus(tmp_path, f"127.0.0.1:{server.server_address[1]}", rules) as ask:
-            (found,) = until(lambda: ask("relight_checkpoint_step"))
-            assert (found["metric"]["run"], found["value"][1]) == (RUN, "100")
+            (series,) = until(lambda: ask("relight_checkpoint_step"))
+            assert (series["metric"]["run"], series["value"][1]) == (RUN, "100")
             (quantile,) = ask("relight_save_blocked_seconds_bucket{le='0.01'}")
             assert quantile["value"][1] == "1"
             fires = until(lambda: ask('ALERTS{alertstate="firing"}'))
-            assert {one["metric"]["alertname"] for one in fires} == {"RelightNoGoodCheckpoint"}
+            assert {alert["metric"]["alertname"] for alert in fires} == {"RelightNoGoodCheckpoint"}
         server.shutdown()
 
 
 def test_the_page_is_what_promtool_takes(late: Watcher) -> None:
-    """``promtool check metrics`` has nothing to say of names, units, types and helps."""
+    """``promtool check metrics`` finds no fault in names, units, types and helps."""
     if shutil.which("promtool") is None:
         pytest.skip("there is no promtool")
     done = subprocess.run(["promtool", "check", "metrics"], input=Collector(late.poll).text(), capture_output=True, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, "")
 
 
-def test_it_serves_one_page_and_refuses_what_is_no_address(late: Watcher) -> None:
-    """Metrics, health, 404 for all else; an address of this machine or a ConfigError, also if it is taken."""
+def test_it_serves_one_page_and_refuses_invalid_addresses(late: Watcher) -> None:
+    """Metrics and health are served, all else is 404. An address that is not of this machine, or is taken, is a
+    ConfigError."""
     with make_server(Collector(late.poll), "127.0.0.1:0") as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         base = f"http://127.0.0.1:{server.server_address[1]}"
@@ -89,16 +90,16 @@ def test_it_serves_one_page_and_refuses_what_is_no_address(late: Watcher) -> Non
             parse_address(wrong)
 
 
-def test_many_scrapes_are_one_look(late: Watcher) -> None:
-    """Who asks a hundred times a second costs the store a look a second."""
-    looks = []
-    collector = Collector(lambda now: (looks.append(now), late.poll(now))[1], clock=lambda: 5.0)
+def test_many_scrapes_are_one_poll(late: Watcher) -> None:
+    """Scrapes a hundred times a second poll the store once a second."""
+    polls = []
+    collector = Collector(lambda now: (polls.append(now), late.poll(now))[1], clock=lambda: 5.0)
     pages = {collector.text() for _ in range(20)}
-    assert len(looks) == 1 and len(pages) == 1
+    assert len(polls) == 1 and len(pages) == 1
 
 
 def test_an_alert_arrives_by_mail_and_at_a_webhook(late: Watcher) -> None:
-    """Found in a run, told to both, once; over, told again. What is secret is in neither text nor log."""
+    """Both targets get an alert once, and once more when it is over. Neither text nor log has a secret."""
     logged: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
@@ -111,18 +112,18 @@ def test_an_alert_arrives_by_mail_and_at_a_webhook(late: Watcher) -> None:
             ]
             settings = alerting_of({"to": to, "group_s": 0}, "")
             alarms = Alarms(settings)
-            looking = AlertLoop(late, alarms, every_s=0.05)
+            alert_loop = AlertLoop(late, alarms, every_s=0.05)
             until(lambda: mails and posts)
             late_run = late.poll(time.time())[0]
             time.sleep(0.3)
-            looking.stop()
-            assert [one.kind for one in alarms.alerts if one.state == FIRING] == ["no_good_checkpoint"]
+            alert_loop.stop()
+            assert [alert.kind for alert in alarms.alerts if alert.state == FIRING] == ["no_good_checkpoint"]
             assert (len(mails), len(posts)) == (1, 1)
             text = message_from_string(mails[0])
             assert "critical: demo: no good checkpoint" in str(text["Subject"])
-            told = json.loads(posts[0][1])
-            assert "the newest good checkpoint is step 100, 2.0 h old" in told["message"]
-            assert told["type"] == "failure"
+            post = json.loads(posts[0][1])
+            assert "the newest good checkpoint is step 100, 2.0 h old" in post["message"]
+            assert post["type"] == "failure"
             alarms.update([late_run._replace(unprotected_s=1.0)], time.time())
             until(lambda: len(mails) == 2 and len(posts) == 2)
             assert json.loads(posts[1][1])["message"].startswith("over: no good checkpoint")
@@ -133,10 +134,10 @@ def test_an_alert_arrives_by_mail_and_at_a_webhook(late: Watcher) -> None:
     assert "hunter2" not in "\n".join(logged)
 
 
-def test_what_is_not_taken_is_tried_again_and_told(late: Watcher) -> None:
-    """Some looks long; then an event says who did not get it, without the address."""
-    heard: list[str] = []
-    undo = subscribe(lambda event: heard.append(event.to_json()) if event.name == "alert.unsent" else None)
+def test_what_is_refused_is_retried_then_reported(late: Watcher) -> None:
+    """After some polls an event names the target that did not get the alert, without the address."""
+    unsent: list[str] = []
+    undo = subscribe(lambda event: unsent.append(event.to_json()) if event.name == "alert.unsent" else None)
     before = counters["alert.unsent"]
     with web_server(status=500) as (port, posts):
         alarms = Alarms(alerting_of({"to": [f"json://user:hunter2@127.0.0.1:{port}/"], "group_s": 0}, ""))
@@ -144,11 +145,11 @@ def test_what_is_not_taken_is_tried_again_and_told(late: Watcher) -> None:
             alarms.update(late.poll(time.time()), time.time() + number)
     undo()
     assert len(posts) == TRIES
-    assert counters["alert.unsent"] - before == 1 and "hunter2" not in heard[0] and "json://…" in heard[0]
+    assert counters["alert.unsent"] - before == 1 and "hunter2" not in unsent[0] and "json://…" in unsent[0]
 
 
-def test_an_address_that_is_none_is_told_without_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Before anything is sent, and when it is; no library logs it either."""
+def test_an_invalid_address_is_reported_without_it(caplog: pytest.LogCaptureFixture) -> None:
+    """No error, result or log has the address, neither when targets are checked nor when an alert is sent."""
     caplog.set_level(logging.DEBUG)
     with pytest.raises(ConfigError) as caught:
         check_targets([AlertTarget("nosuch://hunter2")])
@@ -187,7 +188,10 @@ def spans(rank: int, shift: float = 0.0, slow: float = 0.0) -> list[dict[str, ob
 
 
 def four_ranks(events: Path, url: str) -> None:
-    """Ranks 0 and 1 on one machine, 2 and 3 on another whose clock is 500 s further; rank 2 is slow; a drain, told of twice."""
+    """Write events of four ranks. Ranks 0 and 1 are on one machine, 2 and 3 on another with a clock 500 s ahead.
+
+    Rank 2 is slow, and a drain is reported twice.
+    """
     for rank in range(4):
         host, shift = ("near", 0.0) if rank < 2 else ("far", 500.0)
         keep_events(events, url, *spans(rank, shift, 0.8 if rank == 2 else 0.1 * rank), name=f"{rank}", rank=rank, host=host)
@@ -196,11 +200,12 @@ def four_ranks(events: Path, url: str) -> None:
 
 
 def test_ranks_of_two_machines_are_one_trace(tmp_path: Path) -> None:
-    """Aligned at the commit; the slowest rank is the one whose part came last, and the critical path is its way, without a hole."""
+    """Spans are aligned at the commit. The slowest rank wrote the last part, and the critical path is its stages,
+    without gaps."""
     url = str(tmp_path / "runs")
     four_ranks(tmp_path / "events", url)
-    (told,) = saves_in(EventFiles(tmp_path / "events").new(), url, RUN).values()
-    trace = trace_of(url, RUN, id_of(0), told)
+    (events,) = saves_in(EventFiles(tmp_path / "events").new(), url, RUN).values()
+    trace = trace_of(url, RUN, id_of(0), events)
     assert trace is not None
     assert (trace.slowest, trace.hosts, trace.step, trace.committed) == (2, ("far", "near"), 100, True)
     assert [leg.part for leg in trace.path] == ["blocked", "snapshot", "write", "parts", "commit"]
@@ -212,13 +217,14 @@ def test_ranks_of_two_machines_are_one_trace(tmp_path: Path) -> None:
 
 
 def test_traces_arrive_at_a_receiver(tmp_path: Path) -> None:
-    """By OTLP over HTTP: one root, a span a part below it, one trace, with ranks, times and what is critical; as protobuf decodes it."""
+    """By OTLP over HTTP a trace arrives as one root with a span for each part, with ranks, times and the critical
+    path."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     url = str(tmp_path / "runs")
     four_ranks(tmp_path / "events", url)
-    (told,) = saves_in(EventFiles(tmp_path / "events").new(), url, RUN).values()
-    trace = trace_of(url, RUN, id_of(0), told)
+    (events,) = saves_in(EventFiles(tmp_path / "events").new(), url, RUN).values()
+    trace = trace_of(url, RUN, id_of(0), events)
     assert trace is not None
     with web_server() as (port, posts):
         count = export(trace, f"http://127.0.0.1:{port}/v1/traces")
@@ -226,24 +232,24 @@ def test_traces_arrive_at_a_receiver(tmp_path: Path) -> None:
 
     (path, body), request = posts[0], ExportTraceServiceRequest()
     request.ParseFromString(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
-    found = [span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans]
-    assert path == "/v1/traces" and count == len(found) == 1 + 4 * 6 + 1
-    assert len({span.trace_id for span in found}) == 1 and len({span.span_id for span in found}) == len(found)
-    (root,) = [span for span in found if not span.parent_span_id]
-    assert root.name == "save" and all(span.parent_span_id == root.span_id for span in found if span is not root)
+    spans = [span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans]
+    assert path == "/v1/traces" and count == len(spans) == 1 + 4 * 6 + 1
+    assert len({span.trace_id for span in spans}) == 1 and len({span.span_id for span in spans}) == len(spans)
+    (root,) = [span for span in spans if not span.parent_span_id]
+    assert root.name == "save" and all(span.parent_span_id == root.span_id for span in spans if span is not root)
     write = [
-        span for span in found if span.name == "write" and {key.key: key.value for key in span.attributes}["relight.rank"].int_value == 2
+        span for span in spans if span.name == "write" and {key.key: key.value for key in span.attributes}["relight.rank"].int_value == 2
     ]
     assert (write[0].end_time_unix_nano - write[0].start_time_unix_nano) / 1e9 == pytest.approx(1.75)
     assert {key.key: key.value for key in write[0].attributes}["relight.critical"].bool_value
 
 
-def test_a_receiver_that_does_not_take_it_is_told_of(tmp_path: Path) -> None:
-    """Refused, nobody there, no address: an error each, without what is secret in the address."""
+def test_a_receiver_that_refuses_a_trace_is_an_error(tmp_path: Path) -> None:
+    """A refusal, a closed port and an invalid address are an error each, without the secret of the address."""
     url = str(tmp_path / "runs")
     keep_events(tmp_path / "events", url, *spans(0))
-    (told,) = saves_in(EventFiles(tmp_path / "events").new(), url, RUN).values()
-    trace = trace_of(url, RUN, id_of(0), told)
+    (events,) = saves_in(EventFiles(tmp_path / "events").new(), url, RUN).values()
+    trace = trace_of(url, RUN, id_of(0), events)
     assert trace is not None
     with web_server(status=400) as (port, _), pytest.raises(StoreUnavailable):
         export(trace, f"http://127.0.0.1:{port}/v1/traces?key=hunter2")
@@ -253,7 +259,7 @@ def test_a_receiver_that_does_not_take_it_is_told_of(tmp_path: Path) -> None:
 
 
 def test_every_metric_is_in_the_page(late: Watcher) -> None:
-    """What a look has seen is printed under its name, with help and type."""
+    """Each metric of a poll is printed under its name, with help and type."""
     text = Collector(late.poll).text().decode()
-    seen = {one.metric.name for one in late.poll(time.time())[0].samples}
+    seen = {sample.metric.name for sample in late.poll(time.time())[0].samples}
     assert seen and all(f"# TYPE {metric.name} {metric.kind}" in text for metric in METRICS if metric.name in seen)

@@ -23,7 +23,7 @@ SOURCES = sorted(Path(relight.__file__).parent.rglob("*.py"))
 
 
 def test_each_metric_has_its_panel_and_no_panel_asks_for_another() -> None:
-    """One row a group, one panel a metric; expressions name what is defined, and labels that it has."""
+    """The dashboard has one row for each group and one panel for each metric. Expressions name defined metrics only."""
     panels = [panel for panel in dashboard()["panels"] if panel["type"] == "timeseries"]
     asked = [name for panel in panels for name in metrics_in(" ".join(target["expr"] for target in panel["targets"]))]
     assert sorted(asked) == sorted(metric.name for metric in METRICS)
@@ -31,7 +31,7 @@ def test_each_metric_has_its_panel_and_no_panel_asks_for_another() -> None:
 
 
 def test_each_rule_asks_for_metrics_that_are_there() -> None:
-    """Every kind's expression stands on definitions."""
+    """Every rule's expression uses defined metrics only."""
     for rule in usual_rules():
         assert metrics_in(expression(rule)) <= BY_NAME.keys(), rule.kind
         assert metrics_in(expression(rule))
@@ -50,7 +50,7 @@ def test_names_are_as_they_should_be() -> None:
 
 
 def test_metrics_are_made_of_events_and_fields_that_there_are() -> None:
-    """What a metric is made of is emitted, with that field."""
+    """Each event of a metric is emitted, with the metric's field."""
     for metric in METRICS:
         if metric.made is not None:
             fields = CARRIES[metric.made.event]
@@ -59,40 +59,43 @@ def test_metrics_are_made_of_events_and_fields_that_there_are() -> None:
 
 
 def emitted() -> dict[str, set[str]]:
-    """The fields that the source emits, by event; of those calls that say both as they are."""
-    found: dict[str, set[str]] = {}
+    """Return the fields that the source emits, by event, of calls that name event and fields literally."""
+    fields: dict[str, set[str]] = {}
     for text in [text for path in SOURCES if "emit(" in (text := path.read_text(encoding="utf-8"))]:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "emit" and node.args:
                 names = [leaf.value for leaf in ast.walk(node.args[0]) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)]
                 for name in names:
-                    found.setdefault(name, set()).update(word.arg for word in node.keywords if word.arg)
-    return found
+                    fields.setdefault(name, set()).update(word.arg for word in node.keywords if word.arg)
+    return fields
 
 
 def test_fields_of_events_are_those_of_the_table() -> None:
-    """Every event has its row; what is emitted is in it, and what is in it has a meaning that says its unit."""
+    """Every event has its row. The row has each emitted field, and a meaning with its unit for each."""
     assert CARRIES.keys() == EVENTS.keys()
     assert {name: fields - set(CARRIES[name]) for name, fields in emitted().items() if fields - set(CARRIES[name])} == {}
     assert {field for fields in CARRIES.values() for field in fields} == FIELDS.keys()
 
 
 def test_grafana_reads_the_dashboard(tmp_path: Path) -> None:
-    """As its schema has it: unique ids, panels that do not lie on each other within 24 columns, queries with a letter each, a data source."""
+    """The dashboard fits the schema: unique ids, panels that do not overlap in 24 columns, a letter per query, a data
+    source."""
     board = json.loads(write_dashboard(tmp_path).read_text())
     assert {"uid", "title", "schemaVersion", "panels", "templating", "time", "refresh", "tags", "annotations"} <= board.keys()
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     taken: set[tuple[int, int]] = set()
     for panel in board["panels"]:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken and at["x"] + at["w"] <= 24
+        position = panel["gridPos"]
+        cells = {
+            (x, y) for x in range(position["x"], position["x"] + position["w"]) for y in range(position["y"], position["y"] + position["h"])
+        }
+        assert not cells & taken and position["x"] + position["w"] <= 24
         taken |= cells
         if panel["type"] == "timeseries":
             assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
             assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
             assert panel["fieldConfig"]["defaults"]["unit"] in ("s", "bytes", "percentunit", "short")
-    assert [one["name"] for one in board["templating"]["list"]] == ["datasource", "store", "run"]
+    assert [variable["name"] for variable in board["templating"]["list"]] == ["datasource", "store", "run"]
 
 
 PANEL = {
@@ -113,48 +116,51 @@ BOARD = {
 def misfits(value: dict[str, object], model: dict[str, object], needed: set[str]) -> list[str]:
     """Fields that the model lacks, or has otherwise, or that are not there."""
     wrong = [f"no {name}" for name in sorted(needed - value.keys())]
-    for name, one in value.items():
+    for name, item in value.items():
         wanted = model.get(name)
         kinds = wanted if isinstance(wanted, tuple) and all(isinstance(kind, type) for kind in wanted) else (wanted,)
-        fits = one in wanted if isinstance(wanted, tuple) and kinds is not wanted else any(type(one) is kind for kind in kinds)
+        fits = item in wanted if isinstance(wanted, tuple) and kinds is not wanted else any(type(item) is kind for kind in kinds)
         if not fits:
-            wrong.append(f"{name} is {one!r}")
+            wrong.append(f"{name} is {item!r}")
     return wrong
 
 
-def test_the_dashboard_is_what_grafanas_model_says() -> None:
-    """No field that it does not know, none of another type; what a query or a panel refers to is defined."""
+def test_the_dashboard_fits_grafanas_model() -> None:
+    """The dashboard has no unknown field and no field of a wrong type. Queries and panels refer to defined
+    variables."""
     board = dashboard()
     assert misfits(board, BOARD, set(BOARD)) == []
     assert misfits({"colour": 1, "id": "1"}, PANEL, {"title"}) == ["no title", "colour is 1", "id is '1'"]
     variables = board["templating"]["list"]
-    for one in variables:
-        assert misfits(one, VARIABLE, {"name", "type", "query", "current"}) == [], one["name"]
-    known = {one["name"] for one in variables}
+    for variable in variables:
+        assert misfits(variable, VARIABLE, {"name", "type", "query", "current"}) == [], variable["name"]
+    known = {variable["name"] for variable in variables}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(board["panels"]) + json.dumps(variables)))
     assert used <= known | {"__rate_interval", "__all"} and known <= used
     for panel in board["panels"]:
         assert misfits(panel, PANEL, {"id", "type", "title", "gridPos"}) == [], panel["title"]
-        at = panel["gridPos"]
-        assert set(at) == {"h", "w", "x", "y"} and all(type(one) is int for one in at.values())
-        assert at["h"] >= 1 and 1 <= at["w"] <= 24 and 0 <= at["x"] <= 24 - at["w"] and at["y"] >= 0
+        position = panel["gridPos"]
+        assert set(position) == {"h", "w", "x", "y"} and all(type(number) is int for number in position.values())
+        assert position["h"] >= 1 and 1 <= position["w"] <= 24 and 0 <= position["x"] <= 24 - position["w"] and position["y"] >= 0
         if panel["type"] == "timeseries":
             options = panel["options"]
             assert options["legend"]["displayMode"] in ("list", "table", "hidden") and options["legend"]["placement"] in ("bottom", "right")
             assert options["tooltip"]["mode"] in ("single", "multi", "none") and options["tooltip"]["sort"] in ("none", "asc", "desc")
-            assert panel["targets"] and all(re.fullmatch("[A-Z]", one["refId"]) and one["legendFormat"] for one in panel["targets"])
+            assert panel["targets"] and all(
+                re.fullmatch("[A-Z]", target["refId"]) and target["legendFormat"] for target in panel["targets"]
+            )
 
 
 def test_promtool_takes_each_query_of_the_dashboard(tmp_path: Path) -> None:
-    """As recording rules, with Grafana's variables put in: one that is no PromQL fails."""
+    """Each query works as a recording rule, with values for Grafana's variables. Invalid PromQL fails."""
     if shutil.which("promtool") is None:
         pytest.skip("there is no promtool")
     asked = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())]
     put_in = {"$__rate_interval": "5m", "$store": ".*", "$run": "demo|a.b"}
     for broken in (False, True):
         rules = []
-        for number, one in enumerate(asked):
-            text = one.replace("}", "", 1) if broken and number == 3 else one
+        for number, query in enumerate(asked):
+            text = query.replace("}", "", 1) if broken and number == 3 else query
             for name, value in put_in.items():
                 text = text.replace(name, value)
             rules.append({"record": f"asked_{number}", "expr": text})
@@ -192,8 +198,8 @@ def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
     assert wrong.keys() == KINDS.keys()
     fine = ["relight_checkpoint_good_age_seconds 60", "relight_run_active 1", "relight_saves_failed_in_a_row 0", "relight_store_up 1"]
     groups = []
-    for name, series in {**wrong, "": [f"{one.split()[0]}{{{labels}}} {one.split()[1]}" for one in fine]}.items():
-        inputs = [{"series": one.rsplit(" ", 1)[0], "values": f"{one.rsplit(' ', 1)[1]}x10"} for one in series]
+    for name, series in {**wrong, "": [f"{line.split()[0]}{{{labels}}} {line.split()[1]}" for line in fine]}.items():
+        inputs = [{"series": line.rsplit(" ", 1)[0], "values": f"{line.rsplit(' ', 1)[1]}x10"} for line in series]
         tests = [{"expr": f'count(ALERTS{{alertname="{camel(kind)}",alertstate="firing"}}) or vector(0)', "eval_time": "5m",
                   "exp_samples": [{"labels": "{}", "value": int(kind == name)}]} for kind in KINDS]  # fmt: skip
         groups.append({"interval": "1m", "input_series": inputs, "promql_expr_test": tests})
@@ -203,7 +209,7 @@ def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
 
 
 def test_a_rule_of_some_runs_asks_for_these_alone() -> None:
-    """Patterns become what Prometheus matches by."""
+    """Patterns of run names become regular expressions of Prometheus."""
     text = expression(AlertRule("no_good_checkpoint", 60.0, "critical", 0.0, ("prod-*", "a.b")))
     assert text == (
         'relight_checkpoint_good_age_seconds{run=~"prod\\\\-.*|a\\\\.b"} > 60 and relight_run_active{run=~"prod\\\\-.*|a\\\\.b"} == 1'

@@ -1,4 +1,4 @@
-"""Alerts outlive whoever looks: what fired does so since then, nothing is told twice, and what cannot be read is nothing."""
+"""Stored alerts survive a restart: they keep their start time, are sent once, and unreadable state counts as empty."""
 
 from __future__ import annotations
 
@@ -20,56 +20,59 @@ SETTINGS = Alerting(rules=RULES)
 BAD = RunSeen("s", "demo", good_step=3, unprotected_s=4000.0, active=True, risk=0.9)
 
 
-def looked(at: float) -> tuple[Alarms, bytes]:
-    """One look that finds something firing and something pending, and what was kept of it."""
+def poll_once(at: float) -> tuple[Alarms, bytes]:
+    """Poll once, with one alert firing and one pending. Return the alarms and their stored state."""
     kept: list[bytes] = []
     alarms = Alarms(SETTINGS, keeps=lambda state, ledger, now: kept.append(encode_alarms(state, ledger, now)))
     alarms.update([BAD], at)
     return alarms, kept[-1]
 
 
-def test_what_fires_goes_on_firing_since_it_did_and_is_told_as_resolved() -> None:
-    """By one who begins an hour later: no change while it holds, one change when it is over."""
-    before, data = looked(1000.0)
+def test_a_firing_alert_keeps_its_start_and_is_reported_as_resolved() -> None:
+    """After an hour another process loads the state: no change while the alert holds, one change when it is over."""
+    before, data = poll_once(1000.0)
     state, ledger = decode_alarms(data, 4600.0)
     later = Alarms(SETTINGS, state, ledger)
     assert later.update([BAD], 4600.0).changes == ()
-    assert [(one.kind, one.state, one.since) for one in later.alerts] == [
+    assert [(alert.kind, alert.state, alert.since) for alert in later.alerts] == [
         ("no_good_checkpoint", FIRING, 1000.0), ("risk", PENDING, 4600.0),
     ]  # fmt: skip
-    assert [one.state for one in later.update([BAD._replace(unprotected_s=1.0, risk=0.0)], 4615.0).changes] == ["resolved"]
-    assert [one.state for one in Alarms(SETTINGS).update([BAD], 4600.0).changes] == [FIRING], "without what was kept it is told anew"
-    assert [one.kind for one in before.alerts if one.state == FIRING] == ["no_good_checkpoint"]
+    assert [alert.state for alert in later.update([BAD._replace(unprotected_s=1.0, risk=0.0)], 4615.0).changes] == ["resolved"]
+    assert [alert.state for alert in Alarms(SETTINGS).update([BAD], 4600.0).changes] == [FIRING], (
+        "without the stored state it is reported again"
+    )
+    assert [alert.kind for alert in before.alerts if alert.state == FIRING] == ["no_good_checkpoint"]
 
 
-def test_time_in_which_nobody_looked_makes_nothing_pending_older() -> None:
-    """A rule that must hold for 100 s has held for 30 s, as far as anybody knows, whatever came between."""
-    alarms, _ = looked(1000.0)
+def test_time_without_polls_makes_no_pending_alert_older() -> None:
+    """A rule that must hold for 100 s is known to have held for 30 s, whatever came between."""
+    alarms, _ = poll_once(1000.0)
     alarms.update([BAD], 1030.0)
     state, ledger = decode_alarms(encode_alarms(alarms.state, alarms.ledger, 1030.0), 9030.0)
     later = Alarms(SETTINGS, state, ledger)
     assert later.update([BAD], 9090.0).changes == ()
-    assert [one.kind for one in later.update([BAD], 9101.0).changes] == ["risk"]
+    assert [alert.kind for alert in later.update([BAD], 9101.0).changes] == ["risk"]
 
 
-def test_what_was_told_and_what_waits_is_kept() -> None:
-    """When something was told last, whom it was escalated to, and what is still to be told."""
-    alarms, _ = looked(1000.0)
-    (firing,) = (one for one in alarms.alerts if one.state == FIRING)
+def test_sent_and_waiting_messages_are_stored() -> None:
+    """The state has the last send time, the escalations, and what has not been sent."""
+    alarms, _ = poll_once(1000.0)
+    (firing,) = (alert for alert in alarms.alerts if alert.state == FIRING)
     ledger = Ledger({firing.key: firing}, 990.0, {firing.key: 995.0}, {firing.key: 996.0})
     assert decode_alarms(encode_alarms(alarms.state, ledger, 1000.0), 1001.0)[1] == ledger
 
 
 def test_what_makes_no_sense_is_nothing() -> None:
-    """Another version's, cut off, changed, from the future, far too long: alerts are told anew, and nothing is raised."""
-    _, data = looked(1000.0)
+    """State of another version, cut off, changed, from the future or too long: alerts are sent again, and nothing is
+    raised."""
+    _, data = poll_once(1000.0)
     nothing = ({}, Ledger())
     assert decode_alarms(data, 999.0) == nothing
-    for one in (b"", b"{", b"[]", b"\xff", data[:-9], data.replace(b'"at":1000.0', b'"at":null'), b" " * (BYTES_MAX + 1)):
-        assert decode_alarms(one, 2000.0) == nothing
+    for stored in (b"", b"{", b"[]", b"\xff", data[:-9], data.replace(b'"at":1000.0', b'"at":null'), b" " * (BYTES_MAX + 1)):
+        assert decode_alarms(stored, 2000.0) == nothing
     strange = data.replace(b"no_good_checkpoint", b"a_kind_of_tomorrow")
     state, ledger = decode_alarms(strange, 2000.0)
-    assert [one.kind for one in state.values()] == ["risk"] and not ledger.told
+    assert [alert.kind for alert in state.values()] == ["risk"] and not ledger.told
     rng = random.Random(7)
     for _ in range(300):
         damaged = bytearray(data)

@@ -1,4 +1,4 @@
-"""Runs seen from outside: what logs and events amount to, read once, in bounds, whatever lies there."""
+"""Runs seen from outside: what logs and events amount to, read once and in bounds, whatever the directory has."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from relight.supervise.incidents import Incident, IncidentLog, RecoveryRecord
 BEGAN = 1_700_000_000
 
 
-def test_a_run_is_what_its_log_says(tmp_path: Path) -> None:
-    """Newest checkpoint, its age and sizes, attempts, and the metrics of all that."""
+def test_a_run_is_what_its_log_has(tmp_path: Path) -> None:
+    """The log gives the newest checkpoint, its age and sizes, the attempts, and their metrics."""
     url = make_run(tmp_path / "runs", 3)
     (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 200.0)
     assert (seen.run, seen.checkpoints, seen.step, seen.id, seen.age_s) == (RUN, 3, 300, id_of(2), 80.0)
     assert (seen.good_step, seen.good_age_s, seen.attempts, seen.active) == (300, 80.0, 1, True)
-    found = values(seen)
-    assert found["relight_checkpoint_step"] == 300
-    assert found["relight_checkpoint_good_age_seconds"] == 80
-    assert found["relight_checkpoint_saved_ratio"] == 4.0
-    assert found["relight_tier_used_bytes{here}"] == 3000
+    metrics = values(seen)
+    assert metrics["relight_checkpoint_step"] == 300
+    assert metrics["relight_checkpoint_good_age_seconds"] == 80
+    assert metrics["relight_checkpoint_saved_ratio"] == 4.0
+    assert metrics["relight_tier_used_bytes{here}"] == 3000
 
 
 def test_what_is_suspect_or_known_to_be_damaged_is_not_good(tmp_path: Path) -> None:
-    """The newest good one is the newest of which nothing bad is known; why the others are not is said."""
+    """The newest good checkpoint is the newest without a known fault. The faults of the others are given."""
     url = make_run(tmp_path / "runs", 4, suspect=(3,))
     keep_events(tmp_path / "events", url, {"event": "restore.skipped", "id": id_of(2), "kind": "corrupt", "say": "a flipped bit"})
     (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 200.0)
@@ -57,8 +57,8 @@ def test_without_a_good_checkpoint_its_age_is_that_of_the_attempt(tmp_path: Path
     assert values(seen)["relight_checkpoint_good_age_seconds"] == 50.0
 
 
-def test_a_second_look_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records and incidents are read once each, events from where the last look ended."""
+def test_a_second_poll_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records and incidents are read once each, events from where the last poll ended."""
     url = make_run(tmp_path / "runs", 50)
     book = IncidentLog(tmp_path / "book")
     book.at(LocalStore(url), RUN)
@@ -81,7 +81,7 @@ def test_a_second_look_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytes
     assert len([key for key in reads if f"{RUN}/log/" in key]) <= 3
 
 
-def test_look_remembers_between_calls(tmp_path: Path) -> None:
+def test_polls_remember_between_calls(tmp_path: Path) -> None:
     """The function does what a Watcher does, and keeps it."""
     url = make_run(tmp_path / "runs", 1)
     assert monitoring.poll_runs([url], BEGAN + 1.0)[0].step == 100
@@ -90,18 +90,18 @@ def test_look_remembers_between_calls(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_not_there_hides_no_other(tmp_path: Path) -> None:
-    """It has an error, the others are as they are; one that goes away keeps what was seen of it."""
+    """A missing store has an error and the others are unchanged. A store that goes away keeps what was seen of it."""
     url = make_run(tmp_path / "runs", 2)
     watcher = Watcher([url, str(tmp_path / "none")], events=tmp_path / "events")
     nowhere, seen = sorted(watcher.poll(BEGAN + 100.0), key=lambda one: one.run)
     assert nowhere.error and not nowhere.run and seen.step == 200 and not seen.error
     os.rename(url, tmp_path / "elsewhere")
-    gone = [one for one in watcher.poll(BEGAN + 100.0) if one.run][0]
+    gone = [run for run in watcher.poll(BEGAN + 100.0) if run.run][0]
     assert gone.error and gone.step == 200 and values(gone)["relight_store_up"] == 0
 
 
-def test_a_run_that_said_so_or_is_silent_for_a_day_is_over(tmp_path: Path) -> None:
-    """It is not active; one that begins anew is."""
+def test_a_run_that_reported_its_end_or_is_silent_for_a_day_is_over(tmp_path: Path) -> None:
+    """Such a run is not active. A run that starts again is."""
     url = make_run(tmp_path / "runs", 1)
     events = tmp_path / "events"
     watcher = Watcher([url], events=events)
@@ -113,8 +113,8 @@ def test_a_run_that_said_so_or_is_silent_for_a_day_is_over(tmp_path: Path) -> No
     assert watcher.poll(BEGAN + 10)[0].active
 
 
-def test_every_metric_can_come_to_be(tmp_path: Path) -> None:
-    """A metric that is made by looking is given by a look, one that is made of an event by that event: none is only a definition."""
+def test_every_metric_has_a_source(tmp_path: Path) -> None:
+    """Every defined metric is produced: by a poll, or by the event that it counts."""
     url = make_run(tmp_path / "runs", 2)
     book = IncidentLog(tmp_path / "book")
     book.at(LocalStore(url), RUN)
@@ -136,12 +136,15 @@ def test_every_metric_can_come_to_be(tmp_path: Path) -> None:
             made.append({"event": metric.made.event, **fields})
     keep_events(tmp_path / "events", url, *made)
     (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 100.0)
-    assert {one.metric.name for one in seen.samples} == {metric.name for metric in METRICS}
+    assert {sample.metric.name for sample in seen.samples} == {metric.name for metric in METRICS}
     assert {metric.name for metric in METRICS if metric.kind == GAUGE} <= MADE_HERE
 
 
 def test_recovery_success_counts_failures_after_which_training_continued() -> None:
-    """Recovered, failed again, stopped and left are told apart; asked to end is no failure, the newest may still be on its way."""
+    """Recovered, failed again, stopped and left are separate outcomes.
+
+    A requested end is not a failure, and the newest incident may still be open.
+    """
 
     def incident(number: int, action: str, after: bool = False) -> Incident:
         name = f"{number:013d}-aaaaaa"
@@ -150,25 +153,25 @@ def test_recovery_success_counts_failures_after_which_training_continued() -> No
             after=RecoveryRecord(name, 1, 0, {}) if after else None,
         )  # fmt: skip
 
-    found = [
+    incidents = [
         incident(1, "restart", True), incident(2, "restart"), incident(3, "exclude_node"), incident(4, "end"), incident(5, "restart", True),
         incident(6, "stop"), incident(7, "restart"),
     ]  # fmt: skip
-    assert recoveries_of(found) == {"recovered": 2, "failed again": 1, "stopped": 1, "left": 1}
+    assert recoveries_of(incidents) == {"recovered": 2, "failed again": 1, "stopped": 1, "left": 1}
     assert recoveries_of([]) == {"recovered": 0, "failed again": 0, "stopped": 0, "left": 0}
 
 
-def test_what_all_ranks_tell_counts_once(tmp_path: Path) -> None:
-    """A checkpoint of four ranks is one save; what each rank waited for is four."""
+def test_what_all_ranks_report_counts_once(tmp_path: Path) -> None:
+    """A checkpoint of four ranks is one save. Each rank's wait is counted, so there are four."""
     url = make_run(tmp_path / "runs", 1)
     for rank in range(4):
         saved = {"event": "save.durable", "step": 1, "id": "a", "seconds": 2.0, "blocked_s": 0.5, "bytes": 10}
         keep_events(tmp_path / "events", url, saved, name=f"{rank}", rank=rank)
     (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 100.0)
-    found = values(seen)
-    assert (found["relight_saves_total"], found["relight_saved_bytes_total"]) == (1, 10)
-    assert found["relight_save_blocked_seconds"] == 2.0
-    assert sum(next(one for one in seen.samples if one.metric.name == "relight_save_blocked_seconds").counts) == 4
+    metrics = values(seen)
+    assert (metrics["relight_saves_total"], metrics["relight_saved_bytes_total"]) == (1, 10)
+    assert metrics["relight_save_blocked_seconds"] == 2.0
+    assert sum(next(sample for sample in seen.samples if sample.metric.name == "relight_save_blocked_seconds").counts) == 4
     assert (seen.saving.saves, seen.saving.last_s, seen.saving.blocked_s) == (1, 2.0, 0.5)
 
 
@@ -177,13 +180,14 @@ def test_values_of_a_label_have_an_end(tmp_path: Path) -> None:
     url = make_run(tmp_path / "runs", 1)
     keep_events(tmp_path / "events", url, *({"event": "save.failed", "kind": f"k{number}"} for number in range(200)))
     (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 100.0)
-    kinds = {one.labels: one.value for one in seen.samples if one.metric.name == "relight_saves_failed_total"}
+    kinds = {sample.labels: sample.value for sample in seen.samples if sample.metric.name == "relight_saves_failed_total"}
     assert len(kinds) == LABEL_VALUES_MAX + 1
     assert kinds[("other",)] == 200 - LABEL_VALUES_MAX
 
 
-def test_lines_of_any_kind_are_passed_over(tmp_path: Path) -> None:
-    """Half lines, no JSON, other JSON, numbers that are none: nothing is raised, the good ones around them count, half a line waits."""
+def test_invalid_lines_are_skipped(tmp_path: Path) -> None:
+    """Half lines, invalid JSON, other JSON and invalid numbers raise nothing. Good lines around them count, half a line
+    waits."""
     url = make_run(tmp_path / "runs", 1)
     good = {"event": "save.failed", "kind": "x"}
     path = keep_events(tmp_path / "events", url, good)
@@ -203,8 +207,8 @@ def test_lines_of_any_kind_are_passed_over(tmp_path: Path) -> None:
     assert values(watcher.poll(BEGAN + 1.0)[0])["relight_saves_failed_total{x}"] == 3
 
 
-def test_random_bytes_end_no_look(tmp_path: Path) -> None:
-    """Two hundred mutations of a file of events: each is looked at to its end."""
+def test_random_bytes_do_not_stop_a_read(tmp_path: Path) -> None:
+    """Each of two hundred mutations of a file of events is read to its end."""
     url = make_run(tmp_path / "runs", 1)
     path = keep_events(tmp_path / "events", url, *[{"event": "save.span", "span": "write", "id": "a", "start": 1.0, "end": 2.0}] * 5)
     whole, chance = path.read_bytes(), random.Random(5)
@@ -217,7 +221,7 @@ def test_random_bytes_end_no_look(tmp_path: Path) -> None:
     assert len(list(EventFiles(tmp_path / "events").new())) <= 5
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
     """A pipe, a directory or a link in the directory of events are skipped."""
     events = tmp_path / "events"
     events.mkdir(mode=0o700)
@@ -227,8 +231,8 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     assert list(EventFiles(events).new()) == []
 
 
-def test_each_log_is_read_once_a_look(tmp_path: Path) -> None:
-    """A run is one reading of its log, however much is made of it."""
+def test_each_log_is_read_once_a_poll(tmp_path: Path) -> None:
+    """A poll reads a run's log once, however much is computed from it."""
     for number in range(8):
         make_run(tmp_path / "runs", 1, run=f"run{number:02d}")
     watcher = Watcher([str(tmp_path / "runs")], events=tmp_path / "events")

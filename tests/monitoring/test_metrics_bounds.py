@@ -24,14 +24,14 @@ def port() -> Iterator[int]:
 
 
 def ask(port: int, host: str | None) -> int:
-    """The status of one scrape."""
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as one:
-        one.sendall(b"GET /metrics HTTP/1.1\r\n" + (f"Host: {host}\r\n".encode() if host is not None else b"") + b"\r\n")
-        return int(one.recv(200).split()[1])
+    """Return the status of one scrape."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n" + (f"Host: {host}\r\n".encode() if host is not None else b"") + b"\r\n")
+        return int(connection.recv(200).split()[1])
 
 
 def test_a_name_that_points_here_by_foreign_dns_is_refused(port: int) -> None:
-    """A web page's owner can point a name at this address and read the answer (rebinding); addresses and own names are answered."""
+    """A request with a foreign name is refused: a web page's owner could point the name at this address (rebinding)."""
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", None):
         assert ask(port, host) == 400, host
     for host in (f"127.0.0.1:{port}", "localhost", "[::1]:9464", "node7:9464", socket.gethostname()):
@@ -39,15 +39,16 @@ def test_a_name_that_points_here_by_foreign_dns_is_refused(port: int) -> None:
 
 
 def test_idle_connections_do_not_keep_a_scraper_out(port: int) -> None:
-    """Connections are bounded; the oldest that has not asked is closed for a new one, so a scrape is answered at once."""
+    """Connections are bounded. The oldest without a complete request is closed for a new one, which is answered at
+    once."""
     others = set(threading.enumerate())  # of other tests' servers
     with ExitStack() as stack:
-        held = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)) for _ in range(3 * CONNECTIONS_MAX)]
-        for one in held:
-            one.sendall(b"GET /metrics HTTP/1.1\r\n")
+        connections = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)) for _ in range(3 * CONNECTIONS_MAX)]
+        for connection in connections:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\n")
         assert ask(port, "localhost") == 200
-        held[0].settimeout(5)
-        assert held[0].recv(1) == b"", "the oldest was closed"
+        connections[0].settimeout(5)
+        assert connections[0].recv(1) == b"", "the oldest was closed"
         workers = [thread for thread in threading.enumerate() if "process_request_thread" in thread.name and thread not in others]
         assert len(workers) <= CONNECTIONS_MAX + 4
 
@@ -56,18 +57,18 @@ class Long(Collector):
     """An answer that no socket's buffers hold."""
 
     def text(self) -> bytes:
-        """20 MB."""
+        """Return 20 MB."""
         return b"x" * (20 << 20)
 
 
 def test_clients_that_do_not_read_their_answer_keep_no_scraper_out() -> None:
-    """Of clients that leave their answer unread, the one that has for longest is closed for a new connection."""
+    """For a new connection, the one that has left its answer unread for longest is closed."""
     with make_server(Long(lambda now: []), "127.0.0.1:0") as server, ExitStack() as stack:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         port = server.server_address[1]
         for _ in range(CONNECTIONS_MAX):
-            one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
-            one.sendall(b"GET /metrics HTTP/1.0\r\nhost: localhost\r\n\r\n")
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            connection.sendall(b"GET /metrics HTTP/1.0\r\nhost: localhost\r\n\r\n")
         ends = time.monotonic() + 5
         while len(server.open) < CONNECTIONS_MAX or any(server.open.values()):  # type: ignore[attr-defined]
             assert time.monotonic() < ends

@@ -1,4 +1,4 @@
-"""What a run's incidents mean for its operator: given up, a node excluded, gone back, broken hardware, and the last decision."""
+"""Alerts about a run's incidents: given up, a node excluded, rolled back, broken hardware; and the last decision."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def incident(ago_s: float, kind: str, action: str, host: str = "n7") -> Incident
 
 
 def fired(folder: Path) -> dict[str, str]:
-    """Which of the rules about decisions fire now, with their reasons."""
+    """Return the firing rules about decisions, with their reasons."""
     rules = [rule._replace(for_s=0.0) for rule in usual_rules()]
-    found = judge(rules, Watcher([str(folder)]).poll(NOW), NOW, {}).state.values()
-    return {one.kind: one.reason for one in found if one.kind in WATCHED}
+    alerts = judge(rules, Watcher([str(folder)]).poll(NOW), NOW, {}).state.values()
+    return {alert.kind: alert.reason for alert in alerts if alert.kind in WATCHED}
 
 
 def write(folder: Path, *incidents: Incident) -> None:
     """Write incidents to the run, as supervisors do."""
     store = open_bytes(folder)
-    for one in incidents:
-        store.put_once(f"{RUN}/{DIRECTORY}/{one.id}.json", msgspec.json.encode(one))
+    for record in incidents:
+        store.put_once(f"{RUN}/{DIRECTORY}/{record.id}.json", msgspec.json.encode(record))
 
 
 def append(folder: Path, body: FenceBody | NoteBody, ago_s: float, epoch: int = 1) -> None:
@@ -55,13 +55,13 @@ def append(folder: Path, body: FenceBody | NoteBody, ago_s: float, epoch: int = 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with a checkpoint, whose job began three hours ago."""
+    """Make a run with a checkpoint and a job that began three hours ago."""
     make_run(tmp_path, 1, began=int(NOW) - 10800)
     return tmp_path
 
 
 def test_a_job_that_was_given_up_is_an_alert_until_it_begins_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``alerts check`` fails with the reason from the moment ``relight run`` stops; a new attempt ends the alert."""
+    """``alerts check`` fails with the reason once ``relight run`` has stopped. A new attempt ends the alert."""
     write(run, incident(7200, "crash", "resume"))
     assert fired(run) == {}
     write(run, incident(3600, "crash", "stop"))
@@ -72,7 +72,7 @@ def test_a_job_that_was_given_up_is_an_alert_until_it_begins_again(run: Path, ca
 
 
 def test_a_job_that_another_has_taken_over_was_not_given_up(run: Path) -> None:
-    """A superseded supervisor stops; the run continues in another job. A stop of long ago is no news."""
+    """A superseded supervisor stops, and the run continues in another job. An old stop is no alert."""
     write(run, incident(3600, "fenced", "stop"), msgspec.structs.replace(incident(3500, "network", "stop"), reason=f"{FENCED}, since"))
     assert fired(run) == {}
     old = run.with_name("old")
@@ -82,7 +82,7 @@ def test_a_job_that_another_has_taken_over_was_not_given_up(run: Path) -> None:
 
 
 def test_nodes_that_leave_hardware_and_roll_backs_are_alerts_for_a_day(run: Path) -> None:
-    """Each with the node or the reason; what is older than a day is not."""
+    """Each alert has the node or the reason. Incidents older than a day raise none."""
     write(run, incident(90000, "hardware", "exclude_node", "n1"), incident(89000, "numerical", "roll back"))
     append(run, NoteBody(topic=ROLLED_BACK, data={"before": 41}), 89000)
     assert fired(run) == {}
@@ -101,12 +101,12 @@ def test_a_run_that_went_back_without_a_supervisor_is_an_alert(run: Path) -> Non
 
 
 def test_the_last_decision_is_a_metric(run: Path) -> None:
-    """One action has 1, each other has 0; without an incident there is none."""
+    """The metric of the last action is 1, those of other actions are 0. Without an incident there is none."""
     (seen,) = Watcher([str(run)]).poll(NOW)
-    assert not [one for one in seen.samples if one.metric.name.startswith("relight_last_decision")]
+    assert not [sample for sample in seen.samples if sample.metric.name.startswith("relight_last_decision")]
     write(run, incident(7000, "killed", "resume"), incident(60, "user", "stop"))
     (seen,) = Watcher([str(run)]).poll(NOW)
-    values = {one.labels: one.value for one in seen.samples if one.metric.name == "relight_last_decision"}
+    values = {sample.labels: sample.value for sample in seen.samples if sample.metric.name == "relight_last_decision"}
     assert values == {(action,): float(action == "stop") for action in ACTIONS}
-    (at,) = [one.value for one in seen.samples if one.metric.name == "relight_last_decision_time_seconds"]
-    assert at == pytest.approx(NOW - 60, abs=0.01)
+    (decided_at,) = [sample.value for sample in seen.samples if sample.metric.name == "relight_last_decision_time_seconds"]
+    assert decided_at == pytest.approx(NOW - 60, abs=0.01)

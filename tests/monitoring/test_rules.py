@@ -1,4 +1,4 @@
-"""Rules for alerts: when they hold, when they are told, what is said; settings that are none."""
+"""Rules for alerts: when they hold, when they are sent, with which words, and invalid settings."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def held(seen: RunSeen, now: float = 1000.0, rules: tuple[AlertRule, ...] | None = None) -> list[Alert]:
-    """What holds for one run, without waiting."""
+    """Return the alerts that hold for one run, without waiting."""
     rules = tuple(rule._replace(for_s=0.0) for rule in rules or usual_rules())
     return list(judge(rules, [seen], now, {}).state.values())
 
 
 def test_nothing_holds_for_a_run_that_is_well() -> None:
-    """No alert of a healthy run; none of one that is over and has not saved for long."""
+    """A healthy run has no alert. Neither has a run that is over and has not saved for long."""
     assert held(FINE) == []
     assert held(FINE._replace(active=False, unprotected_s=1e9, good_age_s=1e9)) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_finds_its_own_and_nothing_else(kind: str) -> None:
-    """What is wrong is found by its rule, and said; every kind has a case."""
+    """Each fault is found by its own rule, with its reason. Every kind has a case."""
     change, words = BROKEN[kind]
     (alert,) = held(FINE._replace(**change))
     assert alert.kind == kind and words in alert.reason
@@ -65,19 +65,19 @@ def test_each_limit_counts(kind: str) -> None:
     assert held(FINE._replace(**change), rules=(AlertRule(kind, 1e9, CRITICAL),)) == []
 
 
-def test_a_run_without_any_checkpoint_is_told_of() -> None:
-    """No good checkpoint since it began."""
+def test_a_run_without_any_checkpoint_is_an_alert() -> None:
+    """There was no good checkpoint since the run began."""
     (alert,) = held(FINE._replace(good_step=None, good_age_s=None, unprotected_s=7300.0))
     assert alert.reason == "no good checkpoint since the run began, 2.0 h ago"
 
 
 def test_a_rule_is_pending_until_it_has_held_for_long_enough() -> None:
-    """Pending, firing, resolved, each once; since when is kept."""
+    """An alert is pending, then firing, then resolved, once each, and keeps its start time."""
     rules, bad = (AlertRule("risk", 0.5, "warning", 60.0),), FINE._replace(risk=0.9)
     first = judge(rules, [bad], 0.0, {})
-    assert [one.state for one in first.state.values()] == [PENDING] and first.changes == ()
+    assert [alert.state for alert in first.state.values()] == [PENDING] and first.changes == ()
     second = judge(rules, [bad], 60.0, first.state)
-    assert [one.state for one in second.changes] == [FIRING]
+    assert [alert.state for alert in second.changes] == [FIRING]
     third = judge(rules, [bad], 100.0, second.state)
     assert third.changes == () and next(iter(third.state.values())).fired_at == 60.0
     (over,) = judge(rules, [FINE], 120.0, third.state).changes
@@ -85,15 +85,15 @@ def test_a_rule_is_pending_until_it_has_held_for_long_enough() -> None:
 
 
 def test_what_cannot_be_read_resolves_nothing() -> None:
-    """An alert stays as long as nobody can tell; so does one of a store that is away as a whole; one of a run that is gone is over."""
+    """An alert stays while its run or whole store cannot be read. An alert of a removed run is over."""
     rules = tuple(rule._replace(for_s=0.0) for rule in usual_rules())
     state = judge(rules, [FINE._replace(risk=0.9)], 0.0, {}).state
     away = judge(rules, [FINE._replace(error="away")], 1.0, state)
-    assert {one.kind for one in away.state.values()} == {"risk", "unreadable"}
+    assert {alert.kind for alert in away.state.values()} == {"risk", "unreadable"}
     store = judge(rules, [RunSeen("runs", "", error="away")], 1.0, state)
-    assert {one.kind for one in store.state.values()} == {"risk", "unreadable"}
+    assert {alert.kind for alert in store.state.values()} == {"risk", "unreadable"}
     gone = judge(rules, [], 1.0, state)
-    assert [one.state for one in gone.changes] == [RESOLVED] and gone.state == {}
+    assert [alert.state for alert in gone.changes] == [RESOLVED] and gone.state == {}
 
 
 def test_rules_are_for_the_runs_that_they_name() -> None:
@@ -103,55 +103,55 @@ def test_rules_are_for_the_runs_that_they_name() -> None:
     assert len(held(FINE._replace(risk=0.9, run="prod-7"), rules=(rule,))) == 1
 
 
-# -- telling
+# -- sending
 
 
 def alert(kind: str = "risk", severity: str = "warning", state: str = FIRING, run: str = "demo", at: float = 0.0) -> Alert:
-    """One."""
+    """Return an alert."""
     return Alert(kind, severity, "runs", run, "", state, "why", at, at)
 
 
-def tell(
+def send(
     changes: list[Alert], now: float, ledger: Ledger, settings: Alerting, state: list[Alert] | None = None
 ) -> tuple[list[Message], Ledger]:
-    """One round."""
-    there = {one.key: one for one in (state if state is not None else changes) if one.state != RESOLVED}
-    return plan_messages(changes, there, ledger, settings, now)
+    """Plan the messages of one round."""
+    open_alerts = {alert_.key: alert_ for alert_ in (state if state is not None else changes) if alert_.state != RESOLVED}
+    return plan_messages(changes, open_alerts, ledger, settings, now)
 
 
 def test_what_comes_together_goes_in_one_message() -> None:
-    """Nothing is sent before the time for more is over; then all of it is, the worst first."""
+    """Nothing is sent before ``group_s`` has passed. Then all alerts are sent in one message, the worst first."""
     settings = Alerting(group_s=30.0)
     first, second = alert(), alert("damaged", CRITICAL)
-    messages, ledger = tell([first], 0.0, Ledger(), settings)
+    messages, ledger = send([first], 0.0, Ledger(), settings)
     assert messages == []
-    messages, ledger = tell([second], 10.0, ledger, settings, [first, second])
+    messages, ledger = send([second], 10.0, ledger, settings, [first, second])
     assert messages == []
-    (message,), ledger = tell([], 30.0, ledger, settings, [first, second])
+    (message,), ledger = send([], 30.0, ledger, settings, [first, second])
     assert message.severity == CRITICAL and "2 alerts" in message.title
     assert message.body.splitlines()[0].startswith("critical: a checkpoint is damaged")
-    assert tell([], 60.0, ledger, settings, [first, second])[0] == []
+    assert send([], 60.0, ledger, settings, [first, second])[0] == []
 
 
-def test_what_came_and_went_unheard_is_not_told() -> None:
-    """Resolved before anybody was told: nothing to tell; resolved after: told as over."""
+def test_what_came_and_went_before_it_was_sent_is_not_sent() -> None:
+    """An alert that is resolved before it was sent sends nothing. One that is resolved later is sent as over."""
     settings = Alerting(group_s=30.0)
-    _, ledger = tell([alert()], 0.0, Ledger(), settings)
-    messages, ledger = tell([alert(state=RESOLVED)], 10.0, ledger, settings, [])
-    assert tell([], 100.0, ledger, settings, [])[0] == []
-    (message,), ledger = tell([alert()], 0.0, Ledger(), Alerting(group_s=0.0))
-    (over,), _ = tell([alert(state=RESOLVED)], 10.0, ledger, Alerting(group_s=0.0), [])
+    _, ledger = send([alert()], 0.0, Ledger(), settings)
+    messages, ledger = send([alert(state=RESOLVED)], 10.0, ledger, settings, [])
+    assert send([], 100.0, ledger, settings, [])[0] == []
+    (message,), ledger = send([alert()], 0.0, Ledger(), Alerting(group_s=0.0))
+    (over,), _ = send([alert(state=RESOLVED)], 10.0, ledger, Alerting(group_s=0.0), [])
     assert over.resolved and "over" in over.title and not message.resolved
 
 
-def test_in_quiet_times_only_what_is_critical_is_told() -> None:
-    """The rest waits until they are over, and is told then if it still holds."""
+def test_in_quiet_times_only_critical_alerts_are_sent() -> None:
+    """The rest waits until they are over, and is sent then if it still holds."""
     settings = alerting_of({"quiet": ["22:00-07:00"], "group_s": 0, "repeat_s": 0, "timezone": "UTC"}, "")
     night, morning = 86400 * 10 + 23 * 3600.0, 86400 * 11 + 7 * 3600.0
     warns, breaks = alert(at=night), alert("damaged", CRITICAL, at=night)
-    (message,), ledger = tell([warns, breaks], night, Ledger(), settings)
+    (message,), ledger = send([warns, breaks], night, Ledger(), settings)
     assert "damaged" in message.body and "is predicted" not in message.body
-    (message,), _ = tell([], morning, ledger, settings, [warns, breaks])
+    (message,), _ = send([], morning, ledger, settings, [warns, breaks])
     assert "is predicted" in message.body and "damaged" not in message.body
 
 
@@ -164,32 +164,33 @@ def test_quiet_days_and_times_past_midnight() -> None:
     assert not settings.is_quiet(friday + 3 * 3600) and not settings.is_quiet(monday + 23 * 3600)
 
 
-def test_what_still_holds_is_told_again() -> None:
-    """After so long, and not before."""
+def test_what_still_holds_is_sent_again() -> None:
+    """An alert is repeated after the set time, and not before."""
     settings = Alerting(group_s=0.0, repeat_s=100.0)
-    _, ledger = tell([alert()], 0.0, Ledger(), settings)
-    assert tell([], 99.0, ledger, settings, [alert()])[0] == []
-    (message,), ledger = tell([], 100.0, ledger, settings, [alert()])
+    _, ledger = send([alert()], 0.0, Ledger(), settings)
+    assert send([], 99.0, ledger, settings, [alert()])[0] == []
+    (message,), ledger = send([], 100.0, ledger, settings, [alert()])
     assert not message.escalated
-    assert tell([], 150.0, ledger, settings, [alert()])[0] == []
+    assert send([], 150.0, ledger, settings, [alert()])[0] == []
 
 
 def test_what_is_critical_and_stays_so_is_escalated_once() -> None:
-    """To others, after so long, once; they hear when it is over, too. What is no more than a warning is not."""
+    """After the set time a critical alert goes once to further targets, which are also notified when it is over. A
+    warning does not."""
     settings = Alerting(group_s=0.0, escalate_after_s=100.0, escalate_to=(AlertTarget("env:X"),), repeat_s=0.0)
     bad = alert("damaged", CRITICAL)
-    _, ledger = tell([bad, alert()], 0.0, Ledger(), settings)
-    messages, ledger = tell([], 100.0, ledger, settings, [bad, alert()])
-    assert [one.escalated for one in messages] == [True] and "is predicted" not in messages[0].body
-    assert tell([], 200.0, ledger, settings, [bad, alert()])[0] == []
-    messages, _ = tell([bad._replace(state=RESOLVED)], 300.0, ledger, settings, [])
-    assert sorted(one.escalated for one in messages) == [False, True]
+    _, ledger = send([bad, alert()], 0.0, Ledger(), settings)
+    messages, ledger = send([], 100.0, ledger, settings, [bad, alert()])
+    assert [message.escalated for message in messages] == [True] and "is predicted" not in messages[0].body
+    assert send([], 200.0, ledger, settings, [bad, alert()])[0] == []
+    messages, _ = send([bad._replace(state=RESOLVED)], 300.0, ledger, settings, [])
+    assert sorted(message.escalated for message in messages) == [False, True]
 
 
-def test_less_than_the_least_severity_is_not_told() -> None:
-    """``min_severity``."""
-    assert tell([alert(severity="info")], 0.0, Ledger(), Alerting(group_s=0.0))[0] == []
-    assert len(tell([alert(severity="info")], 0.0, Ledger(), Alerting(group_s=0.0, min_severity="info"))[0]) == 1
+def test_less_than_the_least_severity_is_not_sent() -> None:
+    """``min_severity`` is the least severity that is sent."""
+    assert send([alert(severity="info")], 0.0, Ledger(), Alerting(group_s=0.0))[0] == []
+    assert len(send([alert(severity="info")], 0.0, Ledger(), Alerting(group_s=0.0, min_severity="info"))[0]) == 1
 
 
 @pytest.mark.parametrize(
@@ -201,10 +202,10 @@ def test_less_than_the_least_severity_is_not_told() -> None:
     ],
 )  # fmt: skip
 def test_what_may_be_secret_is_taken_out(text: str, secret: str) -> None:
-    """Of reasons, titles and lines."""
+    """Secrets are removed from reasons, titles and lines."""
     assert secret not in clean(text)
     assert secret not in line_of(alert()._replace(reason=text))
-    message = tell([alert()._replace(reason=text, run=text)], 0.0, Ledger(), Alerting(group_s=0.0))[0][0]
+    message = send([alert()._replace(reason=text, run=text)], 0.0, Ledger(), Alerting(group_s=0.0))[0][0]
     assert secret not in message.title + message.body
 
 
@@ -212,15 +213,15 @@ def test_what_may_be_secret_is_taken_out(text: str, secret: str) -> None:
 
 
 def test_settings_as_the_file_has_them(tmp_path: Path) -> None:
-    """Each one arrives; what is not set is as usual; other tables are nobody's business here."""
+    """Each setting of the table arrives. Others have their defaults, and other tables are ignored."""
     path = tmp_path / "relight.toml"
     path.write_text(
         '[supervise]\nspares = true\n[alerts]\nto = ["env:HERE"]\ngroup_s = 5\nquiet = ["Sat,Sun 00:00-23:59"]\n'
         '[alerts.rules.slow_save]\nabove_s = 12\nseverity = "critical"\nruns = ["a*"]\nfor_s = 3\n[alerts.rules.risk]\nenabled = false\n'
     )
-    found = read_alerting(path)
-    rules = {rule.kind: rule for rule in found.rules}
-    assert (found.group_s, [one.shown for one in found.to]) == (5.0, ["env:HERE"])
+    alerting = read_alerting(path)
+    rules = {rule.kind: rule for rule in alerting.rules}
+    assert (alerting.group_s, [target.shown for target in alerting.to]) == (5.0, ["env:HERE"])
     assert rules["slow_save"] == AlertRule("slow_save", 12.0, "critical", 3.0, ("a*",))
     assert "risk" not in rules and rules["tier_full"].limit == KINDS["tier_full"].default
 
@@ -237,7 +238,7 @@ def test_settings_as_the_file_has_them(tmp_path: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_no_setting_is_said(table: Any) -> None:
+def test_invalid_settings_are_reported(table: Any) -> None:
     """A ConfigError that names the file."""
     with pytest.raises(ConfigError) as caught:
         alerting_of(table, "here.toml")
@@ -245,20 +246,21 @@ def test_what_is_no_setting_is_said(table: Any) -> None:
 
 
 def test_an_address_is_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shown by its kind, or where it is; read from a variable or a file; its absence is told without it."""
+    """An address is shown by its kind or source. It is read from a variable or a file, and its absence is reported
+    without it."""
     assert repr(AlertTarget("slack://token/a/b")) == "<Target slack://…>"
     assert "hunter2" not in repr(AlertTarget("hunter2"))
     monkeypatch.setenv("WHERE_TO", "json://x")
     (tmp_path / "secret").write_text("json://y\nmore\n")
     assert AlertTarget("env:WHERE_TO").address() == "json://x"
     assert AlertTarget(f"file:{tmp_path}/secret").address() == "json://y"
-    for said in ("env:NOT_THERE", f"file:{tmp_path}/none", f"file:{tmp_path}"):
+    for source in ("env:NOT_THERE", f"file:{tmp_path}/none", f"file:{tmp_path}"):
         with pytest.raises(ConfigError):
-            AlertTarget(said).address()
+            AlertTarget(source).address()
 
 
-def test_a_file_that_is_no_toml_is_told_without_its_text(tmp_path: Path) -> None:
-    """Where in the file: a secret may stand there."""
+def test_a_file_that_is_not_toml_is_reported_without_its_text(tmp_path: Path) -> None:
+    """The error has the place in the file, not the text: it could be a secret."""
     path = tmp_path / "relight.toml"
     path.write_text('[alerts]\nto = ["slack://hunter2]\n')
     with pytest.raises(ConfigError) as caught:

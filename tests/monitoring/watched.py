@@ -1,4 +1,4 @@
-"""Runs to look at: a store with commits in its log, and events as processes would have kept them."""
+"""Runs to watch: a store with commits in its log, and events as processes would have kept them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_run(where: Path, steps: int, *, run: str = RUN, began: int = 1_700_000_
 def add_commits(
     url: str, numbers: range, *, run: str = RUN, began: int = 1_700_000_000, every: int = 60, suspect: tuple[int, ...] = ()
 ) -> None:
-    """Commits with these numbers."""
+    """Append a commit with each of these numbers to the run's log."""
     times = iter([began - 1, began, *(began + number * every for number in numbers)])
     store = open_bytes(url)
     require_store(store)
@@ -42,7 +42,7 @@ def add_commits(
 
 
 def commit(number: int, *, suspect: bool = False) -> CommitBody:
-    """One of them."""
+    """Return the record of a commit."""
     step, id_ = 100 * (number + 1), id_of(number)
     return CommitBody(
         id=id_, step=step, dir=str(CheckpointDir(step, id_, 1)), root="0" * 64, root_bytes=1, parents=[], reason="every 100 steps", metrics={"loss": 1.0},
@@ -51,25 +51,26 @@ def commit(number: int, *, suspect: bool = False) -> CommitBody:
 
 
 def id_of(number: int) -> str:
-    """The id of one."""
+    """Return the id of a commit."""
     return f"c{number:09d}"
 
 
 def stamp(seconds: float) -> str:
-    """A record's time."""
+    """Return a record's time."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def keep_events(
     directory: Path, store: str, *events: dict[str, Any], run: str = RUN, name: str = "0000000000001-1-000001", **head: Any
 ) -> Path:
-    """Append events to a file as a process keeps them; with a head, if the file is new. ``time`` is 1.0 if an event says no other."""
+    """Append events to a file as a process keeps them, with a head if the file is new. An event without ``time`` has
+    1.0."""
     directory.mkdir(mode=0o700, exist_ok=True)
     path = directory / f"{name}.jsonl"
     lines = []
     if not path.exists():
-        whose = {"pid": 1, "host": "here", "role": "trainer", "rank": 0, "since": 100.0, "monotonic": 0.0, **head}
-        lines.append({"relight": "events", "version": 1, "store": store, "run": run, **whose})
+        process = {"pid": 1, "host": "here", "role": "trainer", "rank": 0, "since": 100.0, "monotonic": 0.0, **head}
+        lines.append({"relight": "events", "version": 1, "store": store, "run": run, **process})
     lines += [{"time": 1.0, **event} for event in events]
     with path.open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
@@ -78,4 +79,4 @@ def keep_events(
 
 def values(seen: RunSeen) -> dict[str, float]:
     """The numbers of a run's metrics, those with labels by ``name{value,…}``."""
-    return {one.metric.name + ("{" + ",".join(one.labels) + "}" if one.labels else ""): one.value for one in seen.samples}
+    return {sample.metric.name + ("{" + ",".join(sample.labels) + "}" if sample.labels else ""): sample.value for sample in seen.samples}

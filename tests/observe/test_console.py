@@ -39,7 +39,7 @@ def _unconfigured() -> None:
     LOGGER.filters.clear()
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def lines_shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
     """Return the lines on stderr. Standard output must be empty."""
     out, err = capsys.readouterr()
     assert out == ""
@@ -50,16 +50,16 @@ def some_events() -> None:
     """Emit three events: one shown by default, one not, and a warning of several lines."""
     emit("restore.fresh", "run 'demo' starts from scratch", run="demo", store="runs")
     emit("prune.done", "one checkpoint was deleted", retired=["a"])
-    emit("save.failed", "the save at step 3 failed: no room\n  → make room\n  training goes on", step=3, kind="store")
+    emit("save.failed", "the save at step 3 failed: no room\n  → make room\n  training continues", step=3, kind="store")
 
 
-SHOWN = ["relight: run 'demo' starts from scratch", "relight: the save at step 3 failed: no room → make room training goes on"]
+SHOWN = ["relight: run 'demo' starts from scratch", "relight: the save at step 3 failed: no room → make room training continues"]
 
 
 def test_the_few_lines_are_shown_without_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     """Without logging configured, the default lines and warnings are on stderr, one line each, with one prefix."""
     some_events()
-    assert told(capsys) == SHOWN
+    assert lines_shown(capsys) == SHOWN
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_variable_chooses(capsys: pytest.CaptureFixture[str], monkeypatch: p
     """``RELIGHT_LOG`` chooses how much is shown; an unknown value counts as the default."""
     monkeypatch.setenv("RELIGHT_LOG", value)
     some_events()
-    assert len(told(capsys)) == lines
+    assert len(lines_shown(capsys)) == lines
 
 
 def test_the_root_s_handler_gets_all_and_stderr_nothing_twice(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +83,7 @@ def test_the_root_s_handler_gets_all_and_stderr_nothing_twice(capsys: pytest.Cap
     LOGGER.manager._clear_cache()  # type: ignore[attr-defined] # which levels are on is remembered
     some_events()
     LOGGER.manager._clear_cache()  # type: ignore[attr-defined]
-    lines = told(capsys)
+    lines = lines_shown(capsys)
     assert lines[0] == "INFO:relight:run 'demo' starts from scratch"
     assert sum("starts from scratch" in line for line in lines) == 1
     assert not any("relight: " in line for line in lines)
@@ -93,7 +93,7 @@ def test_the_logger_s_own_handler_replaces_the_lines(capsys: pytest.CaptureFixtu
     """A handler of the logger ``relight``, also one that does nothing, ends the default lines."""
     LOGGER.addHandler(logging.NullHandler())
     some_events()
-    assert told(capsys) == []
+    assert lines_shown(capsys) == []
 
 
 def test_a_level_of_the_logger_counts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,10 +101,10 @@ def test_a_level_of_the_logger_counts(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setenv("RELIGHT_LOG", "debug")
     LOGGER.setLevel(logging.ERROR)
     some_events()
-    assert told(capsys) == []
+    assert lines_shown(capsys) == []
     LOGGER.setLevel(logging.INFO)
     some_events()
-    assert len(told(capsys)) == 3
+    assert len(lines_shown(capsys)) == 3
 
 
 @pytest.mark.parametrize("off", ["propagate", "disabled", "disable", "filter", "last resort"])
@@ -123,7 +123,7 @@ def test_what_switches_the_logger_off_switches_the_lines_off(
     else:
         monkeypatch.setattr(logging, "lastResort", None)
     some_events()
-    assert told(capsys) == []
+    assert lines_shown(capsys) == []
 
 
 class Broken:
@@ -151,7 +151,7 @@ def test_the_first_save_of_each_start_is_shown_with_its_place(capsys: pytest.Cap
         emit("attempt.started", "attempt 1", run="demo", store="/data/runs", epoch=1)
         for step in (2, 5):
             emit("save.durable", "saved", step=step, id="x", reason="asked", bytes=18_200, seconds=0.05, blocked_s=0.0)
-    assert told(capsys) == ["relight: first save: step 2 in /data/runs/demo (18.2 kB, 0.05 s)"] * 2
+    assert lines_shown(capsys) == ["relight: first save: step 2 in /data/runs/demo (18.2 kB, 0.05 s)"] * 2
 
 
 def test_the_place_is_left_out_where_it_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,30 +159,30 @@ def test_the_place_is_left_out_where_it_is_not_known(capsys: pytest.CaptureFixtu
     emit("attempt.started", "attempt 1", run="a", store="/data/runs", epoch=1)
     emit("attempt.started", "attempt 1", run="b", store="/data/runs", epoch=1)
     emit("save.durable", "saved", step=2, id="x", reason="asked", bytes=18_200, seconds=0.05, blocked_s=0.0)
-    assert told(capsys) == ["relight: first save: step 2 (18.2 kB, 0.05 s)"]
+    assert lines_shown(capsys) == ["relight: first save: step 2 (18.2 kB, 0.05 s)"]
 
 
 def test_postponed_saves_have_a_line_a_minute(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Many postponed saves make one line a minute, which counts the others."""
     for step in range(9):
         emit("save.coalesced", f"step {step}: save postponed", step=step)
-    assert told(capsys) == ["relight: step 0: save postponed"]
+    assert lines_shown(capsys) == ["relight: step 0: save postponed"]
     monkeypatch.setattr(console, "_postponed_s", -1e9)
     emit("save.coalesced", "step 9: save postponed", step=9)
-    assert told(capsys) == ["relight: step 9: save postponed (9 postponed since the last such line)"]
+    assert lines_shown(capsys) == ["relight: step 9: save postponed (9 postponed since the last such line)"]
 
 
 def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     """A stored name cannot move the cursor or begin a line."""
     emit("restore.fresh", "run '\x1b[31mred\r' starts", run="x", store="runs")
-    assert told(capsys) == ["relight: run '\\x1b[31mred ' starts"]
+    assert lines_shown(capsys) == ["relight: run '\\x1b[31mred ' starts"]
 
 
 def test_commands_show_warnings_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """In a command only warnings add lines to its own output."""
     console.be_command()
     some_events()
-    assert told(capsys) == SHOWN[1:]
+    assert lines_shown(capsys) == SHOWN[1:]
 
 
 def test_a_restore_states_what_it_took_and_what_it_skipped(
@@ -200,7 +200,7 @@ def test_a_restore_states_what_it_took_and_what_it_skipped(
             with torch.no_grad():
                 model.weight += 1
             ckpt.step(step)
-    first = told(capsys)
+    first = lines_shown(capsys)
     assert first[0] == f"relight: run 'demo' starts from scratch: it has no checkpoint yet (store {tmp_path})"
     assert first[1].startswith(f"relight: first save: step 0 in {tmp_path}/demo (")
     assert len(first) == 2
@@ -208,7 +208,7 @@ def test_a_restore_states_what_it_took_and_what_it_skipped(
     pack.write_bytes(pack.read_bytes()[:-1] + b"\x7f")
     with Checkpointer(tmp_path / "demo", model=model, signals=False) as ckpt:
         assert ckpt.restore() == 2
-    lines = [line for line in told(capsys) if line.startswith("relight: resumed")]
+    lines = [line for line in lines_shown(capsys) if line.startswith("relight: resumed")]
     assert len(lines) == 1
     assert lines[0].startswith(f"relight: resumed run 'demo' from step 1 (store {tmp_path}, ")
     assert lines[0].endswith("; continuing with step 2; skipped step 2: damaged")

@@ -28,7 +28,7 @@ def kept(tmp_path: Path):
     writer.close()
 
 
-def test_events_arrive_with_whose_they_are(kept: tuple[EventWriter, Path]) -> None:
+def test_events_arrive_with_their_process(kept: tuple[EventWriter, Path]) -> None:
     """Each event is one line after a header line. A reader's second read returns only new events."""
     writer, directory = kept
     emit("save.durable", "hello", step=7, id="abc", reason="asked", bytes=1, seconds=0.5, blocked_s=0.1)
@@ -93,7 +93,7 @@ def test_files_are_bounded_and_each_begins_with_its_head(tmp_path: Path, monkeyp
     assert [event.fields["step"] for event in EventFiles(tmp_path / "events").new()][-1] == 99
 
 
-def test_a_flood_is_counted_and_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_is_counted_and_blocks_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the disk hangs the queue fills up.
 
     Further events are counted, and the count is written once the disk is back.
@@ -241,7 +241,7 @@ def test_old_files_and_too_many_go(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert sorted(path.name for path in tmp_path.iterdir()) == [*names[:3], "mine.txt"]
 
 
-def test_the_setting_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_setting_names_the_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The setting is a path, or 0 for no files. The default is a private directory of the machine."""
     monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path))
     assert events_directory() == tmp_path

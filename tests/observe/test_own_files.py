@@ -1,4 +1,4 @@
-"""Removing by a pattern: only this user's own files, of one exact form, in a directory that nobody else could have exchanged."""
+"""Removing by a pattern: only own files, of one exact form, in a directory that no other user could replace."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_every_directory_above_is_checked(tmp_path: Path) -> None:
             OwnFiles(tmp_path / top / "own" / "events", file.EVENT_FILE)
     (tmp_path / "shared").chmod(0o755)
     with OwnFiles(tmp_path / "link" / "own" / "events", file.EVENT_FILE) as files:
-        assert {one.name for one in files} == set(OURS)
+        assert {own_file.name for own_file in files} == set(OURS)
 
 
 def test_links_and_directories_of_a_matching_name_stay(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_name_of_another_form_is_never_removed(tmp_path: Path) -> None:
 
 
 def test_a_temporary_directory_that_another_user_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory above the default one is checked as well: its owner could exchange what lies in it."""
+    """The directory above the default one is checked as well: its owner could replace its contents."""
     monkeypatch.delenv("RELIGHT_EVENTS", raising=False)
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     directory = file.events_directory()
@@ -124,7 +124,10 @@ def test_a_temporary_directory_that_another_user_made_is_refused(tmp_path: Path,
 
 
 def test_a_settings_file_in_the_working_directory_names_no_directory_to_tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would have a data set deleted. Switching events off stays allowed, and a file that is named may name directories."""
+    """Such a setting could have a data set deleted, so it is refused. It may switch events off.
+
+    A settings file that the user named may name directories.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RELIGHT_EVENTS", raising=False)
     fill(tmp_path / "data")

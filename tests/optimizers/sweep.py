@@ -58,7 +58,7 @@ class Net(torch.nn.Module):
 
 
 def fresh(build: Build, seed: int) -> tuple[Net, Any]:
-    """A model and its optimizer."""
+    """Return a model and its optimizer."""
     torch.manual_seed(seed)
     model = Net()
     return model, build(model)
@@ -249,7 +249,7 @@ def _vectors(model: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 def _around(kind: Any, **arguments: Any) -> list[Build]:
-    """An optimizer around AdamW, or around SGD with momentum."""
+    """Return an optimizer around AdamW, and one around SGD with momentum."""
     return [
         lambda model: kind(torch.optim.AdamW(model.parameters(), lr=1e-2), **arguments),
         lambda model: kind(torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9), **arguments),

@@ -1,4 +1,4 @@
-"""The slice of the sweep over optimizers that needs nothing but torch; ``make optimizers`` tries those of other libraries."""
+"""The part of the sweep over optimizers that needs only torch. ``make optimizers`` tests those of other libraries."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ BUILDS = sweep.torchs()
 
 @pytest.mark.parametrize("name", BUILDS)
 def test_torch_optimizers_resume_exactly(name: str) -> None:
-    """Each optimizer of torch resumes in new objects to the bit; SparseAdam alone cannot step the sweep's model."""
+    """Each optimizer of torch resumes in new objects to the bit. SparseAdam is left out: it cannot step the sweep's
+    model."""
     outcome = sweep.trial(BUILDS[name])
     assert outcome.kind == (sweep.ARGUMENTS if name == "SparseAdam" else sweep.EXACT), outcome.why

@@ -1,4 +1,4 @@
-"""Where what makes the package is."""
+"""Make the module that builds the package importable."""
 
 import sys
 from pathlib import Path

@@ -27,11 +27,11 @@ TORCHES = {"torch", "torchvision", "torchaudio"}
 
 
 class Wrong(Exception):
-    """What was built is not what it should be."""
+    """The built package is wrong."""
 
 
 def run(command: list[str | Path], cwd: Path = ROOT, **more: str) -> str:
-    """What a command says; where it fails, that is what is wrong."""
+    """Run a command and return its standard output. Raise ``Wrong`` with its output if it fails."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | more
     done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -39,35 +39,39 @@ def run(command: list[str | Path], cwd: Path = ROOT, **more: str) -> str:
     return done.stdout
 
 
-def say(what: str) -> None:
-    """A step, done."""
+def report(what: str) -> None:
+    """Print a step that is done."""
     print(f"  {what}", flush=True)
 
 
 def moment() -> str:
-    """The time that everything built carries: the last commit's, or what is told as SOURCE_DATE_EPOCH."""
+    """Return the time that everything built has: ``SOURCE_DATE_EPOCH`` if it is set, else the last commit's."""
     return os.environ.get("SOURCE_DATE_EPOCH") or run(["git", "log", "-1", "--format=%ct"]).strip()
 
 
 def tracked() -> list[str]:
-    """The files that git knows."""
+    """Return the files that git knows."""
     return [name for name in run(["git", "ls-files", "-z"]).split("\0") if name and (ROOT / name).is_file()]
 
 
 def build(source: Path, out: Path, *targets: str, **more: str) -> list[Path]:
-    """What hatchling makes of ``source``."""
+    """Build ``source`` with hatchling. Return the files, sorted."""
     out.mkdir(parents=True, exist_ok=True)
-    run([sys.executable, "-m", "hatchling", "build", "-d", out, *(part for one in targets for part in ("-t", one))], cwd=source, **more)
+    run(
+        [sys.executable, "-m", "hatchling", "build", "-d", out, *(part for target in targets for part in ("-t", target))],
+        cwd=source,
+        **more,
+    )
     return sorted(out.iterdir())
 
 
 def digest(path: Path) -> str:
-    """Its SHA-256."""
+    """Return a file's SHA-256."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def same(one: list[Path], other: list[Path]) -> None:
-    """Both have the same files with the same bytes."""
+    """Raise ``Wrong`` unless both lists have the same files with the same bytes."""
     if [path.name for path in one] != [path.name for path in other]:
         raise Wrong(f"built {[path.name for path in one]}, and then {[path.name for path in other]}")
     for left, right in zip(one, other, strict=True):
@@ -79,21 +83,22 @@ def same(one: list[Path], other: list[Path]) -> None:
 
 
 def members(path: Path) -> Iterator[tuple[str, str]]:
-    """Each file in a wheel or sdist, and its SHA-256."""
+    """Yield the name and the SHA-256 of each file in a wheel or sdist."""
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as wheel:
             for name in wheel.namelist():
                 yield name, hashlib.sha256(wheel.read(name)).hexdigest()
         return
     with tarfile.open(path) as sdist:
-        for one in sdist:
-            held = sdist.extractfile(one)
-            if held is not None:
-                yield one.name, hashlib.sha256(held.read()).hexdigest()
+        for member in sdist:
+            content = sdist.extractfile(member)
+            if content is not None:
+                yield member.name, hashlib.sha256(content.read()).hexdigest()
 
 
 def build_twice(out: Path, work: Path) -> tuple[Path, Path]:
-    """Wheel and sdist from the tree, the same from a copy made elsewhere under other circumstances, the wheel once more from the sdist."""
+    """Build wheel and sdist twice, elsewhere the second time, and the wheel from the sdist. Return both; they must be
+    equal."""
     epoch = moment()
     shutil.rmtree(out, ignore_errors=True)
     first = build(ROOT, out, SOURCE_DATE_EPOCH=epoch)
@@ -105,46 +110,46 @@ def build_twice(out: Path, work: Path) -> tuple[Path, Path]:
         target.chmod((ROOT / name).stat().st_mode & 0o700)
         os.utime(target, (1_000_000_000, 1_000_000_000))
     same(first, build(copy, work / "again", SOURCE_DATE_EPOCH=epoch, TZ="Asia/Kathmandu", LC_ALL="C", PYTHONHASHSEED="7"))
-    say(f"built twice, elsewhere under another umask, time zone, locale: the same bytes (SOURCE_DATE_EPOCH={epoch})")
+    report(f"built twice, elsewhere under another umask, time zone, locale: the same bytes (SOURCE_DATE_EPOCH={epoch})")
     sdist, wheel = (next(path for path in first if path.suffix == suffix) for suffix in (".gz", ".whl"))
-    with tarfile.open(sdist) as held:
+    with tarfile.open(sdist) as archive:
         safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 has it; this archive is ours
-        held.extractall(work / "unpacked", **safe)
+        archive.extractall(work / "unpacked", **safe)
     (inside,) = (work / "unpacked").iterdir()
     same([wheel], build(inside, work / "from-sdist", "wheel", SOURCE_DATE_EPOCH=epoch))
-    say("the wheel built from the sdist: the same bytes")
+    report("the wheel built from the sdist: the same bytes")
     for path in first:
-        say(f"{digest(path)}  {path.name}  {path.stat().st_size / 1e6:.2f} MB")
+        report(f"{digest(path)}  {path.name}  {path.stat().st_size / 1e6:.2f} MB")
     return wheel, sdist
 
 
 def contents(wheel: Path, sdist: Path, known: list[str]) -> None:
-    """The wheel has each file of the product, its licence and nothing else; the sdist has what a test of the product needs."""
-    held = dict(members(wheel))
+    """Check that the wheel has the product's files and licence, and nothing else, and the sdist what its tests need."""
+    hashes = dict(members(wheel))
     product = {name.removeprefix("src/") for name in known if name.startswith("src/relight/")}
-    meta = {name for name in held if ".dist-info/" in name}
-    if set(held) - meta != product:
-        raise Wrong(f"wheel and tree differ in {sorted((set(held) - meta) ^ product)[:8]}")
+    meta = {name for name in hashes if ".dist-info/" in name}
+    if set(hashes) - meta != product:
+        raise Wrong(f"wheel and tree differ in {sorted((set(hashes) - meta) ^ product)[:8]}")
     for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"):
-        if not any(one.endswith(f".dist-info/{name}") for one in meta):
+        if not any(file.endswith(f".dist-info/{name}") for file in meta):
             raise Wrong(f"{name} is not in the wheel")
     inside = {name.partition("/")[2] for name, _ in members(sdist)}
     missing = sorted(name for name in known if name not in inside and not name.startswith(".git"))
     if missing:
         raise Wrong(f"not in the sdist: {', '.join(missing[:8])}")
-    say(f"the wheel has all {len(product)} files of the product and no other, the sdist its {len(inside)}")
+    report(f"the wheel has all {len(product)} files of the product and no other, the sdist its {len(inside)}")
 
 
 def metadata(wheel: Path, sdist: Path, bin_: Path) -> None:
-    """What indexes and installers read is well-formed, and the page shows."""
+    """Check that the metadata for indexes and installers is well-formed, and that the page renders."""
     run([bin_ / "validate-pyproject", ROOT / "pyproject.toml"])
     run([bin_ / "twine", "check", "--strict", wheel, sdist])
     run([bin_ / "check-wheel-contents", wheel])
-    say("validate-pyproject, twine check --strict and check-wheel-contents find nothing")
+    report("validate-pyproject, twine check --strict and check-wheel-contents find nothing")
 
 
 def bill_of_materials(bin_: Path, to: Path) -> None:
-    """What tests and demo run on, as CycloneDX: each package of the lock in its version with the hashes of its files."""
+    """Write the bill of materials of tests and demo as CycloneDX: each locked package with its files' hashes."""
     to.parent.mkdir(parents=True, exist_ok=True)
     options = ["--output-reproducible", "--of", "JSON", "--sv", "1.6", "--pyproject", ROOT / "pyproject.toml", "-o", to]
     run([bin_ / "cyclonedx-py", "requirements", *options, ROOT / "requirements" / "test.txt"])
@@ -155,25 +160,25 @@ def bill_of_materials(bin_: Path, to: Path) -> None:
     bare = [name for name, (_, hashes) in listed.items() if not hashes]
     if bare:
         raise Wrong(f"without hashes in the bill: {', '.join(bare[:8])}")
-    say(f"bill of materials: {len(listed)} packages, {sum(hashes for _, hashes in listed.values())} hashes, in {to.relative_to(ROOT)}")
+    report(f"bill of materials: {len(listed)} packages, {sum(hashes for _, hashes in listed.values())} hashes, in {to.relative_to(ROOT)}")
 
 
 def bill(read: dict[str, Any]) -> dict[str, tuple[str, int]]:
-    """Of each component: version, and how many hashes."""
-    found = {}
-    for one in read["components"]:
-        references = one.get("externalReferences", [])
-        found[canonical(one["name"])] = (one["version"], sum(len(reference.get("hashes", [])) for reference in references))
-    return found
+    """Return each component's version and number of hashes."""
+    components = {}
+    for component in read["components"]:
+        references = component.get("externalReferences", [])
+        components[canonical(component["name"])] = (component["version"], sum(len(reference.get("hashes", [])) for reference in references))
+    return components
 
 
 def canonical(name: str) -> str:
-    """As indexes compare names."""
+    """Return a package's name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def pins(name: str) -> dict[str, str]:
-    """What a requirements file pins."""
+    """Return the versions that a requirements file pins, by name."""
     text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
     return {canonical(package): version for package, version in re.findall(r"^([\w.-]+)==([\w.+]+)", text, re.MULTILINE)}
 
@@ -186,8 +191,8 @@ def constraints(work: Path) -> Path:
 
 
 def interpreters(asked: list[str]) -> dict[str, Path]:
-    """Those of the supported Pythons that are there, by what they say of themselves."""
-    found: dict[str, Path] = {}
+    """Return the supported Pythons that are installed, by the version that each of them reports."""
+    paths: dict[str, Path] = {}
     for name in asked or [f"python{version}" for version in PYTHONS]:
         path = shutil.which(name)
         if path is None:
@@ -198,8 +203,8 @@ def interpreters(asked: list[str]) -> dict[str, Path]:
             [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True, check=False
         )
         if done.returncode == 0 and done.stdout.strip() in PYTHONS:
-            found.setdefault(done.stdout.strip(), Path(path))
-    return found
+            paths.setdefault(done.stdout.strip(), Path(path))
+    return paths
 
 
 def as_installed(version: str, python: Path, wheel: Path, work: Path) -> None:
@@ -213,24 +218,24 @@ def as_installed(version: str, python: Path, wheel: Path, work: Path) -> None:
     away = work / f"away{version}"
     away.mkdir()
     for line in run([own, "-I", HERE / "try_installed.py", venv], cwd=away).splitlines():
-        say(f"Python {version}: {line}")
+        report(f"Python {version}: {line}")
     types = [sys.executable, "-m", "mypy", "--python-executable", own, "--cache-dir", work / "mypy", "--config-file", os.devnull]
     run([*types, "--strict", "--warn-unused-ignores", HERE / "typed_user.py"], cwd=away)
-    say(f"Python {version}: mypy --strict sees the types, and the mistakes, in a user's file")
+    report(f"Python {version}: mypy --strict sees the types, and the mistakes, in a user's file")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for extra in extras:
-        told = run([*pip, "install", "--dry-run", "--report", "-", "--constraint", kept, f"relight[{extra}] @ {wheel.as_uri()}"])
-        brought = {canonical(one["metadata"]["name"]) for one in json.loads(told)["install"]}
+        plan = run([*pip, "install", "--dry-run", "--report", "-", "--constraint", kept, f"relight[{extra}] @ {wheel.as_uri()}"])
+        brought = {canonical(package["metadata"]["name"]) for package in json.loads(plan)["install"]}
         if brought & TORCHES:
             raise Wrong(f"the extra {extra} would replace torch")
         unlocked = brought - pins("test.txt").keys() - pins("torch.txt").keys() - {"relight"}
         if unlocked and version == PYTHONS[0] and extra not in OF_GPUS:
             raise Wrong(f"the extra {extra} brings what the lock does not have: {', '.join(sorted(unlocked))}")
-    say(f"Python {version}: all {len(extras)} extras resolve against the lock, and none touches torch")
+    report(f"Python {version}: all {len(extras)} extras resolve against the lock, and none touches torch")
 
 
 def main() -> int:
-    """All of it; 1 with what is wrong."""
+    """Make and check the package. Return 1 after printing what is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tools", type=Path, default=Path(sys.executable).parent, help="where twine and the like are installed")
     parser.add_argument("--python", action="append", default=[], help="an interpreter to try it on; by default python3.11 to python3.14")
@@ -245,13 +250,13 @@ def main() -> int:
             contents(wheel, sdist, tracked())
             metadata(wheel, sdist, given.tools)
             bill_of_materials(given.tools, ROOT / "build" / "relight.cdx.json")
-            there = {} if given.only_build else interpreters(given.python)
-            for version, python in there.items():
+            pythons = {} if given.only_build else interpreters(given.python)
+            for version, python in pythons.items():
                 as_installed(version, python, wheel, work)
         except Wrong as wrong:
             print(f"wrong: {wrong}", file=sys.stderr)
             return 1
-    absent = [version for version in PYTHONS if version not in there]
+    absent = [version for version in PYTHONS if version not in pythons]
     if absent:
         print(f"not tried as installed, as there was no interpreter or it was not asked for: Python {', '.join(absent)}")
     return 0

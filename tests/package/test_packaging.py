@@ -1,4 +1,4 @@
-"""What ``make package`` holds, in small: the same bytes twice, what is in them, and that a difference is noticed."""
+"""A small part of ``make package``: builds are reproducible, contents are right, and a difference is detected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPOCH = "1700000000"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this tree."""
+    """Build the wheel of this tree."""
     (built,) = build(ROOT, tmp_path_factory.mktemp("first"), "wheel", SOURCE_DATE_EPOCH=EPOCH)
     return built
 
@@ -28,25 +28,25 @@ def test_a_wheel_built_again_under_other_circumstances_has_the_same_bytes(wheel:
 
 
 def test_what_differs_is_named(wheel: Path, tmp_path: Path) -> None:
-    """One byte in one file of a wheel is enough, and it is said in which."""
+    """One different byte in one file of a wheel is detected, and the file is named."""
     other = tmp_path / wheel.name
-    with zipfile.ZipFile(wheel) as held, zipfile.ZipFile(other, "w") as changed:
-        for one in held.infolist():
-            changed.writestr(one, held.read(one) + (b"#" if one.filename == "relight/errors.py" else b""))
+    with zipfile.ZipFile(wheel) as original, zipfile.ZipFile(other, "w") as changed:
+        for member in original.infolist():
+            changed.writestr(member, original.read(member) + (b"#" if member.filename == "relight/errors.py" else b""))
     with pytest.raises(Wrong, match="relight/errors.py"):
         same([wheel], [other])
 
 
 def test_the_wheel_has_licence_types_entry_point_and_no_test(wheel: Path) -> None:
-    """What users, their type checkers and lawyers look for, and nothing of ours."""
-    with zipfile.ZipFile(wheel) as held:
-        names = set(held.namelist())
+    """The wheel has what users, their type checkers and lawyers need, and no test."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-        told = held.read(metadata).decode()
-        entry = held.read(metadata.replace("METADATA", "entry_points.txt")).decode()
+        headers = archive.read(metadata).decode()
+        entry = archive.read(metadata.replace("METADATA", "entry_points.txt")).decode()
     assert "relight/py.typed" in names
     assert metadata.replace("METADATA", "licenses/LICENSE") in names
-    assert "License-Expression: Apache-2.0" in told
+    assert "License-Expression: Apache-2.0" in headers
     assert "relight = relight.cli:main" in entry
     assert {name.split("/")[0].split("-")[0] for name in names} == {"relight"}
 
@@ -61,14 +61,14 @@ def test_pages_that_packages_are_judged_by_are_there_and_linked() -> None:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not in a checkout")
 def test_only_files_that_are_there_and_known_are_compared() -> None:
-    """What git lists includes this file, and no environment or build."""
+    """Git's list includes this project's files, and no environment or build."""
     known = tracked()
     assert "src/relight/py.typed" in known
     assert not [name for name in known if name.startswith((".venv/", "build/", "dist/"))]
 
 
 def test_a_bill_counts_hashes_by_component() -> None:
-    """As CycloneDX has them: one reference for each file of a release; without any it is seen."""
+    """CycloneDX has one reference for each file of a release. A component without hashes counts 0."""
     reference = {"url": "x", "hashes": [{"alg": "SHA-256", "content": "0"}]}
     parts = [{"name": "A.b", "version": "1", "externalReferences": [reference, reference]}, {"name": "c", "version": "2"}]
     assert bill(json.loads(json.dumps({"components": parts}))) == {"a-b": ("1", 2), "c": ("2", 0)}
@@ -77,7 +77,7 @@ def test_a_bill_counts_hashes_by_component() -> None:
 
 
 def test_an_interpreter_that_was_asked_for_and_is_not_there_is_an_error() -> None:
-    """Those that nobody asked for may be absent."""
+    """Pythons that were not asked for may be absent."""
     own = interpreters([sys.executable])
     assert list(own) == [f"{sys.version_info.major}.{sys.version_info.minor}"]
     with pytest.raises(Wrong, match="python2.95"):

@@ -27,7 +27,7 @@ print(sum(p.double().sum().item() for p in model.parameters()).hex())
 
 
 def command(venv: Path, *arguments: str, code: int = 0) -> str:
-    """What ``relight`` says, of which the exit code is one that it should be."""
+    """Run ``relight``, check its exit code, and return its output."""
     done = subprocess.run([venv / "bin" / "relight", *arguments], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
     return done.stdout
@@ -39,18 +39,18 @@ def job(run: str, killed_at: int) -> subprocess.CompletedProcess[str]:
 
 
 def main() -> None:
-    """Each public name, the entry point, a run that is killed and ends with the same bits, what commands say of it."""
+    """Check each public name, the entry point, a killed run that ends with the same bits, and commands on that run."""
     import relight
 
     assert "site-packages" in relight.__file__, f"not the wheel: {relight.__file__}"
     assert files("relight").joinpath("py.typed").is_file()
     for name in relight.__all__:
         getattr(relight, name)
-    assert [one.value for one in entry_points(group="console_scripts", name="relight")] == ["relight.cli:main"]
-    told = metadata("relight")
-    assert (told["License-Expression"], told["Requires-Python"]) == ("Apache-2.0", ">=3.11")
+    assert [entry.value for entry in entry_points(group="console_scripts", name="relight")] == ["relight.cli:main"]
+    headers = metadata("relight")
+    assert (headers["License-Expression"], headers["Requires-Python"]) == ("Apache-2.0", ">=3.11")
     venv = Path(sys.argv[1])
-    assert command(venv, "--version") == f"relight {relight.__version__}\n" == f"relight {told['Version']}\n"
+    assert command(venv, "--version") == f"relight {relight.__version__}\n" == f"relight {headers['Version']}\n"
     print(f"all {len(relight.__all__)} public names, relight --version, the licence as metadata")
     whole, killed = job("whole", -1), job("killed", 6)
     assert whole.returncode == 0, whole.stderr
@@ -61,10 +61,10 @@ def main() -> None:
     command(venv, "verify", "runs/killed")
     command(venv, "completion", "bash")
     print("a run killed with SIGKILL ends with the bits of one that was not; ls, verify and completion work")
-    found = subprocess.run([venv / "bin" / "relight", "doctor", "runs"], capture_output=True, text=True, check=False, timeout=300)
-    assert found.returncode in (0, 1), found.stderr
-    assert "Traceback" not in found.stderr
-    print(f"relight doctor: {found.stdout.strip().splitlines()[-1]}")
+    done = subprocess.run([venv / "bin" / "relight", "doctor", "runs"], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode in (0, 1), done.stderr
+    assert "Traceback" not in done.stderr
+    print(f"relight doctor: {done.stdout.strip().splitlines()[-1]}")
 
 
 main()

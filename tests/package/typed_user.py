@@ -1,4 +1,4 @@
-"""What a user of the installed wheel may write; read by mypy in ``make package``, never run. Ignores that are not needed are errors."""
+"""Valid uses of the installed wheel. ``make package`` runs mypy on them, never the code. Unused ignores are errors."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Where the neighbours are, and one nursery for all tests of a file."""
+"""Make ``neighbours`` importable, and provide one nursery for all tests of a file."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ from neighbours import Nursery
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    """Makes processes of agents quickly."""
-    with Nursery() as found:
-        yield found
+    """Yield a process that forks agents quickly."""
+    with Nursery() as processes:
+        yield processes

@@ -25,11 +25,11 @@ def part_of(id: str, seq: int, rank: int, size: int, is_there: Callable[[], bool
 
 
 @contextlib.contextmanager
-def several(count: int, told: Told | None = None) -> Iterator[list[PeerService]]:
+def several(count: int, events: Told | None = None) -> Iterator[list[PeerService]]:
     """Start ``count`` agents in this process."""
     peers = [
         PeerService(
-            "127.0.0.1", token=TOKEN, memory=None, tell=lambda name, say, fields: None if told is None else told.append((name, fields))
+            "127.0.0.1", token=TOKEN, memory=None, tell=lambda name, say, fields: None if events is None else events.append((name, fields))
         )
         for _ in range(count)
     ]

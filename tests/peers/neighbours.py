@@ -95,7 +95,7 @@ def live(control: socket.socket) -> None:
         elif word == "join":
             assert peers is not None
             roster, me, data, parity = given
-            peers.join([Peer(*one[:4], tuple(one[4])) for one in roster], me, data, parity)
+            peers.join([Peer(*peer[:4], tuple(peer[4])) for peer in roster], me, data, parity)
         elif word == "wait":
             assert peers is not None
             answer = peers.wait(given[0])

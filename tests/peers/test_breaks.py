@@ -70,7 +70,7 @@ class Cutter:
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))])
-def test_connections_cut_anywhere_are_gone_on_with(seed: int) -> None:
+def test_connections_cut_anywhere_are_resumed(seed: int) -> None:
     """Connections between agents end after random numbers of bytes.
 
     All parts are protected in the end, and read back bit-exactly.
@@ -98,7 +98,7 @@ def test_connections_cut_anywhere_are_gone_on_with(seed: int) -> None:
 
 
 def test_readers_change_to_another_way_when_one_breaks() -> None:
-    """A reader skips and reports agents whose connections break.
+    """A reader skips and reports agents with broken connections.
 
     It gets the right bytes from other agents while enough are left, then an error.
     """
@@ -112,7 +112,7 @@ def test_readers_change_to_another_way_when_one_breaks() -> None:
         assert all(peer.wait(60) for peer in peers)
         part, data = parts[0]
         cutters = [Cutter(peer.address, lambda: None) for peer in peers]
-        cutters[0] = Cutter(peers[0].address, lambda: 3 * MB)  # the owner breaks first, then an agent from which its part is rebuilt
+        cutters[0] = Cutter(peers[0].address, lambda: 3 * MB)  # the owner first, then an agent that rebuilds its part
         cutters[3] = Cutter(peers[3].address, lambda: 2 * MB)
         with contextlib.closing(Remote([cutter.address for cutter in cutters], TOKEN, 20.0)) as remote:
             assert remote.has("c1", 0) == f"agent at {cutters[0].address}"
@@ -226,7 +226,7 @@ class Changing:
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
-def test_a_change_behind_the_last_look_is_seen(last: int) -> None:
+def test_a_change_after_the_last_check_is_detected(last: int) -> None:
     """If the slot changes while a piece of it is sent, also the last one, the holder stores nothing and
     ``peers.failed`` is emitted."""
     events: Told = []
@@ -241,7 +241,7 @@ def test_a_change_behind_the_last_look_is_seen(last: int) -> None:
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 4])
-def test_a_change_behind_a_read_is_seen(last: int) -> None:
+def test_a_change_after_a_read_is_detected(last: int) -> None:
     """If the slot changes while its bytes are sent to a reader, the read fails.
 
     Reads that end before the change return the right bytes.
@@ -281,7 +281,7 @@ def test_the_end_of_a_pack_is_the_end() -> None:
                 reader.read_into(0, room)
 
 
-def test_no_room_at_a_holder_is_told_and_the_rest_goes_on(nursery: Nursery) -> None:
+def test_no_room_at_a_holder_is_reported_and_the_rest_works(nursery: Nursery) -> None:
     """Holders with too little memory refuse, the sender emits ``peers.failed``, and each agent still serves its own
     part."""
     with contextlib.closing(nursery.town([[4 * MB]] * 3, 1, 1, memory=MB)) as town:

@@ -16,7 +16,7 @@ from relight.peers.galois import BLOCK, MEMBERS_MAX, PLANE, ROWS_MAX, accumulate
 
 
 def slowly(a: int, b: int) -> int:
-    """The product of two polynomials over GF(2), modulo x^8 + x^4 + x^3 + x^2 + 1."""
+    """Return the product of two polynomials over GF(2), modulo x^8 + x^4 + x^3 + x^2 + 1."""
     product = 0
     for bit in range(8):
         if b >> bit & 1:
@@ -45,7 +45,7 @@ def test_products_and_inverses_are_the_fields() -> None:
 
 
 def test_every_square_part_of_the_coefficients_has_an_inverse() -> None:
-    """So any rows determine as many missing members: all 4 rows, all 32 members, all choices. Row 0 has ones only."""
+    """Any rows determine as many missing members: all 4 rows, all 32 members, all choices. Row 0 has ones only."""
     matrix = numpy.array([[coefficient(row, member) for member in range(MEMBERS_MAX)] for row in range(ROWS_MAX)], numpy.uint8)
     assert (matrix[0] == 1).all() and matrix.all()
     tried = 0
@@ -73,7 +73,7 @@ PINNED = [[1, 1, 1, 1, 1, 1], [1, 2, 142, 4, 71, 8], [113, 195, 71, 4, 107, 254]
 
 @pytest.mark.parametrize("factor", range(0, 256, 5))
 def test_accumulate_adds_the_product_of_every_element(factor: int) -> None:
-    """Whatever the factor, each element of the block becomes what it was plus the factor times the data's."""
+    """For any factor, the factor times the data's element is added to each element of the block."""
     rng = random.Random(factor)
     data, into = rng.randbytes(BLOCK), bytearray(rng.randbytes(BLOCK))
     before = elements(bytes(into))
@@ -83,7 +83,7 @@ def test_accumulate_adds_the_product_of_every_element(factor: int) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 4097, BLOCK + 3])
 def test_plain_xor_takes_any_length(length: int) -> None:
-    """The factor 1 needs no whole blocks, any other refuses to go without; lengths that differ are refused."""
+    """Factor 1 takes any length, other factors need whole blocks. Different lengths are refused."""
     rng = random.Random(length)
     data, into = rng.randbytes(length), rng.randbytes(length)
     result = bytearray(into)
@@ -98,8 +98,8 @@ def test_plain_xor_takes_any_length(length: int) -> None:
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-def test_what_is_missing_is_the_sum_that_weigh_says(data: st.DataObject) -> None:
-    """For any k, m and losses up to m, among members and rows: each missing member is the weighed sum of k others, to the bit."""
+def test_what_is_missing_is_the_sum_that_weigh_returns(data: st.DataObject) -> None:
+    """For any k, m and losses up to m, each missing member is the weighed sum of k others, to the bit."""
     k, m = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
     lost = data.draw(st.sets(st.integers(0, k + m - 1), max_size=m))
     rng = numpy.random.default_rng(k * 100 + m)
@@ -107,22 +107,22 @@ def test_what_is_missing_is_the_sum_that_weigh_says(data: st.DataObject) -> None
     rows = []
     for row in range(m):
         piece = bytearray(BLOCK)
-        for member, held in enumerate(members):
-            accumulate(memoryview(piece), memoryview(held), coefficient(row, member))
+        for member, block in enumerate(members):
+            accumulate(memoryview(piece), memoryview(block), coefficient(row, member))
         rows.append(bytes(piece))
-    missing = [one for one in sorted(lost) if one < k]
-    known = [one for one in range(k) if one not in lost]
+    missing = [member for member in sorted(lost) if member < k]
+    known = [member for member in range(k) if member not in lost]
     chosen = data.draw(st.permutations([row for row in range(m) if k + row not in lost]))[: len(missing)]
     for target in missing:
         of_rows, of_known = weigh(missing, chosen, known, target)
         total = bytearray(BLOCK)
-        for factor, held in zip(of_rows + of_known, [rows[row] for row in chosen] + [members[one] for one in known]):
-            accumulate(memoryview(total), memoryview(held), factor)
+        for factor, block in zip(of_rows + of_known, [rows[row] for row in chosen] + [members[other] for other in known]):
+            accumulate(memoryview(total), memoryview(block), factor)
         assert total == members[target]
 
 
 def test_what_cannot_be_is_refused() -> None:
-    """Rows and members beyond the matrix, and rows that determine nothing."""
+    """Rows and members beyond the matrix are refused, as are rows that determine nothing."""
     for row, member in ((4, 0), (-1, 0), (0, 32), (0, -1)):
         with pytest.raises(ConfigError):
             coefficient(row, member)

@@ -15,7 +15,7 @@ from relight.peers.parts import blob_length, cut
 from relight.peers.wire import PeerLost
 
 K, M, N = 3, 2, 5
-RING = PeerRing(tuple(Peer(f"a{at}", f"h{at}", "", f"x:{at + 1}", (at,)) for at in range(N)), K, M)
+RING = PeerRing(tuple(Peer(f"a{number}", f"h{number}", "", f"x:{number + 1}", (number,)) for number in range(N)), K, M)
 ME = 1
 SIZES = [2 * BLOCK * K - 5000, 0, BLOCK * K, 100, 3 * BLOCK]
 
@@ -50,9 +50,9 @@ def send(holder: Holder, asked: Contribute) -> bool:
 def right(id: str, row: int) -> bytes:
     """Return the right bytes of the piece."""
     asked = [contribution(id, 0, row, member) for member in range(K)]
-    total = bytearray(-(-max(one.segment.length for one in asked) // BLOCK) * BLOCK)
-    for member, one in enumerate(asked):
-        padded = data_of(one) + bytes(len(total) - one.segment.length)
+    total = bytearray(-(-max(piece.segment.length for piece in asked) // BLOCK) * BLOCK)
+    for member, piece in enumerate(asked):
+        padded = data_of(piece) + bytes(len(total) - piece.segment.length)
         accumulate(memoryview(total), memoryview(padded), coefficient(row, member))
     return bytes(total)
 
@@ -70,37 +70,37 @@ def holder() -> Holder:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nothing_is_added_twice_whoever_goes_on(holder: Holder, seed: int) -> None:
+def test_nothing_is_added_twice_whichever_connection_continues(holder: Holder, seed: int) -> None:
     """Contributions are interleaved and their connections replaced at random.
 
     Bytes from a former connection are refused, and the piece is right.
     """
     rng = random.Random(seed)
-    told: list[Parity] = []
-    holder._completed = told.append
+    completed: list[Parity] = []
+    holder._completed = completed.append
     asked = [contribution("c1", 1, row, member) for row in range(M) for member in range(K)]
-    turns: dict[int, tuple[Turn, int]] = {number: holder.begin(one) for number, one in enumerate(asked)}
+    turns: dict[int, tuple[Turn, int]] = {number: holder.begin(contribution_) for number, contribution_ in enumerate(asked)}
     stale: list[tuple[Turn, int, bytes]] = []
     while turns:
-        at = rng.choice(list(turns))
-        turn, got = turns[at]
-        data = data_of(asked[at])
+        turn_number = rng.choice(list(turns))
+        turn, got = turns[turn_number]
+        data = data_of(asked[turn_number])
         if rng.random() < 0.3:
             if got < len(data):
                 stale.append((turn, got, data[got : got + BLOCK]))
-            turns[at] = holder.begin(asked[at])
-            assert turns[at][1] == got
+            turns[turn_number] = holder.begin(asked[turn_number])
+            assert turns[turn_number][1] == got
         elif got < len(data):
             holder.add(turn, got, memoryview(data[got : got + BLOCK]))
-            turns[at] = (turn, min(len(data), got + BLOCK))
+            turns[turn_number] = (turn, min(len(data), got + BLOCK))
         else:
             holder.end(turn)
-            del turns[at]
+            del turns[turn_number]
         if stale and rng.random() < 0.5:
             old, offset, piece = stale.pop()
             with pytest.raises(PeerLost):
                 holder.add(old, offset, memoryview(piece))
-    assert [(one.row, one.id) for one in sorted(told, key=lambda one: one.row)] == [(0, "c1"), (1, "c1")]
+    assert [(piece.row, piece.id) for piece in sorted(completed, key=lambda piece: piece.row)] == [(0, "c1"), (1, "c1")]
     for piece in holder.inventory():
         assert read(holder, piece) == right("c1", piece.row)
 
@@ -120,7 +120,7 @@ def test_a_piece_is_shown_when_all_members_are_whole_and_not_before(holder: Hold
     assert [member.rank for member in piece.members] == [3, 4, 0]
 
 
-def test_whole_with_bytes_missing_is_no_word(holder: Holder) -> None:
+def test_whole_with_bytes_missing_is_refused(holder: Holder) -> None:
     """An early end, bytes out of order, too many bytes and incomplete blocks in the middle are refused."""
     asked = contribution("c1", 1, 0, 2)
     assert asked.segment.length > BLOCK
@@ -134,7 +134,7 @@ def test_whole_with_bytes_missing_is_no_word(holder: Holder) -> None:
         holder.end(turn)
 
 
-def test_void_ends_the_piece_for_everybody(holder: Holder) -> None:
+def test_void_ends_the_piece_for_all_senders(holder: Holder) -> None:
     """If a member's memory changed, the piece is freed and other members are refused.
 
     The next checkpoint is accepted.
@@ -161,7 +161,7 @@ def test_void_after_whole_takes_nothing_back(holder: Holder) -> None:
     assert read(holder, holder.inventory()[0]) == right("c1", 0)
 
 
-def test_another_process_does_not_go_on_with_what_one_began(holder: Holder) -> None:
+def test_another_process_does_not_continue_a_piece(holder: Holder) -> None:
     """A restarted agent may have other bytes, so the piece is dropped instead of mixed."""
     asked = contribution("c1", 1, 0, 2)
     turn, _ = holder.begin(asked)
@@ -211,7 +211,7 @@ def test_a_new_roster_keeps_what_is_complete_and_drops_the_rest(holder: Holder) 
     assert sorted(piece.id for piece in holder.inventory()) == ["c1", "c3"]
 
 
-def test_memory_is_bounded_and_no_room_is_said() -> None:
+def test_memory_is_bounded_and_no_room_is_reported() -> None:
     """Within the limit older incomplete pieces are dropped.
 
     A piece beyond it is refused for all members and not kept.

@@ -15,7 +15,7 @@ def until(true: Callable[[], object]) -> bool:
     return bool(true())
 
 
-def test_nothing_is_missed_once_the_run_is_said_to_end() -> None:
+def test_nothing_is_missed_once_the_run_has_announced_its_end() -> None:
     """A missing agent is reported during the run, but not for parts that are offered or sent at the run's end."""
     events: Told = []
     with several(2, events) as peers:

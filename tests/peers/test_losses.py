@@ -29,7 +29,7 @@ def test_any_two_of_six_may_be_lost(nursery: Nursery, victims: tuple[int, int]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("victims", PAIRS, ids=str)
 def test_any_two_of_six_with_64_mb_each_may_be_lost(nursery: Nursery, victims: tuple[int, int]) -> None:
-    """As above, with 64 MB; and no process takes more than 1.5 times its own part, and what a process takes anyway."""
+    """With 64 MB each, any two may be lost, and no process takes more than 1.5 times its own part in addition."""
     with contextlib.closing(nursery.town([[64 * MB]] * 6, 4, 2)) as town:
         before = town.all("memory")
         town.protect("c1", 1)
@@ -48,15 +48,15 @@ def test_any_two_of_six_with_64_mb_each_may_be_lost(nursery: Nursery, victims: t
 )  # fmt: skip
 def test_every_coding(nursery: Nursery, agents: int, data: int, parity: int, victims: tuple[int, ...]) -> None:
     """Copies, XOR, parity of two to four rows, longer rings: as many as there are rows may be lost."""
-    check(nursery, [[3 * MB + 12345 * at] for at in range(agents)], data, parity, victims)
+    check(nursery, [[3 * MB + 12345 * number] for number in range(agents)], data, parity, victims)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("agents", "data", "parity"), [(7, 4, 2), (4, 1, 2), (6, 3, 3), (5, 1, 4), (8, 4, 4)], ids=str)
 def test_every_coding_and_every_loss(nursery: Nursery, agents: int, data: int, parity: int) -> None:
-    """As above, for every choice of victims."""
+    """For every choice of victims the lost parts are read back."""
     for victims in combinations(range(agents), parity):
-        check(nursery, [[MB + 12345 * at] for at in range(agents)], data, parity, victims)
+        check(nursery, [[MB + 12345 * number] for number in range(agents)], data, parity, victims)
 
 
 def test_parts_of_different_lengths_and_lanes(nursery: Nursery) -> None:
@@ -66,8 +66,8 @@ def test_parts_of_different_lengths_and_lanes(nursery: Nursery) -> None:
     check(nursery, sizes, 4, 2, (3, 5))
 
 
-def test_a_third_loss_is_told_and_never_made_up(nursery: Nursery) -> None:
-    """With three of six gone and two rows of parity, the lost are not to be had; the living are."""
+def test_a_third_loss_is_reported_and_never_made_up(nursery: Nursery) -> None:
+    """With three of six gone and two rows of parity, the lost parts are unavailable, the others are served."""
     with contextlib.closing(nursery.town([[MB]] * 6, 4, 2)) as town:
         town.protect("c1", 1)
         for victim in (0, 2, 4):
@@ -83,7 +83,7 @@ def test_the_next_checkpoint_takes_the_place_of_the_one_before(nursery: Nursery)
     with contextlib.closing(nursery.town([[2 * MB]] * 6, 4, 2)) as town:
         for seq in range(1, 5):
             town.protect(f"c{seq}", seq)
-            assert [one["held"] for one in town.all("memory")] == [2 * 4 * 131_072] * 6
+            assert [memory["held"] for memory in town.all("memory")] == [2 * 4 * 131_072] * 6
         with contextlib.closing(town.remote()) as remote:
             assert remote.has("c4", 2) is not None and remote.has("c3", 2) is None
         lost_is_read_back(town, "c4", (1, 2))

@@ -1,4 +1,4 @@
-"""What peers serve, read as a restore reads: every byte is verified, so what is wrong does no harm."""
+"""A restore from peers: every byte is verified, so wrong bytes do no harm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from relight.store import LocalStore
 
 
 class FromPeers:
-    """A store whose packs come from peers."""
+    """A store that reads packs from peers."""
 
     def __init__(self, store: Any, readers: dict[str, Any]) -> None:
         self._store, self._readers = store, readers
@@ -38,18 +38,19 @@ class FromPeers:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Opened, dict[str, bytes], HeldPartFile]:
-    """A committed checkpoint, its tensors' bytes, and its packs as they lay in the slot of rank 0; the files are gone."""
+    """Return a committed checkpoint, its tensors' bytes, and its packs as in the slot of rank 0. The files are
+    deleted."""
     attempt, rng = Attempt.begin(LocalStore(tmp_path), "run"), random.Random(3)
-    held = {f"t{number}": rng.randbytes(rng.randrange(1, 900_000)) for number in range(20)}
-    items = [Item(name, "uint8", (len(data),), "param", Bytes(data), None, True) for name, data in held.items()]
+    contents = {f"t{number}": rng.randbytes(rng.randrange(1, 900_000)) for number in range(20)}
+    items = [Item(name, "uint8", (len(data),), "param", Bytes(data), None, True) for name, data in contents.items()]
     attempt.save(
         SaveRequest(
             SaveInfo(step=0), tree=encode_tree({item.name: Leaf("tensor", (number,)) for number, item in enumerate(items)}), items=items
         )
     )
     run = Run(attempt.store, "run")
-    view, one = run.view(), run.history().live[-1]
-    opened = open_checkpoint(run.store, "run", one, store_id=view.store_id, run_id=view.run_id)
+    view, checkpoint = run.view(), run.history().live[-1]
+    opened = open_checkpoint(run.store, "run", checkpoint, store_id=view.store_id, run_id=view.run_id)
     packs = [tmp_path / opened.prefix / pack.file for pack in opened.parts[0].packs]
     layout = lay_out([pack.stat().st_size for pack in packs], 0)
     memory = SharedMapping(allocate(layout.size), layout.size, writable=True)
@@ -58,12 +59,12 @@ def saved(tmp_path: Path) -> tuple[Opened, dict[str, bytes], HeldPartFile]:
     sizes = tuple(pack.stat().st_size for pack in packs)
     for pack in packs:
         pack.unlink()
-    return opened, held, HeldPartFile(one.id, 1, 0, 0, memory, layout.packs, sizes, lambda: True)
+    return opened, contents, HeldPartFile(checkpoint.id, 1, 0, 0, memory, layout.packs, sizes, lambda: True)
 
 
 @contextlib.contextmanager
 def protected(part: HeldPartFile) -> Iterator[tuple[list[PeerService], Remote]]:
-    """Three agents, data 2, parity 1; the one that had the part is gone."""
+    """Yield three agents with data 2 and parity 1. The agent that had the part is gone."""
     with several(3) as peers:
         join(peers, 2, 1)
         others = [part_of(part.id, 1, rank, 3 * MB)[0] for rank in (1, 2)]
@@ -87,19 +88,19 @@ def restore(opened: Opened, part: HeldPartFile, remote: Remote) -> dict[str, byt
 
 def test_a_checkpoint_is_restored_without_its_node_and_its_files(saved: tuple[Opened, dict[str, bytes], HeldPartFile]) -> None:
     """Root and part from the store, every pack rebuilt from two peers: the tensors are what was saved."""
-    opened, held, part = saved
+    opened, contents, part = saved
     with protected(part) as (_, remote):
-        assert restore(opened, part, remote) == held
+        assert restore(opened, part, remote) == contents
 
 
 def test_wrong_bytes_of_a_peer_are_found_out(saved: tuple[Opened, dict[str, bytes], HeldPartFile]) -> None:
-    """A bit of parity that fell over in some peer's memory makes an error of that read, never a wrong tensor."""
+    """A flipped bit of parity in a peer's memory makes that read fail. It never makes a wrong tensor."""
     opened, _, part = saved
     with protected(part) as (peers, remote):
         for peer in peers[1:]:
             for place in peer._holder._places.values():
                 if place.complete is not None and place.complete.memory is not None:
-                    for at in range(0, place.complete.size, 50_000):
-                        place.complete.memory.view[at] ^= 1
+                    for offset in range(0, place.complete.size, 50_000):
+                        place.complete.memory.view[offset] ^= 1
         with pytest.raises(CorruptCheckpoint):
             restore(opened, part, remote)

@@ -50,7 +50,7 @@ def test_as_many_losses_as_rows_are_survived(n: int, k: int, m: int, racks: int)
 
 @given(st.integers(2, 40), st.integers(1, 6), st.integers(1, 3), st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
-def test_everybody_gives_and_takes_the_same(n: int, k: int, m: int, racks: int) -> None:
+def test_all_agents_give_and_take_the_same(n: int, k: int, m: int, racks: int) -> None:
     """Each agent is on one ring, a member of k stripes with segments 0 to k − 1, and holds one piece of each row."""
     result = rings(roster([f"r{number % racks}" for number in range(n)]), k, m)
     assert sorted(peer.id for ring in result.rings for peer in ring.peers) == [f"a{number:03}" for number in range(n)]
@@ -87,7 +87,7 @@ def test_the_order_of_the_roster_does_not_matter(racks: list[str], random: objec
 
 @given(st.lists(st.sampled_from("AABCD"), min_size=6, max_size=40), st.sampled_from([(4, 2), (1, 1), (3, 1), (2, 2)]))
 @settings(max_examples=60, deadline=None)
-def test_racks_are_dealt_out_evenly_and_what_is_lost_is_told(racks: list[str], numbers: tuple[int, int]) -> None:
+def test_racks_are_spread_evenly_and_shared_ones_are_reported(racks: list[str], numbers: tuple[int, int]) -> None:
     """Agents of a rack are spread evenly over rings.
 
     Each failure group with several agents is reported, with the result of its loss.
@@ -118,9 +118,9 @@ def test_places_are_kept_apart_on_longer_rings() -> None:
     The messages state which losses are survived.
     """
     result = rings(roster(list("AABBCCD")), 1, 1)
-    assert all(one.survived for one in result.shared)
+    assert all(rack.survived for rack in result.shared)
     result = rings(roster(list("AAABBC")), 4, 2)
-    assert [str(one) for one in result.shared] == [
+    assert [str(rack) for rack in result.shared] == [
         "3 of 6 in rack A: its loss is not survived",
         "2 of 6 in rack B: its loss is survived",
     ]

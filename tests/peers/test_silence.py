@@ -101,7 +101,7 @@ def test_agents_that_join_late_are_waited_for() -> None:
             read_back(remote, *parts[0])
 
 
-def test_a_part_that_the_roster_does_not_have_is_told_at_once() -> None:
+def test_a_part_that_the_roster_does_not_have_is_reported_at_once() -> None:
     """A part that the roster does not have is not sent and delays no other part."""
     events: Told = []
     with several(2, events) as peers:
@@ -113,7 +113,7 @@ def test_a_part_that_the_roster_does_not_have_is_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "x", "host:", ":0", "host:70000", "[::1", "host:-1", "host:１"])
-def test_an_address_that_is_none_is_left_out(address: str) -> None:
+def test_an_invalid_address_is_left_out(address: str) -> None:
     """An invalid address from another agent counts as an agent that does not answer."""
     with contextlib.closing(Remote([address], TOKEN, 1.0)) as remote:
         assert remote.answered == ()

@@ -144,17 +144,17 @@ SEGMENT = Segment("nobody", 0, 0, 0, 100, (4096,), (400,))
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [b"\xff\xff\xff\xff", b"\x01\x00\x10\x00", b"\x03\x00\x00\x00abc", b"\x02\x00\x00\x00\x91\xc0", b"\x00\x00\x00\x00",
      (100_000).to_bytes(4, "little") + b"\x91" * 100_000, msgspec.msgpack.encode(StatusRequest())],
     ids=["4 GiB", "more than allowed", "no msgpack", "no request", "empty", "nested", "no length"],
 )  # fmt: skip
-def test_a_friend_that_makes_no_sense_is_hung_up_on(agent: Neighbour, said: bytes) -> None:
+def test_a_friend_that_makes_no_sense_is_hung_up_on(agent: Neighbour, data: bytes) -> None:
     """Excessive lengths and invalid messages end the connection at once, without memory for them."""
     before = agent.tell("memory")
     wire = call(agent.address, TOKEN, 10.0)
-    wire._socket.sendall(said)
-    if said == msgspec.msgpack.encode(StatusRequest()):
+    wire._socket.sendall(data)
+    if data == msgspec.msgpack.encode(StatusRequest()):
         with contextlib.suppress(OSError):  # disconnected already
             wire._socket.shutdown(socket.SHUT_WR)
     assert until_closed(wire._socket, 20.0) == b""
@@ -164,7 +164,7 @@ def test_a_friend_that_makes_no_sense_is_hung_up_on(agent: Neighbour, said: byte
 
 
 @pytest.mark.parametrize(
-    "said",
+    "messages",
     [
         [SegmentPiece(0, 100)],
         [SegmentEnd()],
@@ -174,11 +174,11 @@ def test_a_friend_that_makes_no_sense_is_hung_up_on(agent: Neighbour, said: byte
     ],
     ids=["bytes unasked", "whole of nothing", "void of nothing", "1 GiB at once", "bytes after a refusal"],
 )
-def test_a_request_out_of_turn_is_the_end(agent: Neighbour, said: list[object]) -> None:
+def test_a_request_out_of_turn_is_the_end(agent: Neighbour, messages: list[object]) -> None:
     """An invalid request ends the connection."""
     wire = call(agent.address, TOKEN, 10.0)
     with pytest.raises(PeerLost):
-        for message in said:
+        for message in messages:
             wire.send(message)  # type: ignore[arg-type]
         for _ in range(2):
             answer = wire.receive()
@@ -187,7 +187,7 @@ def test_a_request_out_of_turn_is_the_end(agent: Neighbour, said: list[object]) 
     serves(agent)
 
 
-def test_what_is_not_there_is_said_and_the_connection_goes_on(agent: Neighbour) -> None:
+def test_what_is_not_there_is_refused_and_the_connection_stays(agent: Neighbour) -> None:
     """Requests for unknown parts, bytes beyond the end and missing pieces are refused in order.
 
     The next request is answered.

@@ -8,12 +8,12 @@ from killing import killed_and_resumed
 pytest.importorskip("accelerate", reason="accelerate is not installed: make plugins")
 
 
-def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
-    """Killed in the first, second and fifth epoch, with two batches accumulated: the straight run's losses and rates."""
+def test_the_example_resumes_to_the_bit(tmp_path) -> None:
+    """Repeat the uninterrupted run's losses and rates, with two batches accumulated, killed in epochs 1, 2 and 5."""
     killed_and_resumed(["examples/accelerate_loop.py"], [12, 33, 110], tmp_path)
 
 
-def test_two_ranks_go_on_to_the_bit(tmp_path) -> None:
+def test_two_ranks_resume_to_the_bit(tmp_path) -> None:
     """Repeat the losses under torchrun with two ranks over gloo, each with its own part of the data."""
     killed_and_resumed(
         ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "examples/accelerate_loop.py"], [12, 40], tmp_path

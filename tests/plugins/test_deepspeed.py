@@ -10,11 +10,11 @@ from relight.errors import IncompatibleState, UnsafeContent
 
 pytest.importorskip("deepspeed", reason="deepspeed is not installed: make plugins")
 
-pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and torch's of it
+pytestmark = pytest.mark.filterwarnings("default")  # the framework's own warnings, and torch's warnings about it
 
 
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
-def test_the_example_goes_on_to_the_bit(stage: str, tmp_path) -> None:
+def test_the_example_resumes_to_the_bit(stage: str, tmp_path) -> None:
     """Repeat the uninterrupted run's losses with each stage of ZeRO on two ranks, killed twice."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "examples/deepspeed_zero.py"]
     env = {"ZERO": stage, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}

@@ -20,7 +20,7 @@ PLUGINS = {
 }  # fmt: skip
 
 
-def test_a_framework_that_is_not_there_is_told_of() -> None:
+def test_a_missing_framework_is_reported() -> None:
     """Raise an error with the package to install if a plug-in's framework cannot be imported."""
     script = (
         "import importlib, sys\n"
@@ -59,7 +59,7 @@ def test_a_file_is_written_over(tmp_path) -> None:
     assert [checkpoint.step for checkpoint in relight.open(tmp_path / "last.ckpt" / "run").checkpoints()] == [3]
 
 
-def test_a_file_of_others_is_told_apart(tmp_path) -> None:
+def test_a_file_of_others_is_recognised(tmp_path) -> None:
     """Refuse a checkpoint of torch, and a run of another kind. A missing path raises CheckpointNotFound."""
     (tmp_path / "torch.ckpt").write_bytes(b"PK")
     relight.save(tmp_path / "other.ckpt" / "run", {"model": {"w": 1}}, step=1)

@@ -111,7 +111,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_ended_behind_any_step_it_goes_on_to_the_bit(case: str, tmp_path) -> None:
+def test_ended_after_any_step_it_continues_to_the_bit(case: str, tmp_path) -> None:
     """Repeat the uninterrupted run's losses, rates, own state and validations, wherever the run ends in or between
     epochs."""
     straight = fit(tmp_path / "straight", **CASES[case])
@@ -130,7 +130,7 @@ def test_a_finished_run_has_nothing_to_do(tmp_path) -> None:
     assert fit(tmp_path / "run").steps == {}
 
 
-def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
+def test_not_resumed_it_starts_from_scratch_over_an_existing_run(tmp_path) -> None:
     """Train all steps with ``resume=False`` over an interrupted run, as if it did not exist. The next resume continues
     from the new steps."""
     straight = fit(tmp_path / "straight")
@@ -220,16 +220,16 @@ def test_only_own_checkpoints_are_removed(tmp_path) -> None:
     assert not (tmp_path / "io" / "epoch=0-step=4.ckpt").exists()
 
 
-def test_two_ranks_go_on_to_the_bit(tmp_path) -> None:
+def test_two_ranks_resume_to_the_bit(tmp_path) -> None:
     """Repeat the uninterrupted run's losses on rank 0 with DDP over gloo, killed twice."""
     killed_and_resumed(["examples/lightning_fit.py"], [12, 66], tmp_path, env={"EXAMPLE_RANKS": "2", "OMP_NUM_THREADS": "1"})
 
 
-def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
+def test_the_example_resumes_to_the_bit(tmp_path) -> None:
     """Repeat the uninterrupted run's losses in the example, killed three times in different epochs."""
     killed_and_resumed(["examples/lightning_fit.py"], [12, 66, 130], tmp_path)
 
 
-def test_saves_go_on_behind_training(tmp_path) -> None:
+def test_saves_continue_in_the_background(tmp_path) -> None:
     """Repeat the losses with background saves, killed twice."""
     killed_and_resumed(["examples/lightning_fit.py"], [40, 90], tmp_path, background=True)

@@ -16,8 +16,8 @@ ENV = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
 """Make matrix products independent of their operands' addresses. Otherwise the last bit may differ between attempts."""
 
 
-def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
-    """Two ranks, each with half of two tensors and the whole of one, killed twice: the straight run's losses."""
+def test_the_example_resumes_to_the_bit(tmp_path) -> None:
+    """Repeat the losses on two ranks, each with half of two tensors and the whole of one, killed twice."""
     killed_and_resumed([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py"], [10, 23], tmp_path, ENV)
     folder = tmp_path / "killed" / "run" / "iter_0000040"
     assert json.loads((folder / "metadata.json").read_text())["sharded_backend"] == "relight"
@@ -25,7 +25,7 @@ def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
     assert list(relight.load(folder / "tensors")["column"].shape) == [64, 8]
 
 
-def test_another_number_of_ranks_goes_on(tmp_path) -> None:
+def test_another_number_of_ranks_continues(tmp_path) -> None:
     """Load on one rank what two ranks saved. The losses are nearly equal, because sums have another order."""
     straight = run([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py", str(tmp_path / "a")], env=ENV)
     killed = run([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py", str(tmp_path / "b")], kill_at=18, env=ENV)

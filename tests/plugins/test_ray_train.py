@@ -10,7 +10,7 @@ pytest.importorskip("ray.train", reason="ray[train] is not installed: make plugi
 ENV = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 
 
-def test_a_killed_worker_goes_on_to_the_bit(tmp_path) -> None:
+def test_a_killed_worker_resumes_to_the_bit(tmp_path) -> None:
     """Two workers, the first killed at step 10: every step's loss is the straight run's, and Ray's checkpoint names one that loads."""
     straight = run(["examples/ray_train_loop.py", str(tmp_path / "a")], env=ENV)
     killed = run(["examples/ray_train_loop.py", str(tmp_path / "b"), "10"], env=ENV)

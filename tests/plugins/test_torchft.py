@@ -19,7 +19,7 @@ import torch  # noqa: E402
 
 from relight.integrations.torchft import Transport  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and torch's of it
+pytestmark = pytest.mark.filterwarnings("default")  # the framework's own warnings, and torch's warnings about it
 PATIENCE = timedelta(seconds=20)
 
 
@@ -41,7 +41,7 @@ def test_waiting_has_an_end(tmp_path) -> None:
     """Wait no longer than the given time for a group that never sends."""
     began = time.monotonic()
     with pytest.raises(StoreUnavailable, match="step 7"):
-        Transport(str(tmp_path)).recv_checkpoint(2, str(tmp_path / "nobody"), 7, timedelta(seconds=1))
+        Transport(str(tmp_path)).recv_checkpoint(2, str(tmp_path / "nothing"), 7, timedelta(seconds=1))
     assert time.monotonic() - began < 5
 
 

@@ -11,7 +11,7 @@ from relight.errors import ConfigError
 pytest.importorskip("torchtitan", reason="torchtitan is not installed: make plugins")
 
 
-def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
+def test_the_example_resumes_to_the_bit(tmp_path) -> None:
     """Repeat the uninterrupted run's losses and rates, killed twice, in the first and the second epoch. Keep the
     requested number of checkpoints."""
     killed_and_resumed(["examples/torchtitan_manager.py"], [8, 25], tmp_path)

@@ -7,22 +7,22 @@ from killing import killed_and_resumed
 
 pytest.importorskip("transformers", reason="transformers is not installed: make plugins")
 
-pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and torch's of it
+pytestmark = pytest.mark.filterwarnings("default")  # the framework's own warnings, and torch's warnings about it
 
 
-def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
+def test_the_example_resumes_to_the_bit(tmp_path) -> None:
     """Repeat the uninterrupted run's losses, gradient norms, rates and evaluations. It is killed in three places, one
     directly after an epoch's end."""
     killed_and_resumed(["examples/transformers_trainer.py"], [5, 21, 44], tmp_path)
 
 
-def test_two_ranks_go_on_to_the_bit(tmp_path) -> None:
+def test_two_ranks_resume_to_the_bit(tmp_path) -> None:
     """Repeat them under torchrun with two ranks over gloo, each with its own part of the data."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "examples/transformers_trainer.py"]
     killed_and_resumed(command, [7, 33], tmp_path, {"OMP_NUM_THREADS": "1"})
 
 
-def test_a_run_that_has_begun_is_not_begun_anew(tmp_path) -> None:
+def test_a_run_that_has_begun_is_not_started_again(tmp_path) -> None:
     """Refuse to train over an existing run if the callback does not know its Trainer."""
     from types import SimpleNamespace
 
@@ -33,7 +33,7 @@ def test_a_run_that_has_begun_is_not_begun_anew(tmp_path) -> None:
         TrainerCheckpoints(tmp_path / "run").on_train_begin(None, SimpleNamespace(global_step=0), None)
 
 
-def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
+def test_not_resumed_it_starts_from_scratch_over_an_existing_run(tmp_path) -> None:
     """With ``resume=False``, restore nothing from an existing run, and delete nothing of it. The next resume continues
     from the new training."""
     import torch
@@ -43,7 +43,7 @@ def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
     from relight.integrations.transformers import TrainerCheckpoints
 
     class Losses(TrainerCallback):
-        """What is logged of each step."""
+        """The logged loss of each step."""
 
         def __init__(self) -> None:
             self.of: dict[int, float] = {}

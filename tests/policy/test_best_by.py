@@ -47,7 +47,7 @@ def test_nothing_is_assumed_of_an_unknown_name() -> None:
 
 
 def test_selectors() -> None:
-    """The recorded metric, else the only one, else an error that lists all; a name may hold colons and slashes."""
+    """The recorded metric counts, else the only one, else an error lists all. A name may have colons and slashes."""
     several = {"loss", "val/acc", "lr"}
     assert best_by("best", ("val/acc", "max"), several)[:2] == ("val/acc", "max")
     assert best_by("best", None, {"wer"})[:2] == ("wer", "min")
@@ -69,7 +69,7 @@ def test_selectors() -> None:
     assert only_metric(set()) is None and only_metric({"loss", "acc"}) is None
 
 
-def test_a_rule_whose_metric_never_came_removes_nothing() -> None:
+def test_a_rule_without_any_value_of_its_metric_removes_nothing() -> None:
     """Keep all checkpoints if the metric is misspelt or always NaN. The reason lists the available metrics."""
     values = [{"val_loss": 3.0}, {"val_loss": 1.0}, {"val_loss": 2.0}]
     assert kept(keep(best=1, metric="val_los", mode="min"), *values) == [0, 1, 2]
@@ -92,7 +92,7 @@ def test_keep_best_without_a_metric_deletes_by_no_guess() -> None:
 
 
 def test_a_trigger_knows_whether_it_saves_best_values_only() -> None:
-    """So that metrics that never come are known to save nothing."""
+    """A trigger of only ``best`` is known as such: without its metric it would save nothing."""
     assert best("loss").only_best and (best("loss") | best("acc")).only_best
     assert not (best("loss") | every(steps=3)).only_best and not every(steps=3).only_best
     assert (best("loss") | every(steps=3)).best_by == {("loss", "min")} and every(steps=3).best_by == frozenset()

@@ -23,7 +23,7 @@ def seen(coded: float | None = None, code_s: float = FAST, store_s: float | None
 
 
 @pytest.mark.parametrize(
-    ("rules", "seen", "reuse", "coded", "says"),
+    ("rules", "seen", "reuse", "coded", "reason"),
     [
         (Compact(), seen(), False, False, "nothing to compare"),
         (Compact(), seen(equal=0.0), False, False, "0.0% of the last two"),
@@ -47,11 +47,11 @@ def seen(coded: float | None = None, code_s: float = FAST, store_s: float | None
         (Compact(), Experience(samples=(), lane_s_per_byte=SLOW), False, False, "nothing to code"),
     ],
 )  # fmt: skip
-def test_choices(rules: Compact, seen: Experience, reuse: bool, coded: bool, says: str) -> None:
+def test_choices(rules: Compact, seen: Experience, reuse: bool, coded: bool, reason: str) -> None:
     """Check each choice and its reason."""
     choice = choose(rules, seen, Conditions(2))
     assert (choice.reuse, choice.coded) == (reuse, coded)
-    assert says in choice.reason
+    assert reason in choice.reason
 
 
 KINDS = (
@@ -152,7 +152,7 @@ def test_where_the_store_takes_nearly_all_of_it_there_is_no_gamble() -> None:
     assert choose(Compact(), Experience(samples=samples, lane_s_per_byte=1 / 2e9), Conditions(2, bytes_per_second=100e6)).coded
 
 
-def test_what_was_mostly_shared_says_nothing_of_the_whole() -> None:
+def test_a_mostly_shared_save_does_not_count_for_the_whole() -> None:
     """Ignore the total time of a save with only a tenth of new bytes. It spent most of the time on comparing chunks."""
     smaller = IncrementalState(Compact(), seen(0.7, 1 / 1e9, 1 / 1e9, drag=1.2))
     smaller.record_cost(spent(70_000_000, 0.07, float32_param=(10**8, 0.2)), Conditions(2), 1, GB, 1.0)
@@ -199,7 +199,7 @@ def test_lanes() -> None:
 
 def test_a_store_that_takes_it_into_memory_first() -> None:
     """Lower the estimated time of a store by at most a tenth after a save that coding held up. A store with a write
-    buffer looks faster than it is."""
+    buffer seems faster than it is."""
     smaller = IncrementalState(Compact(), seen(0.7, 1 / 4e9, 1 / 1e8))
     smaller.record_cost(spent(700_000_000, 0.01, float32_param=(GB, 0.3)), Conditions(2), 1, GB, 0.3)
     assert smaller.seen.lane_s_per_byte == pytest.approx(0.9 / 1e8)

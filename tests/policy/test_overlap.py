@@ -25,7 +25,7 @@ def train(overlap: Overlap, cost: dict[bool, tuple[float, float]], saves: int, s
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_where_copying_behind_the_back_is_free_it_stays(seed: int) -> None:
+def test_where_copying_during_training_is_free_it_stays(seed: int) -> None:
     """Try waiting for the copy a few times, then rarely."""
     chosen = train(Overlap(), {True: (0.002, 0.003), False: (0.03, 0.0)}, 200, seed)
     assert sum(not way for way in chosen) <= 9
@@ -49,7 +49,7 @@ def test_it_turns_back_when_things_have_changed(seed: int) -> None:
     assert overlap.prefers
 
 
-def test_with_a_tie_it_is_copied_while_training_goes_on() -> None:
+def test_with_a_tie_it_is_copied_during_training() -> None:
     """Prefer copying during training, because its cost does not grow with the state."""
     overlap = Overlap()
     train(overlap, {True: (0.002, 0.03), False: (0.03, 0.0)}, 100, noise=0.0)

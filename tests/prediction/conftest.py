@@ -1,4 +1,4 @@
-"""What these tests share: made-up nodes, and a model of next to nothing."""
+"""Make the helpers importable: made-up nodes and a minimal model."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ from relight.prediction.model import DetectorModel
 
 @pytest.fixture(scope="session")
 def learned() -> DetectorModel:
-    """All detectors, each trained on three runs."""
+    """Train all detectors on three runs each."""
     return train(LearningPlan(runs=5, seed=2, epochs=2, size=8), lambda text: None)[0]

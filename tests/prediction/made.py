@@ -1,4 +1,4 @@
-"""Nodes that are made up for one test, calm by themselves and then as the test says; and files whose hash is right."""
+"""Nodes that are made up for one test: calm, with the changes that the test states; and files with a right hash."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GB = 1e9
 
 def sample(at: float, *, free: float = 0.5, disk: float = 0.5, step_s: float = 1.0, celsius: float = 60.0, mhz: float = 1755.0, ecc: float = 0.0,
            silent: bool = False, psi: float = 0.0) -> NodeSample:  # fmt: skip
-    """One second of a calm node, but for what is said."""
+    """Return one second of a calm node, with the given values changed."""
     host = Host(
         cpu=0.3, load=0.3, memory_available_bytes=free * 100 * GB, memory_size_bytes=100 * GB, psi_memory_full=psi, major_faults=0.0
     )
@@ -26,12 +26,12 @@ def sample(at: float, *, free: float = 0.5, disk: float = 0.5, step_s: float = 1
 
 
 def leak(seconds: int, begin: int, end: int, at: float = 1e9) -> Iterator[NodeSample]:
-    """Memory that falls from one half to nothing between two seconds."""
+    """Yield samples of a leak: free memory falls from one half to nothing between two seconds."""
     for second in range(seconds):
         yield sample(at + second, free=0.5 * (1 - min(1.0, max(0.0, (second - begin) / (end - begin)))))
 
 
 def sealed(magic: bytes, head: bytes, body: bytes = b"") -> bytes:
-    """A file with that head, whose hash is right."""
+    """Return a file with that head and a right hash."""
     follows = len(head).to_bytes(4, "little") + head + body
     return magic + blake3.blake3(follows).digest() + follows

@@ -29,7 +29,7 @@ from relight.prediction.simulate import simulate
 PAGE = Path(__file__).parents[2] / "docs" / "prediction.md"
 
 
-def looks_of(samples: Iterable) -> np.ndarray:
+def windows_from(samples: Iterable) -> np.ndarray:
     """Return the features of a node's samples, one a second."""
     rows = np.array([made.SHAPE.row(sample) for sample in samples], np.float32)
     return features_of(SignalHistory(made.SHAPE.columns).signals(rows))
@@ -37,7 +37,7 @@ def looks_of(samples: Iterable) -> np.ndarray:
 
 def risk_of(samples: Iterable):
     """Return the risk by the rules after the last sample."""
-    return DetectionRules().update(FeatureWindow(0.0, looks_of(samples)[-1]))
+    return DetectionRules().update(FeatureWindow(0.0, windows_from(samples)[-1]))
 
 
 def test_a_calm_node_is_at_no_risk_and_a_leak_is_one_in_time() -> None:
@@ -68,27 +68,27 @@ def test_each_rule_sees_its_sign(kind: str, changed, words: str) -> None:
 
 def test_caches_that_level_off_and_checkpoints_that_come_and_go_are_no_risk() -> None:
     """A decline is a risk only if it continues; a saw-tooth curve is none."""
-    cache = looks_of(made.sample(float(t), free=0.1 + 0.6 * np.exp(-t / 400)) for t in range(1800))[60:]
-    teeth = looks_of(made.sample(float(t), disk=0.2 - 0.15 * (t % 60) / 60) for t in range(1200))[60:]
+    cache = windows_from(made.sample(float(t), free=0.1 + 0.6 * np.exp(-t / 400)) for t in range(1800))[60:]
+    teeth = windows_from(made.sample(float(t), disk=0.2 - 0.15 * (t % 60) / 60) for t in range(1200))[60:]
     assert DetectionRules().follow(cache).max() < 0.5 and DetectionRules().follow(teeth).max() < 0.5
 
 
 def test_drift_sees_what_leaves_the_usual_and_stays_away() -> None:
     """Drift is detected after the change and not before, with the signal's name."""
-    looks = looks_of(made.sample(float(t), step_s=1.0 + 0.01 * (t % 7) + (0.8 if t > 2000 else 0)) for t in range(2400))[60:]
-    scores = Drift().follow(looks)
+    windows = windows_from(made.sample(float(t), step_s=1.0 + 0.01 * (t % 7) + (0.8 if t > 2000 else 0)) for t in range(2400))[60:]
+    scores = Drift().follow(windows)
     assert scores[:330].max() < 0.2 and scores[-1] > 0.5
     drift = Drift()
-    assert "step time" in [drift.update(FeatureWindow(0.0, row)) for row in looks][-1].why
+    assert "step time" in [drift.update(FeatureWindow(0.0, row)) for row in windows][-1].why
 
 
 @pytest.mark.parametrize("name", DETECTORS)
 def test_at_once_and_one_by_one_are_the_same(learned: DetectorModel, name: str) -> None:
     """Scores of a whole run equal those of single windows, so the evaluation measures the real behaviour."""
-    looks = runs_of(simulate(9, 1), "x")[0].looks[:150]
+    windows = runs_of(simulate(9, 1), "x")[0].looks[:150]
     one_by_one = learned.detectors[name].fresh()
-    risks = [one_by_one.update(FeatureWindow(0.0, row)) for row in looks]
-    np.testing.assert_allclose([risk.score for risk in risks], learned.detectors[name].follow(looks), atol=1e-5)
+    risks = [one_by_one.update(FeatureWindow(0.0, row)) for row in windows]
+    np.testing.assert_allclose([risk.score for risk in risks], learned.detectors[name].follow(windows), atol=1e-5)
     assert all(risk.kind in ACTIONS and 0 <= risk.score <= 1 for risk in risks)
 
 
@@ -126,11 +126,11 @@ def test_training_is_the_same_again_and_a_file_keeps_it(learned: DetectorModel, 
     again = train(LearningPlan(runs=5, seed=2, epochs=2, size=8), lambda text: None)[0]
     learned.write(tmp_path / "a.model")
     read = read_model(tmp_path / "a.model")
-    looks = runs_of(simulate(9, 2), "x")[0].looks[:100]
+    windows = runs_of(simulate(9, 2), "x")[0].looks[:100]
     for name in DETECTORS:
-        expected = learned.detectors[name].follow(looks)
-        np.testing.assert_array_equal(again.detectors[name].follow(looks), expected)
-        np.testing.assert_array_equal(read.detectors[name].follow(looks), expected)
+        expected = learned.detectors[name].follow(windows)
+        np.testing.assert_array_equal(again.detectors[name].follow(windows), expected)
+        np.testing.assert_array_equal(read.detectors[name].follow(windows), expected)
         assert repr(read.worth[name]) == repr(learned.worth[name]) == repr(again.worth[name])
     assert read.told["seed"] == 2 and age_s(tmp_path / "a.model") < 60 and age_s(tmp_path / "none") == float("inf")
 
@@ -170,7 +170,7 @@ def test_evaluation_takes_the_trusted_together(learned: DetectorModel) -> None:
     assert (result[0].alarms, result[0].failures, result[0].days) == (result[1].alarms, result[1].failures, result[1].days)
 
 
-def test_what_is_not_installed_is_said_with_how_to_install_it() -> None:
+def test_a_missing_library_is_reported_with_how_to_install_it() -> None:
     """Without a detector's library the error has the pip command. Rules and drift need no library."""
     script = """
 import sys
@@ -197,8 +197,8 @@ def test_windows_reach_back_eight_minutes_and_begin_with_the_usual(learned: Dete
     windows = windows_of(inputs)
     assert windows.shape == (100, STEPS, INPUTS) and STEPS * 3 * LOOK_S == 480
     assert windows[0, -1, 0] == 1 and windows[0, -2, 0] == 0 and list(windows[99, -3:, 0]) == [94, 97, 100]
-    looks = looks_of(made.sample(float(t)) for t in range(10))
-    assert inputs_of(looks, learned.detectors["lstm"].scale).shape == (2, INPUTS)  # type: ignore[attr-defined]
+    made_windows = windows_from(made.sample(float(t)) for t in range(10))
+    assert inputs_of(made_windows, learned.detectors["lstm"].scale).shape == (2, INPUTS)  # type: ignore[attr-defined]
 
 
 def table(heading: str) -> list[list[str]]:
@@ -213,4 +213,4 @@ def test_the_page_has_the_rules_and_the_actions() -> None:
     assert [(row[0], row[1].strip("`")) for row in table("Rules")] == [(name, rule.kind) for name, rule in RULES.items()]
     assert {row[0].strip("`"): row[1] for row in table("What to do")} == {kind: action for kind, (action, _) in ACTIONS.items()}
     assert set(KIND_OF.values()) | {rule.kind for rule in RULES.values()} <= ACTIONS.keys() and set(KIND_OF) == set(SIGNALS)
-    assert action_for("what nobody knows") == ACTIONS["unusual"]
+    assert action_for("unknown kind") == ACTIONS["unusual"]

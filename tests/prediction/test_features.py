@@ -13,12 +13,12 @@ from relight.prediction.signals import AT, SIGNALS, WORDS, SignalHistory
 
 
 def rows_of(samples) -> np.ndarray:
-    """Their rows."""
+    """Return the samples' rows."""
     return np.array([made.SHAPE.row(sample) for sample in samples], np.float32)
 
 
 def wild(count: int, seed: int) -> np.ndarray:
-    """Rows of anything, with holes, and columns that begin late or never."""
+    """Return random rows with missing values, and with columns that begin late or never."""
     rng = np.random.default_rng(seed)
     rows = rng.lognormal(size=(count, len(made.SHAPE.columns))) * rng.choice([1, 1e-3, 1e9], len(made.SHAPE.columns))
     rows[rng.random(rows.shape) < 0.3] = np.nan
@@ -28,9 +28,9 @@ def wild(count: int, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_at_once_and_second_by_second_are_the_same(seed: int) -> None:
-    """To the last bit for signals, to a millionth of the spread for features: what was learned from histories holds for what is seen."""
+    """Signals are equal to the bit, features to a millionth of the spread, so learned models hold for live samples."""
     rows = wild(1500, seed)
-    at_once, one_by_one, windows, looks = (
+    at_once, one_by_one, windows, values = (
         SignalHistory(made.SHAPE.columns).signals(rows),
         SignalHistory(made.SHAPE.columns),
         FeatureWindows(),
@@ -41,15 +41,16 @@ def test_at_once_and_second_by_second_are_the_same(seed: int) -> None:
         np.testing.assert_array_equal(signals, at_once[second])
         windows.add(signals)
         if second % LOOK_S == LOOK_S - 1:
-            looks.append(windows.window(0.0).values)
+            values.append(windows.window(0.0).values)
     result = features_of(at_once)
     assert result.shape == (1500 // LOOK_S, len(FEATURES))
     scale = np.nanmax(np.abs(result), axis=0, initial=1e-6, where=np.isfinite(result))
-    np.testing.assert_allclose(np.array(looks) / scale, result / scale, atol=1e-6)
+    np.testing.assert_allclose(np.array(values) / scale, result / scale, atol=1e-6)
 
 
 def test_features_of_a_straight_line_are_its_own() -> None:
-    """Mean, spread, slope a second, last; with less than the window, of what there is."""
+    """Features are mean, spread, slope a second and last value. With too few samples they are those of all there
+    are."""
     signals = np.full((400, len(SIGNALS)), np.nan)
     signals[:, AT["cpu"]] = 3 - 0.001 * np.arange(400)
     last = features_of(signals)[-1]
@@ -62,20 +63,20 @@ def test_features_of_a_straight_line_are_its_own() -> None:
 
 
 def test_signals_are_shares_rates_and_ratios_to_the_usual() -> None:
-    """A step twice as long is log 2, whatever a step takes; an accelerator that falls silent is half of two."""
+    """A step twice as long is log 2, whatever a step takes. One of two silent accelerators is 0.5."""
     for step_s in (0.1, 30.0):
         samples = [made.sample(1e9 + second, step_s=step_s * (2 if second >= 900 else 1), ecc=max(0, second - 950), silent=second > 990, disk=0.2)
                    for second in range(1000)]  # fmt: skip
-        found = SignalHistory(made.SHAPE.columns).signals(rows_of(samples))
-        assert found[899, AT["step"]] == pytest.approx(0, abs=1e-6) and found[905, AT["step"]] == pytest.approx(math.log(2), rel=1e-6)
-        assert math.isnan(found[200, AT["step"]]), "nothing is usual in the first five minutes"
-        assert found[960, AT["ecc"]] == pytest.approx(math.log(2)) and found[940, AT["ecc"]] == 0
-        assert (found[980, AT["silent"]], found[995, AT["silent"]]) == (0, 0.5)
-        assert found[5, AT["disk_free"]] == pytest.approx(0.2) and found[5, AT["memory_free"]] == pytest.approx(0.5)
+        signals = SignalHistory(made.SHAPE.columns).signals(rows_of(samples))
+        assert signals[899, AT["step"]] == pytest.approx(0, abs=1e-6) and signals[905, AT["step"]] == pytest.approx(math.log(2), rel=1e-6)
+        assert math.isnan(signals[200, AT["step"]]), "nothing is usual in the first five minutes"
+        assert signals[960, AT["ecc"]] == pytest.approx(math.log(2)) and signals[940, AT["ecc"]] == 0
+        assert (signals[980, AT["silent"]], signals[995, AT["silent"]]) == (0, 0.5)
+        assert signals[5, AT["disk_free"]] == pytest.approx(0.2) and signals[5, AT["memory_free"]] == pytest.approx(0.5)
 
 
 def test_a_control_groups_room_counts_where_it_is_less() -> None:
-    """What a node has free is of no use to a job whose limit is reached."""
+    """A node's free memory is of no use to a job that has reached its own limit."""
     sample = made.sample(1.0)
     sample = sample._replace(host=sample.host._replace(group_used_bytes=9.0, group_limit_bytes=10.0))
     assert SignalHistory(made.SHAPE.columns).signals(rows_of([sample]))[0, 0] == pytest.approx(0.1)

@@ -48,7 +48,7 @@ def calm(foresight: FailurePredictor, seconds: int, at: float = 1e9) -> list:
     return [alarm for second in range(seconds) for alarm in foresight.sample(made.sample(at + second))]
 
 
-def test_a_leak_is_told_in_time_and_with_what_to_do(events: list[Event]) -> None:
+def test_a_leak_raises_an_alarm_in_time_with_an_action(events: list[Event]) -> None:
     """A memory leak raises an alarm with an action, and repeats it ever more rarely. A calm node raises none."""
     foresight = FailurePredictor(shape=made.SHAPE)
     alarms = [alarm for sample in made.leak(1500, 600, 1500) for alarm in foresight.sample(sample)]
@@ -86,7 +86,7 @@ def test_online_is_what_was_evaluated() -> None:
     assert len(alarms) == counted.alarms > 0 and trace.happened[0].at - max(alarm.at for alarm in alarms) < 1200
 
 
-def test_a_detector_that_held_out_runs_speak_against_is_not_used_and_says_so_once(tmp_path: Path, events: list[Event]) -> None:
+def test_a_detector_with_low_held_out_precision_is_reported_once_and_not_used(tmp_path: Path, events: list[Event]) -> None:
     """A detector with low held-out precision is reported once and not used, but still evaluated."""
     foresight = FailurePredictor(model(tmp_path / "m", 0.2), shape=made.SHAPE)
     assert calm(foresight, 900) == []
@@ -171,7 +171,7 @@ def test_what_became_of_each_alarm_is_reported(tmp_path: Path, others: list[Even
 
 
 @pytest.mark.parametrize("damage", ["none", "damaged", "directory"])
-def test_a_model_that_cannot_be_read_is_said_and_the_rules_go_on(tmp_path: Path, events: list[Event], damage: str) -> None:
+def test_an_unreadable_model_is_reported_and_the_rules_are_used(tmp_path: Path, events: list[Event], damage: str) -> None:
     """An unreadable model is reported once and the rules are used. A good model is used once it exists."""
     path = tmp_path / "m"
     if damage == "damaged":

@@ -1,4 +1,4 @@
-"""Recordings: what goes in comes out, in bounded room; what is damaged is said."""
+"""Recordings: what was recorded is read back, size is bounded, damage is reported."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from relight.prediction.trace import Happened, SampleRecorder, SampleTrace, keep
 
 
 def recorded(count: int = 50) -> SampleRecorder:
-    """So many seconds of a leak."""
+    """Return a recorder with ``count`` seconds of a leak."""
     recorder = SampleRecorder(made.SHAPE, hours=1)
-    for one in made.leak(count, 10, 40):
-        recorder.add(one)
+    for sample in made.leak(count, 10, 40):
+        recorder.add(sample)
     return recorder
 
 
 def test_a_sample_has_a_column_for_each_of_its_numbers() -> None:
-    """What a shape has no room for is left out, what a sample lacks is not a number."""
+    """Values beyond the shape are left out. Values that a sample lacks are NaN."""
     shape = SampleShape(rooms=1, ranks=3, accelerators=1)
     row = dict(zip(shape.columns, shape.row(made.sample(1.0, step_s=2.0)), strict=True))
     assert row["host.cpu"] == 0.3 and row["room0.size_bytes"] == 100 * made.GB and row["rank0.step_s"] == 2.0
     assert np.isnan(row["rank2.step_s"]) and row["accelerator0.clock_mhz"] == 1755 and "accelerator1.clock_mhz" not in row
 
 
-def test_a_recording_comes_back_as_it_was(tmp_path: Path) -> None:
-    """Columns, times, values, failures, and what else is told."""
+def test_a_recording_is_read_back_unchanged(tmp_path: Path) -> None:
+    """Columns, times, values, failures and the additional fields are equal."""
     recorder = recorded()
     recorder.note(Happened(1e9 + 49.5, "memory", "leak"))
     trace = recorder.trace(host="n1")
@@ -43,11 +43,11 @@ def test_a_recording_comes_back_as_it_was(tmp_path: Path) -> None:
     assert back.columns == made.SHAPE.columns and back.happened == (Happened(1e9 + 49.5, "memory", "leak"),) and back.told == {"host": "n1"}
     np.testing.assert_array_equal(back.at, 1e9 + np.arange(50))
     np.testing.assert_array_equal(back.values, trace.values)
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["one.trace"], "nothing is left beside it"
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["one.trace"], "no other file is left"
 
 
 def test_the_ring_takes_its_memory_once_and_forgets_the_oldest() -> None:
-    """Six hours of eight ranks and accelerators are under 10 MB, in memory as in the file; an hour keeps 3,600 rows."""
+    """Six hours of eight ranks and accelerators take less than 10 MB in memory. One hour keeps 3,600 rows."""
     recorder = recorded(4000)
     before = recorder.nbytes
     trace = recorder.trace()
@@ -64,14 +64,14 @@ def test_a_sample_that_is_not_later_takes_the_last_ones_place() -> None:
 
 
 def test_each_damage_is_an_error_of_ours_and_soon(tmp_path: Path) -> None:
-    """Cuts and 300 flipped bits of the head and the body: ``CorruptCheckpoint``, within seconds."""
+    """Cuts and 300 flipped bits of head and body raise ``CorruptCheckpoint`` within seconds."""
     path, rng, begun = tmp_path / "one.trace", random.Random(3), time.monotonic()
     recorded().trace(host="n1").write(path)
     whole = path.read_bytes()
     tries = [whole[:cut] for cut in (0, 1, 7, 8, 11, 12, 100, len(whole) // 2, len(whole) - 1)] + [whole + b"x"]
     for _ in range(300):
-        at = rng.randrange(len(whole) if rng.random() < 0.5 else 2000)
-        tries.append(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
+        offset = rng.randrange(len(whole) if rng.random() < 0.5 else 2000)
+        tries.append(whole[:offset] + bytes([whole[offset] ^ 1 << rng.randrange(8)]) + whole[offset + 1 :])
     for data in tries:
         path.write_bytes(data)
         with pytest.raises(CorruptCheckpoint):
@@ -85,7 +85,7 @@ def test_each_damage_is_an_error_of_ours_and_soon(tmp_path: Path) -> None:
      b'{"version":1,"told":{},"arrays":{"a":{"type":"<f4","shape":[99999,99999]}}}'],
     ids=["list", "empty", "huge float", "deep", "no text", "large"],
 )  # fmt: skip
-def test_heads_that_are_none_are_refused(tmp_path: Path, head: bytes) -> None:
+def test_invalid_heads_are_refused(tmp_path: Path, head: bytes) -> None:
     """Absurd sizes take no memory, nesting no stack."""
     path = tmp_path / "one.trace"
     path.write_bytes(made.sealed(b"RLTRACE1", head))
@@ -94,19 +94,19 @@ def test_heads_that_are_none_are_refused(tmp_path: Path, head: bytes) -> None:
 
 
 def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    """A file that is whole and says nonsense: times that fall, columns that are not there."""
-    for at, values in (
+    """An undamaged file with invalid contents is refused: times that fall, columns that are not there."""
+    for times, values in (
         (np.array([2.0, 1.0]), np.zeros((2, 2))),
         (np.arange(2.0), np.zeros((2, 3))),
         (np.array([1.0, np.nan]), np.zeros((2, 2))),
     ):
-        SampleTrace(("a", "b"), at, values).write(tmp_path / "one.trace")
+        SampleTrace(("a", "b"), times, values).write(tmp_path / "one.trace")
         with pytest.raises(CorruptCheckpoint):
             read_trace(tmp_path / "one.trace")
 
 
-def test_what_is_no_file_or_too_large_is_said(tmp_path: Path) -> None:
-    """Nothing there, a directory, more than a file may have."""
+def test_a_missing_or_too_large_file_is_an_error(tmp_path: Path) -> None:
+    """A missing file, a directory, and more bytes than a file may have are errors."""
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(CheckpointNotFound):
             read_trace(path)
@@ -133,7 +133,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_recordings_stay(tmp_path: Path) -> None:
-    """By their names, which begin with the time."""
+    """Recordings are ordered by their names, which begin with the time."""
     for number in range(5):
         (tmp_path / name_of(1e9 + number)).touch()
     for other in ("mine.trace", "000000000001.text"):

@@ -1,4 +1,4 @@
-"""What alarms are worth."""
+"""The worth of alarms."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def run(name: str = "a", failed_at: float | None = None, high: tuple[float, ...]
 
 @pytest.mark.parametrize("seed", range(20))
 def test_alarms_are_the_same_at_once_and_one_by_one(seed: int) -> None:
-    """What is evaluated is what is done."""
+    """Alarms of a whole run equal those of single updates, so the evaluation measures the real behaviour."""
     rng = random.Random(seed)
     scores = np.array([rng.random() ** rng.choice([1, 4]) for _ in AT])
     groups = np.array([rng.choice("abc") for _ in AT])
     one_by_one, by_group = Alarming(0.5), Alarming(0.5)
-    assert [at for at, score in zip(AT, scores) if one_by_one.update(at, score)] == alarms_of(AT, scores, 0.5)
-    found = [at for at, score, group in zip(AT, scores, groups) if by_group.update(at, score, group)]
-    assert found == alarms_of(AT, scores, 0.5, groups) and len(found) > len(alarms_of(AT, scores, 0.5))
+    assert [time_s for time_s, score in zip(AT, scores) if one_by_one.update(time_s, score)] == alarms_of(AT, scores, 0.5)
+    alarms = [time_s for time_s, score, group in zip(AT, scores, groups) if by_group.update(time_s, score, group)]
+    assert alarms == alarms_of(AT, scores, 0.5, groups) and len(alarms) > len(alarms_of(AT, scores, 0.5))
 
 
-def test_one_look_is_no_alarm_and_alarms_come_ever_more_rarely() -> None:
-    """Two in a row are; then quiet for five minutes, ten, twenty, and five again after an hour's calm."""
+def test_one_high_score_is_no_alarm_and_alarms_come_ever_more_rarely() -> None:
+    """Two high scores in a row are an alarm. Then alarms pause for 5, 10, 20 minutes, and 5 again after a calm hour."""
     assert alarms_of(AT, np.where(AT == 500, 1.0, 0.0), 0.5) == []
     assert alarms_of(AT, np.ones(len(AT)), 0.5)[:5] == [5, 5 + 300, 5 + 900, 5 + 2100, 5 + 3300]
     scores = np.where(np.isin(AT, [0, 5, 400, 405, 5000, 5005, 5300, 5305, 5310]), 1.0, 0.0)
@@ -64,17 +64,17 @@ def test_an_alarm_is_true_in_the_horizon_too_late_within_a_save_and_else_false()
     assert judge([1.0, 2.0], None, COSTS) == (2, 2, None, 0.0)
 
 
-def test_the_gain_is_what_a_schedule_would_have_lost_less_what_is_lost_all_the_same() -> None:
+def test_the_gain_is_the_loss_of_a_schedule_less_the_remaining_loss() -> None:
     """Against a simulation of when the last save was."""
     rng = random.Random(0)
     for lead in (10.0, 600.0, 1200.0):
         since = [rng.uniform(0, COSTS.every_s) for _ in range(200_000)]
-        saved = sum(max(0.0, one - lead) for one in since) / len(since)
+        saved = sum(max(0.0, passed_s - lead) for passed_s in since) / len(since)
         assert judge([5000 - lead], 5000, COSTS).gain_s == pytest.approx(saved, rel=0.02, abs=1)
 
 
 def test_a_result_counts_events_days_and_seconds() -> None:
-    """By hand: two failures of which one is found, and two false alarms in eight hours."""
+    """By hand: two failures, one of them found, and two false alarms in eight hours."""
     runs = [run("a", 6000, (5400,)), run("b", 6000), run("c", high=(1000, 4000)), run("d")]
     result = result_of("x", 0.5, runs, COSTS)
     assert (result.failures, result.found, result.alarms, result.false) == (2, 1, 3, 2)
@@ -89,14 +89,15 @@ def test_a_result_counts_events_days_and_seconds() -> None:
 
 
 def test_nothing_to_divide_by_is_not_a_number() -> None:
-    """No failure, no alarm."""
+    """Without alarms precision is NaN, and without failures recall is."""
     result = result_of("x", 0.5, [run()], COSTS)
     assert math.isnan(result.precision) and math.isnan(result.recall) and result.false_per_day == 0
     assert math.isnan(result_of("x", 0.5, [], COSTS).false_per_day)
 
 
 def test_the_threshold_has_the_wanted_precision_where_one_has() -> None:
-    """False alarms score 0.6 here, true ones 0.9: it lies between; where all are false, the most precise one is taken."""
+    """False alarms score 0.6, true ones 0.9, so the threshold is between. If all are false, the most precise one is
+    taken."""
 
     def scored(score: float, failed_at: float | None) -> Scored:
         return Scored("x", AT, np.where((AT > 5000) & (AT < 5060), score, 0.01 * (AT / 7200)), failed_at, "leak" if failed_at else "")

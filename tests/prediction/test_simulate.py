@@ -15,14 +15,14 @@ from relight.prediction.trace import Happened, SampleRecorder, SampleTrace
 
 
 def test_a_seed_gives_the_same_run_again_and_others_differ() -> None:
-    """To the bit."""
-    one, again, other = simulate(3, 4), simulate(3, 4), simulate(3, 5)
-    np.testing.assert_array_equal(one.values, again.values)
-    assert one.happened == again.happened and one.values.shape != other.values.shape
+    """A seed repeats a run to the bit."""
+    first, again, other = simulate(3, 4), simulate(3, 4), simulate(3, 5)
+    np.testing.assert_array_equal(first.values, again.values)
+    assert first.happened == again.happened and first.values.shape != other.values.shape
 
 
 def test_failures_are_those_that_are_asked_for_and_end_the_run() -> None:
-    """All kinds come, sudden ones too; the failure is the last thing that happens."""
+    """All causes occur, sudden failures too. The failure is the last event of its run."""
     traces = [simulate(1, number, failing=1.0) for number in range(40)]
     assert all(len(trace.happened) == 1 and trace.happened[0].at == trace.at[-1] for trace in traces)
     causes = [trace.happened[0].cause for trace in traces]
@@ -32,7 +32,7 @@ def test_failures_are_those_that_are_asked_for_and_end_the_run() -> None:
 
 
 def test_a_leak_ends_without_memory_and_a_filling_disk_without_room() -> None:
-    """Signs are there where they are said to be; healthy runs never run out."""
+    """A leak and a filling disk end without memory or room. Healthy runs never do."""
     seen = set()
     for number in range(60):
         trace = simulate(1, number)
@@ -48,20 +48,21 @@ def test_a_leak_ends_without_memory_and_a_filling_disk_without_room() -> None:
 
 
 def test_runs_are_split_as_a_whole() -> None:
-    """Three, one, one of five made-up ones; a recording by its name, always alike."""
+    """Of five made-up runs three are for training, one for checks, one held out. A recording's part follows from its
+    name."""
     parts = [part for part, _ in simulated(0, 5)]
     assert sorted(parts) == sorted([TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT])
     np.testing.assert_array_equal(next(simulated(0, 1, (HELD_OUT,)))[1].looks, runs_of(simulate(0, 0), "x")[0].looks)
-    found = [part_of(f"{number}") for number in range(300)]
+    parts_of_runs = [part_of(f"{number}") for number in range(300)]
     assert (
-        found == [part_of(f"{number}") for number in range(300)]
-        and 0.5 < found.count(TRAIN) / 300 < 0.7
-        and set(found) == {TRAIN, CHECK, HELD_OUT}
+        parts_of_runs == [part_of(f"{number}") for number in range(300)]
+        and 0.5 < parts_of_runs.count(TRAIN) / 300 < 0.7
+        and set(parts_of_runs) == {TRAIN, CHECK, HELD_OUT}
     )
 
 
 def test_a_recording_is_cut_at_failures_and_gaps(tmp_path: Path) -> None:
-    """Each life is a run that begins anew; short ones are left out; seconds that are missing are as the one before."""
+    """Each incarnation is a run. Short ones are left out. A missing second has the values of the second before it."""
     recorder = SampleRecorder(made.SHAPE, hours=2)
     for second in [*range(1000), *range(1000, 1800, 2), *range(3000, 3700), *range(3700, 4000)]:
         recorder.add(made.sample(1e9 + second))

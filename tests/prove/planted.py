@@ -13,7 +13,7 @@ BUG = sys.argv[1]
 
 
 class Noisy(Dataset):
-    """Samples whose content has randomness made in the worker."""
+    """Samples with randomness that is made in the worker."""
 
     def __len__(self):
         return 32

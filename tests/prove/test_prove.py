@@ -25,7 +25,7 @@ BUGS = {
 
 
 def test_prove_passes_a_right_script() -> None:
-    """A script that resumes to the bit is said to, over all the steps that were asked for."""
+    """A script that resumes to the bit is reported as such, over all the steps that were asked for."""
     report = run(ProveOptions(SCRIPT, ["none"], n=4, k=3))
     assert report.ok, report.difference
     assert report.steps_compared == 3
@@ -43,7 +43,7 @@ def test_prove_names_each_planted_bug(bug: str) -> None:
     assert cause in report.difference.cause
 
 
-def test_prove_says_when_a_script_never_gets_there() -> None:
+def test_prove_reports_a_script_with_too_few_steps() -> None:
     """A script with too few steps is bad usage, with its own last words."""
     with pytest.raises(ConfigError, match="needs at least"):
         run(ProveOptions(SCRIPT, ["none"], n=19, k=5))
@@ -60,7 +60,8 @@ def test_the_first_difference_is_ordered_by_cause() -> None:
 
 @pytest.mark.slow
 def test_what_inexact_values_do_to_the_loss() -> None:
-    """With moments in 8 and 16 bits the resumed run's losses are near the straight one's; the command shows both, and how far off."""
+    """With moments in 8 and 16 bits, losses after a resume are near the uninterrupted ones, and the command shows
+    both."""
     done = subprocess.run(
         [
             sys.executable, "-m", "relight", "prove", "-n", "4", "-k", "3", "--json",

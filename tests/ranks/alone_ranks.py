@@ -1,4 +1,4 @@
-"""A rank whose launcher, metrics or settings differ: ``python alone_ranks.py RANK WORLD PORT JSON``.
+"""A rank with its own launcher, metrics or settings: ``python alone_ranks.py RANK WORLD PORT JSON``.
 
 JSON: ``run``, ``save`` (``every`` or ``best``), ``steps``, and optionally ``fresh``, ``environment`` (of each rank), ``writer``, ``seen``
 (a rank, and the step at which it reports ``val_loss``), ``limits`` (constants of ``checkpointer.awaited``), ``odd`` (the step from which

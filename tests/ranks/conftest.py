@@ -1,4 +1,4 @@
-"""Where the ranks are started."""
+"""Make the module that starts ranks importable."""
 
 import sys
 from pathlib import Path

@@ -21,7 +21,7 @@ SAMPLES, EPOCHS = 61, 2
 
 
 class Numbers(Dataset):
-    """Samples that know their number."""
+    """Samples that have their own number."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -31,7 +31,7 @@ class Numbers(Dataset):
 
 
 def make_loader(world: int) -> tuple[Any, DistributedSampler]:
-    """Of as many samples a step, however many ranks."""
+    """Return a loader and its sampler. A step has the same number of samples with any number of ranks."""
     data = Numbers()
     sampler = DistributedSampler(data, seed=3)
     return StatefulDataLoader(data, batch_size=12 // world, sampler=sampler, num_workers=1, persistent_workers=True), sampler

@@ -37,9 +37,9 @@ with relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.ev
         optimizer.step()
         runs = [torch.empty(each) for _ in range(world)]
         dist.all_gather(runs, flat.detach())
-        for one, values in zip(weights, torch.cat(runs)[: len(line)].split([weight.numel() for weight in weights])):
-            one.data.copy_(values.view_as(one))
-            one.grad = None
+        for weight_, values in zip(weights, torch.cat(runs)[: len(line)].split([weight.numel() for weight in weights])):
+            weight_.data.copy_(values.view_as(weight_))
+            weight_.grad = None
         losses.append(float(shared[-1]))
         ckpt.step(step)
 print(json.dumps({"losses": losses}), flush=True)

@@ -1,4 +1,4 @@
-"""Starting the ranks of a job, and hearing what they say."""
+"""Start the ranks of a job, and read what they print."""
 
 from __future__ import annotations
 
@@ -59,8 +59,12 @@ class Job:
         return self._outputs[rank].read()
 
     def told(self, rank: int) -> list[dict[str, Any]]:
-        """The JSON objects that it printed, each on a line."""
-        return [json.loads(line) for line in self.said(rank).splitlines() if line.startswith("{")]
+        """Return the JSON objects that a rank printed, each at the begin of a line.
+
+        An event may follow on the same line: another thread can print it before the object's line break.
+        """
+        decoder = json.JSONDecoder()
+        return [decoder.raw_decode(line)[0] for line in self.said(rank).splitlines() if line.startswith("{")]
 
     def close(self) -> None:
         for output in self._outputs:
@@ -68,7 +72,8 @@ class Job:
 
 
 def run(script: str, world: int, arguments: Sequence[str], seconds: float = 300.0, **environment: str) -> list[list[dict[str, Any]]]:
-    """What each rank told; an ``AssertionError`` with all it said for one that did not end well."""
+    """Return what each rank reported. Raise ``AssertionError`` with the output of every rank if one did not end
+    well."""
     job = Job(script, world, arguments, **environment)
     try:
         codes = job.wait(seconds)

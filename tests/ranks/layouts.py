@@ -1,7 +1,7 @@
 """Ways to spread one state over ranks, and a rank's program that saves or restores it in any of them.
 
 ``python layouts.py RANK WORLD PORT PLAN``: the plan is a JSON list of ``[verb, layout, run, …]``. The values are functions of names alone, so
-that any rank of any layout can tell whether what it restored is right, to the bit.
+that any rank of any layout can check, to the bit, whether what it restored is right.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Net(nn.Module):
 
 
 def value_of(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """What the tensor of that name holds."""
+    """Return the value of the tensor of that name."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     return torch.randn(shape, generator=generator)
 
@@ -96,7 +96,7 @@ def flatten(net: Net, group: Any, strategy: str, *, keep: bool) -> FullyShardedD
 
 
 def by_hand(net: Net, grid: Any, placements: list[Any]) -> None:
-    """Every parameter a DTensor of these placements, whatever its shape."""
+    """Make every parameter a DTensor with these placements, as far as its shape allows."""
     for module in net.modules():
         for key, parameter in list(module._parameters.items()):
             if parameter is not None:
@@ -105,7 +105,7 @@ def by_hand(net: Net, grid: Any, placements: list[Any]) -> None:
 
 
 def spread(layout: str, zero: bool) -> nn.Module:
-    """The net, filled, then spread."""
+    """Return the net, filled and spread in that layout."""
     if layout.startswith("pipeline"):
         stage = dist.get_rank() * 2 // dist.get_world_size()
         net = Net((0, 1), True) if stage == 0 else Net((2,), False)
@@ -163,7 +163,7 @@ def optimizer_of(net: nn.Module, zero: bool, layout: str = "") -> torch.optim.Op
     if not zero:
         for parameter in [param for group in optimizer.param_groups for param in group["params"]]:
             value = parameter.detach()
-            if not value.numel() and not isinstance(parameter, DTensor):  # flattened, and none of it is here: never stepped
+            if not value.numel() and not isinstance(parameter, DTensor):  # flattened, without elements on this rank, so never stepped
                 continue
             optimizer.state[parameter] = {"step": torch.tensor(7.0), "exp_avg": value * 2, "exp_avg_sq": value * value}
     return whole
@@ -183,13 +183,13 @@ def wrongs_in_line(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[str
     """``wrongs``, of an optimizer that was lined up."""
     (flat,) = optimizer.param_groups[0]["params"]
     parameters, size, rank = dict(net.named_parameters()), dist.get_world_size(), dist.get_rank()
-    line = torch.cat([value_of(name, tuple(one.shape)).flatten() for name, one in parameters.items()])
+    line = torch.cat([value_of(name, tuple(parameter.shape)).flatten() for name, parameter in parameters.items()])
     here = nn.functional.pad(line, (0, size * len(flat) - len(line)))[rank * len(flat) : (rank + 1) * len(flat)]
-    wrong = [name for name, one in named(net).items() if not torch.equal(one.detach(), value_of(name, tuple(one.shape)))]
-    for what, found, expected in (
+    wrong = [name for name, parameter in named(net).items() if not torch.equal(parameter.detach(), value_of(name, tuple(parameter.shape)))]
+    for what, actual, expected in (
         ("flat", flat.detach(), here), ("exp_avg", optimizer.state[flat]["exp_avg"], here * 2), ("exp_avg_sq", optimizer.state[flat]["exp_avg_sq"], here**2)
     ):  # fmt: skip
-        wrong += [what] * (not torch.equal(found, expected))
+        wrong += [what] * (not torch.equal(actual, expected))
     return wrong + ["step"] * (float(optimizer.state[flat]["step"]) != 7) + ["lr"] * (optimizer.param_groups[0]["lr"] != 0.125)
 
 
@@ -198,20 +198,20 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def wrongs(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """What is not as it was saved. Collective."""
+    """Return the names of what differs from what was saved. Collective."""
     if isinstance(net, FullyShardedDataParallel):
         return wrongs_flat(net, optimizer)
     if optimizer.param_groups[0]["params"][0].ndim == 1 and len(optimizer.param_groups[0]["params"]) == 1:
         return wrongs_in_line(net, optimizer)
     wrong = []
-    held = getattr(optimizer, "optim", optimizer)
-    parameters = {id(param) for group in held.param_groups for param in group["params"]}
+    wrapped = getattr(optimizer, "optim", optimizer)
+    parameters = {id(param) for group in wrapped.param_groups for param in group["params"]}
     for name, tensor in named(net).items():
         expected = value_of(name, tuple(tensor.shape))
         if not torch.equal(full(tensor), expected):
             wrong.append(name)
         if id(tensor) in parameters:
-            state = held.state[tensor]
+            state = wrapped.state[tensor]
             for key, moment in (("exp_avg", expected * 2), ("exp_avg_sq", expected * expected)):
                 if not torch.equal(full(state[key]), moment):
                     wrong.append(f"{name}: {key}")
@@ -223,7 +223,7 @@ def wrongs(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
 
 
 def wrongs_flat(net: FullyShardedDataParallel, optimizer: torch.optim.Optimizer) -> list[str]:
-    """``wrongs``, with what torch itself says that the flat parameters hold."""
+    """Return what ``wrongs`` does, with the contents of the flat parameters as torch itself reports them."""
     wrong = []
     with FullyShardedDataParallel.summon_full_params(net):
         for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
@@ -231,7 +231,7 @@ def wrongs_flat(net: FullyShardedDataParallel, optimizer: torch.optim.Optimizer)
             if not torch.equal(tensor, value_of(name, tuple(tensor.shape))):
                 wrong.append(name)
     for key, moment in (("exp_avg", lambda value: value * 2), ("exp_avg_sq", lambda value: value * value)):
-        with torch.no_grad():  # put where the parameters are, so that torch gathers it
+        with torch.no_grad():  # store the moment in the parameters, so that torch gathers it
             for parameter in net.parameters():
                 if parameter.numel():
                     parameter.copy_(optimizer.state[parameter][key])
@@ -247,7 +247,7 @@ def wrongs_flat(net: FullyShardedDataParallel, optimizer: torch.optim.Optimizer)
 
 
 def place(run: str, options: dict[str, Any]) -> str:
-    """Where it is; for ranks that do not write, where nobody can look."""
+    """Return the run's URL. Ranks that do not write get a URL that cannot be opened."""
     return run if options.get("writer") != "rank 0" or not dist.get_rank() else "nowhere://" + run
 
 
@@ -270,9 +270,9 @@ def restore(layout: str, run: str, **options: Any) -> dict[str, Any]:
         place(run, options), model=net, optimizer=optimizer, own={"rank": -1}, per_rank=["own"], signals=False, **options
     )
     start = ckpt.restore()
-    found = {"start": start, "wrong": wrongs(net, optimizer), "own": ckpt["own"]["rank"], "bytes": ckpt._resumed.bytes_read}
+    report = {"start": start, "wrong": wrongs(net, optimizer), "own": ckpt["own"]["rank"], "bytes": ckpt._resumed.bytes_read}
     ckpt.close(save=False)
-    return found
+    return report
 
 
 VERBS = {"save": save, "restore": restore}

@@ -31,15 +31,15 @@ def value(seed: int) -> torch.Tensor:
     return torch.randn(4, ELEMENTS // 4, generator=torch.Generator().manual_seed(seed))
 
 
-def rank_main(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, told: Any, raises: bool = False) -> None:
+def rank_main(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, reports: Any, raises: bool = False) -> None:
     try:
-        train(url, rank, world, meeting, peers, saves, told, raises)
+        train(url, rank, world, meeting, peers, saves, reports, raises)
     except BaseException as error:
-        told.put((rank, {"error": f"{type(error).__name__}: {error}"}))
+        reports.put((rank, {"error": f"{type(error).__name__}: {error}"}))
         raise
 
 
-def train(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, told: Any, raises: bool) -> None:
+def train(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, saves: int, reports: Any, raises: bool) -> None:
     os.environ["RELIGHT_NODE"], os.environ["RELIGHT_BACKGROUND"] = f"node{rank}", "1"
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
@@ -60,14 +60,14 @@ def train(url: str, rank: int, world: int, meeting: str, peers: relight.Peers, s
     ckpt = relight.Checkpointer(url, model=model, signals=False, peers=peers, limits=relight.Limits(deadline_s=30))
     result["start"] = ckpt.restore()
     result["digest"] = hexdigest(b"".join(parameter.detach().numpy().tobytes() for parameter in model.values()))
-    told.put((rank, result))
+    reports.put((rank, result))
     for step in range(result["start"], result["start"] + saves):
         with torch.no_grad():
             for number, parameter in enumerate(model.values()):
                 parameter.copy_(value(100 * step + number))
         save = ckpt.save(step)
-        held = sent.setdefault(str(save.id), threading.Event()).wait(30)
-        told.put((rank, {"step": step, "id": save.id, "held": held}))
+        is_held = sent.setdefault(str(save.id), threading.Event()).wait(30)
+        reports.put((rank, {"step": step, "id": save.id, "held": is_held}))
     dist.barrier()
     if raises:
         ckpt.__exit__(RuntimeError, RuntimeError("the rank on the other node was killed"), None)
@@ -82,22 +82,22 @@ def job(url: str, world: int, peers: relight.Peers, saves: int, *, raises: bool 
     ``raises``: the Checkpointers exit by an error, as after the kill of one rank.
     """
     context = multiprocessing.get_context("fork")
-    told, meeting = context.SimpleQueue(), f"{url}-{time.monotonic_ns()}.meeting"
+    reports, meeting = context.SimpleQueue(), f"{url}-{time.monotonic_ns()}.meeting"
     Path(url).parent.mkdir(parents=True, exist_ok=True)
-    ranks = [context.Process(target=rank_main, args=(url, rank, world, meeting, peers, saves, told, raises)) for rank in range(world)]
-    for one in ranks:
-        one.start()
-    heard = []
+    ranks = [context.Process(target=rank_main, args=(url, rank, world, meeting, peers, saves, reports, raises)) for rank in range(world)]
+    for process in ranks:
+        process.start()
+    received = []
     for _ in range(world * (1 + saves)):
-        assert told._reader.poll(90), heard
-        heard.append(told.get())
-        assert "error" not in heard[-1][1], heard[-1]
-    for one in ranks:
-        one.join(60)
-        assert one.exitcode == (-signal.SIGKILL if saves else 0), one.exitcode
+        assert reports._reader.poll(90), received
+        received.append(reports.get())
+        assert "error" not in received[-1][1], received[-1]
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == (-signal.SIGKILL if saves else 0), process.exitcode
     with contextlib.suppress(FileNotFoundError):
         os.unlink(meeting)
-    return heard
+    return received
 
 
 def agents(url: str, nodes: int) -> dict[int, int]:
@@ -114,13 +114,13 @@ def agents(url: str, nodes: int) -> dict[int, int]:
 
 def agents_at(wanted: Mapping[str, int]) -> dict[int, int]:
     """Return the process ids of agents that listen at these addresses, by the addresses' values."""
-    found = {}
+    pids = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().decode(errors="replace").split("\0")
             if "relight.agent.server" in words and (node := wanted.get(words[words.index("relight.agent.server") + 1])) is not None:
-                found[node] = int(path.parent.name)
-    return found
+                pids[node] = int(path.parent.name)
+    return pids
 
 
 def expected(step: int) -> str:

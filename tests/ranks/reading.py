@@ -27,7 +27,7 @@ from relight.testing.counting import CountingStore, but_packs
 
 
 class Tall(nn.Module):
-    """Layers of ``width`` by ``width``, 4 bytes an element; a small one for each, so that some chunks hold several tensors."""
+    """Layers of ``width`` by ``width``, and a small one for each, so that some chunks hold several tensors."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Tall(nn.Module):
 
 
 def spread(layout: str, width: int, layers: int, zero: bool) -> nn.Module:
-    """The model in a layout: ``rows``, ``columns``, ``fsdp``, ``ddp``, ``plain``."""
+    """Return the model in a layout: ``rows``, ``columns``, ``fsdp``, ``ddp``, ``plain``."""
     net = Tall(width, layers)
     with torch.no_grad():
         for name, tensor in net.named_parameters():
@@ -59,13 +59,13 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def device_bytes() -> int:
-    """What this process has had read from devices so far."""
+    """Return the bytes that this process has had read from devices so far."""
     text = Path("/proc/self/io").read_text()
     return int(next(line for line in text.splitlines() if line.startswith("read_bytes")).split()[1])
 
 
 def drop(run: str) -> None:
-    """The run's files out of the page cache."""
+    """Drop the run's files from the page cache."""
     for path in Path(run).rglob("*"):
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)
@@ -75,7 +75,7 @@ def drop(run: str) -> None:
 
 
 def warm(run: str) -> None:
-    """The run's packs into the page cache."""
+    """Read the run's packs into the page cache."""
     for path in Path(run).rglob("pack-*"):
         path.read_bytes()
 
@@ -86,7 +86,7 @@ def barrier() -> None:
 
 
 def save(layout: str, run: str, *, width: int, layers: int, damage: bool = False) -> dict[str, Any]:
-    """Twice; ``damage``: the newer one is not what was committed."""
+    """Save once. With ``damage``, save a second time and damage that checkpoint's files."""
     ckpt = relight.Checkpointer(run, model=spread(layout, width, layers, zero=False), signals=False, background=False)
     ckpt.restore()
     for step in (1, 2) if damage else (1,):
@@ -102,7 +102,10 @@ def save(layout: str, run: str, *, width: int, layers: int, damage: bool = False
 
 
 def load(layout: str, run: str, *, width: int, layers: int, cold: bool = False, times: int = 1, alone: bool = False) -> dict[str, Any]:
-    """What a restore reads and takes. ``cold``: nothing of it in the page cache; ``alone``: nobody lends."""
+    """Return what a restore reads and takes.
+
+    ``cold``: the page cache has none of it. ``alone``: no rank lends tensors.
+    """
     net = spread(layout, width, layers, zero=True)
     seconds, cpu = [], []
     node_shared_read.INLINE_BYTES = 1 << 62 if alone else INLINE_BYTES
@@ -123,11 +126,11 @@ def load(layout: str, run: str, *, width: int, layers: int, cold: bool = False, 
     wrong = []
     if times == 1:
         named = {name.removeprefix("module."): tensor for name, tensor in net.named_parameters()}
-        wrong = [name for name, one in named.items() if not torch.equal(full(one), value_of(name, tuple(one.shape)))]
+        wrong = [name for name, parameter in named.items() if not torch.equal(full(parameter), value_of(name, tuple(parameter.shape)))]
     state = sum(tensor.numel() * tensor.element_size() for tensor in net.parameters())
     return {
         "read": counted.bytes["read"], "device": device, "needed": needed, "state": state, "wrong": wrong, "seconds": seconds, "cpu": cpu,
-        "said": ckpt._resumed.bytes_read, "start": start,
+        "reported": ckpt._resumed.bytes_read, "start": start,
     }  # fmt: skip
 
 

@@ -1,7 +1,9 @@
-"""A rank that draws: ``python seeding.py RANK WORLD PORT JSON``, with ``run``, ``writer``, and ``alike``: ranks that share one seed.
+"""A rank that draws: ``python seeding.py RANK WORLD PORT JSON``.
 
-Says what it restored, and what its generators give then: torch's and a handed one, which the script has seeded by the share of the work that
-several ranks have together, and Python's, which it has left to chance.
+JSON: ``run``, ``writer``, and ``alike``: ranks that share one seed.
+
+Prints what it restored, and the next draws of its generators. The script has seeded torch's and a handed one by the
+share of the work that several ranks have together. Python's generator is unseeded.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ def main() -> None:
         writer=options["writer"],
     ) as ckpt:
         start = ckpt.restore()
-        told = {"start": start, "torch": float(torch.rand(())), "mine": float(torch.rand((), generator=mine)), "python": random.random()}
-        print(json.dumps(told), flush=True)
+        report = {"start": start, "torch": float(torch.rand(())), "mine": float(torch.rand((), generator=mine)), "python": random.random()}
+        print(json.dumps(report), flush=True)
         ckpt.save(start)
     dist.destroy_process_group()
 

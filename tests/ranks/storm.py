@@ -56,13 +56,13 @@ PHASES: dict[str, tuple[Any, str]] = {
     "during the copy": (Snapshot, "help"),
     "before the part": (multi_rank, "write_part"),
     "during the write": (NewFile, "write_at"),
-    "behind the part": (multi_rank, "_proven"),
+    "after the part": (multi_rank, "_proven"),
     "during the commit": (multi_rank, "_complete"),
     "at the record": (multi_rank, "_append"),
     "while another commits": (multi_rank, "_committed"),
-    "when it is told": (Background, "_finished"),
+    "at the report": (Background, "_finished"),
 }
-IN_TRAINER = frozenset(("before the snapshot", "during the copy", "when it is told"))
+IN_TRAINER = frozenset(("before the snapshot", "during the copy", "at the report"))
 """Points that a trainer passes while an agent writes."""
 
 
@@ -197,29 +197,29 @@ def settle(url: str) -> None:
     agent = reach(store, run)
     if agent is not None:
         with contextlib.suppress(relight.RelightError):
-            for one in agent.held(20):
-                one.memory.close()
+            for snapshot in agent.held(20):
+                snapshot.memory.close()
         agent.bye()
         agent.close()
 
 
-def check(url: str, told: int) -> list[str]:
+def check(url: str, durable: int) -> list[str]:
     """Return the violations in the store."""
     wrong = []
     try:
         store = relight.open(url)
-        there = {checkpoint.step: checkpoint.id for checkpoint in store.checkpoints()}
+        checkpoints = {checkpoint.step: checkpoint.id for checkpoint in store.checkpoints()}
     except relight.CheckpointNotFound:
-        there = {}
-    if told > max(there, default=-1):
-        wrong.append(f"step {told} was reported as durable, the newest checkpoint is step {max(there, default=-1)}")
-    for step, checkpoint_id in there.items():
+        checkpoints = {}
+    if durable > max(checkpoints, default=-1):
+        wrong.append(f"step {durable} was reported as durable, the newest checkpoint is step {max(checkpoints, default=-1)}")
+    for step, checkpoint_id in checkpoints.items():
         try:
             tree = relight.load(url, checkpoint_id)
         except relight.RelightError as error:
             wrong.append(f"step {step} does not load: {error}")
             continue
-        tensors = [*tree["model"].values(), *(one["exp_avg"] for one in tree["optimizer"]["state"].values())]
+        tensors = [*tree["model"].values(), *(moments["exp_avg"] for moments in tree["optimizer"]["state"].values())]
         if any(float(tensor.min()) != step or float(tensor.max()) != step for tensor in tensors):
             wrong.append(f"step {step} holds values of another step")
     return wrong
@@ -231,7 +231,7 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
     way = WAYS[seed // 2 % 3]
     background = bool(seed // 6 % 2)
     phases = [phase for phase in PHASES if not background or phase in IN_TRAINER]
-    phases = [phase for phase in phases if background or phase not in ("during the copy", "when it is told")]
+    phases = [phase for phase in phases if background or phase not in ("during the copy", "at the report")]
     phases = [phase for phase in phases if way != "disk full" or phase in ("before the part", "during the write")] or [
         "before the snapshot"
     ]
@@ -249,18 +249,18 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
         if rank == odd[0] and way != "disk full":
             continue
         if statuses[rank] != 0 or board.get(rank, 0) != STEPS - 1:
-            wrong.append(f"rank {rank} ended with {statuses[rank]} behind step {board.get(rank, 0)}")
+            wrong.append(f"rank {rank} ended with {statuses[rank]} after step {board.get(rank, 0)}")
         if board.get(rank, 1) > (2 * DEADLINE_S + SLACK_S) * 1000:
             wrong.append(f"rank {rank} was held up for {board.get(rank, 1)} ms")
     settle(url)
-    told = max(board.get(rank, 2) for rank in range(world))
-    wrong += check(url, told)
+    durable = max(board.get(rank, 2) for rank in range(world))
+    wrong += check(url, durable)
     second, statuses = job(url, 3 if world == 2 else 1, None, background)
     if any(statuses):
         wrong.append(f"the next job failed: {statuses}")
     settle(url)
     wrong += check(url, second.get(0, 2))
-    if second.get(0, 2) <= told:
+    if second.get(0, 2) <= durable:
         wrong.append("the next job saved nothing")
     shutil.rmtree(f"{base}/s{seed}", ignore_errors=True)
     where = "agent" if background else "trainer"
@@ -293,6 +293,6 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    found = storm(options.count, options.seed, progress=True)
-    print(json.dumps(found, indent=1))
-    sys.exit(1 if found["violations"] else 0)
+    report = storm(options.count, options.seed, progress=True)
+    print(json.dumps(report, indent=1))
+    sys.exit(1 if report["violations"] else 0)

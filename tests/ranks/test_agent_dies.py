@@ -35,7 +35,7 @@ def agent():
         return peer_of(found)[0]
 
 
-def behind_the_other(self, *arguments):
+def after_the_other(self, *arguments):
     while not begun.exists():
         time.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
@@ -50,7 +50,7 @@ ckpt.step(0).wait(60)
 pid = agent()
 dist.barrier()
 if rank:
-    Background.save = behind_the_other
+    Background.save = after_the_other
 else:
     os.kill(pid, signal.SIGSTOP)  # it is given its part, and does nothing with it
 before = time.monotonic()
@@ -66,12 +66,14 @@ ckpt.close()
 
 
 @pytest.mark.distributed
-def test_nobody_waits_for_a_part_that_died_with_the_agent(tmp_path: Path) -> None:
-    """The rank that saves by itself hears at once that there will be no such checkpoint: the other can't tell it at its next step,
-    since that is waited for. Training goes on, and so do saves."""
+def test_no_rank_waits_for_a_part_that_died_with_the_agent(tmp_path: Path) -> None:
+    """The rank that saves in the foreground learns at once that this checkpoint will not exist.
+
+    The other rank could report it only at its next step, which already waits. Training continues, and so do saves.
+    """
     (tmp_path / "script.py").write_text(SCRIPT)
     port = str(free_port())
-    told = {
+    environment = {
         **os.environ,
         "RELIGHT_BACKGROUND": "1",
         "MASTER_ADDR": "127.0.0.1",
@@ -81,7 +83,7 @@ def test_nobody_waits_for_a_part_that_died_with_the_agent(tmp_path: Path) -> Non
     }
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
     ranks = [
-        subprocess.Popen(command, env={**told, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for rank in range(2)
     ]
     outputs = [rank.communicate(timeout=200)[0] for rank in ranks]

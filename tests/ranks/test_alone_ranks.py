@@ -1,4 +1,4 @@
-"""Ranks whose launchers, settings or metrics differ come to the same result: no exchange waits for a rank that never joins it."""
+"""Ranks with different launchers, settings or metrics agree: no exchange waits for a rank that never joins it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import relight
 
 
 def reports(tmp_path: Path, **options: Any) -> list[dict[str, Any]]:
-    """What each of two ranks reports of its start and its end."""
+    """Return the report of each of two ranks about its start and end."""
     given = {"run": str(tmp_path / "store" / "run"), "save": "every", "steps": 4, **options}
-    return [one[0] for one in run("alone_ranks.py", 2, [json.dumps(given)])]
+    return [rank_reports[0] for rank_reports in run("alone_ranks.py", 2, [json.dumps(given)])]
 
 
 @pytest.mark.distributed
@@ -26,25 +26,27 @@ def test_ranks_with_other_restart_counts_agree_on_a_fresh_start(tmp_path: Path, 
     launchers = [{"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": count} for count in counts]
     zero = [{**launcher, "TORCHELASTIC_RESTART_COUNT": "0"} for launcher in launchers]
     first = reports(tmp_path, fresh=[True, True], environment=zero, writer=writer)
-    assert [(one["start"], one["kind"]) for one in first] == [(0, "")] * 2
+    assert [(report["start"], report["kind"]) for report in first] == [(0, "")] * 2
     second = reports(tmp_path, fresh=[True, True], environment=launchers, writer=writer, steps=6)
-    assert [(one["start"], one["kind"]) for one in second] == [(4 if counts[0] == "1" else 0, "")] * 2
+    assert [(report["start"], report["kind"]) for report in second] == [(4 if counts[0] == "1" else 0, "")] * 2
 
 
 @pytest.mark.distributed
 def test_ranks_with_another_fresh_are_refused(tmp_path: Path) -> None:
     """``fresh=`` is one decision for the job: ranks that were given different ones are refused by name, and none waits."""
     result = reports(tmp_path, fresh=[True, False])
-    assert [one["kind"] for one in result] == ["ConfigError"] * 2 and all("fresh= is True on rank 0" in one["error"] for one in result)
+    assert [report["kind"] for report in result] == ["ConfigError"] * 2 and all(
+        "fresh= is True on rank 0" in report["error"] for report in result
+    )
 
 
 @pytest.mark.distributed
-def test_a_job_whose_rank_0_moved_to_another_node_is_not_fresh_twice(tmp_path: Path) -> None:
-    """After a change of nodes torchrun's count stays 0: one agent in common shows that the job has begun before."""
-    agents = [{"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_ERROR_FILE": f"/logs/{one}/attempt_0/0/error.json"} for one in "abc"]
+def test_a_job_is_not_fresh_twice_after_rank_0_moved_to_another_node(tmp_path: Path) -> None:
+    """After a change of nodes torchrun's count stays 0. One agent in common shows that the job has begun before."""
+    agents = [{"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_ERROR_FILE": f"/logs/{agent}/attempt_0/0/error.json"} for agent in "abc"]
     assert [report["start"] for report in reports(tmp_path, fresh=[True, True], environment=agents[:2])] == [0, 0]
     moved = reports(tmp_path, fresh=[True, True], environment=[agents[2], agents[1]], steps=6)
-    assert [one["start"] for one in moved] == [4, 4]
+    assert [report["start"] for report in moved] == [4, 4]
     assert relight.open(tmp_path / "store" / "run").checkpoints()[-1].step == 5
 
 
@@ -53,8 +55,8 @@ def test_a_job_whose_rank_0_moved_to_another_node_is_not_fresh_twice(tmp_path: P
 def test_all_ranks_save_and_end_together_if_their_metric_never_comes(tmp_path: Path, writer: str) -> None:
     """A trigger that saves nothing ends the job on every rank at one step, after a save: no rank is left in a collective."""
     result = reports(tmp_path, save="best", steps=60, limits={"NEVER_STEPS": 30}, writer=writer)
-    assert [(one["kind"], one["step"]) for one in result] == [("ConfigError", 29)] * 2
-    assert all("never took effect in 30 steps" in one["error"] for one in result)
+    assert [(report["kind"], report["step"]) for report in result] == [("ConfigError", 29)] * 2
+    assert all("never took effect in 30 steps" in report["error"] for report in result)
     assert [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] == [29]
 
 
@@ -62,7 +64,7 @@ def test_all_ranks_save_and_end_together_if_their_metric_never_comes(tmp_path: P
 def test_a_metric_of_one_rank_is_enough(tmp_path: Path) -> None:
     """Evaluation may run on one rank: what it reports counts for all of them."""
     result = reports(tmp_path, save="best", steps=60, limits={"NEVER_STEPS": 30}, seen=[1, 12])
-    assert [(one["kind"], one["step"]) for one in result] == [("", 59)] * 2
+    assert [(report["kind"], report["step"]) for report in result] == [("", 59)] * 2
 
 
 @pytest.mark.distributed
@@ -71,9 +73,9 @@ def test_a_metric_of_one_rank_is_enough(tmp_path: Path) -> None:
 def test_a_state_that_no_restore_would_take_is_refused_on_all_ranks(tmp_path: Path, odd: list[int], writer: str) -> None:
     """If one rank's state could not be restored, every rank's step raises and names the path; none waits, and nothing is committed."""
     result = reports(tmp_path, odd=odd, writer=writer, steps=8)
-    assert [one["kind"] for one in result] == ["IncompatibleState"] * 2, result
+    assert [report["kind"] for report in result] == ["IncompatibleState"] * 2, result
     wrong = [rank for rank, step in enumerate(odd) if step < 8]
     assert all("model/norm" in result[rank]["error"] for rank in wrong)
-    assert all(f"rank {wrong[0]}: " in one["error"] for rank, one in enumerate(result) if rank not in wrong)
+    assert all(f"rank {wrong[0]}: " in report["error"] for rank, report in enumerate(result) if rank not in wrong)
     steps = [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] if min(odd) else []
     assert all(step < min(odd) for step in steps)

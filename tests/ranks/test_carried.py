@@ -14,7 +14,7 @@ from relight.capture.rng import seed_generator
 from relight.restore.elastic_state import remap_rank_state
 
 HANDED = ("handed over: mine", "handed over: also", "handed over: third")
-SAID = "loader starts its epoch again: its state does not record how its samples were sharded"
+LOADER_NOTE = "loader starts its epoch again: its state does not record how its samples were sharded"
 
 
 def parts() -> tuple[dict[str, Any], dict[str, object]]:
@@ -37,7 +37,7 @@ def test_fewer_ranks_keep_their_generators() -> None:
     root, components = parts()
     result = remap_rank_state(root, components, rank=1, world=2, saved=4, key="k", own=[root] * 4)
     assert set(result.root) == set(root) - {"loader"} and set(result.components) == set(components) - {"loader"}
-    assert result.notes == ["4 ranks saved it and 2 ranks go on", SAID]
+    assert result.notes == ["4 ranks saved it and 2 ranks go on", LOADER_NOTE]
 
 
 def drawn(components: dict[str, object]) -> list[float]:
@@ -68,7 +68,7 @@ def test_ranks_that_were_not_there_draw_other_numbers() -> None:
     assert numbers_of[7, 0][-1] == random.Random(107).random()
 
 
-def test_a_loader_that_the_checkpoint_lacks_is_left_as_it_is() -> None:
+def test_a_loader_that_the_checkpoint_lacks_is_left_unchanged() -> None:
     """A loader that the checkpoint lacks gets a note and is no mismatch."""
     root, components = parts()
     del root["loader"]
@@ -79,16 +79,16 @@ def test_a_loader_that_the_checkpoint_lacks_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [3, [], {"dealt": 3}, {"dealt": {"length": -1}}, {"dealt": {"at": "3", "length": 8}, "epochs": "many"}], ids=str
+    "state", [3, [], {"dealt": 3}, {"dealt": {"length": -1}}, {"dealt": {"at": "3", "length": 8}, "epochs": "many"}], ids=str
 )
-def test_what_no_loader_told_is_not_gone_on_with(told: object) -> None:
+def test_an_invalid_loader_state_is_not_restored(state: object) -> None:
     """An invalid state of a loader in a hostile tree is not restored."""
     root, components = parts()
-    root["loader"] = {"counted": told}
+    root["loader"] = {"counted": state}
     result = remap_rank_state(root, components, rank=0, world=1, saved=2, key="k", own=[root] * 2)
     assert "loader" not in result.root and result.notes[1].startswith("loader starts its epoch again: ")
 
 
-def test_what_is_no_dict_is_left_to_those_who_refuse_it() -> None:
+def test_a_tree_that_is_not_a_dict_is_left_to_the_restore() -> None:
     """A tree that is not a dict is passed on unchanged; the restore refuses it."""
     assert remap_rank_state([1], {}, rank=0, world=2, saved=1, key="k", own=[]).root == [1]  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from relight.comm import SingleProcess, ThreadGroup
 
 @pytest.mark.parametrize(("batches", "wanted"), [((5, 5), [4, 9, 14]), ((5, 6), [4, 5, 9, 11, 14])])
 def test_ranks_save_at_the_end_of_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: Any, wanted: list[int]) -> None:
-    """All of them at its last step, without waiting for each other; if one has a longer epoch, both save at either's end."""
+    """All ranks save at an epoch's last step without waiting. If one epoch is longer, all save at the end of either."""
     local = threading.local()
     monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
@@ -30,7 +30,7 @@ def test_ranks_save_at_the_end_of_an_epoch(tmp_path: Path, monkeypatch: pytest.M
         model = torch.nn.Linear(1, 1)
         torch.nn.init.zeros_(model.weight)
         torch.nn.init.zeros_(model.bias)
-        found, step = [], 0
+        saved_at, step = [], 0
         with relight.Checkpointer(
             tmp_path / "store" / "run", model=model, data=loader, save=relight.every(epochs=1), signals=False, background=False
         ) as ckpt:
@@ -38,12 +38,12 @@ def test_ranks_save_at_the_end_of_an_epoch(tmp_path: Path, monkeypatch: pytest.M
             while step < 16:
                 for _ in loader:
                     if ckpt.step(step) is not None:
-                        found.append(step)
+                        saved_at.append(step)
                     step += 1
                     if step == 16:
                         break
-        return found
+        return saved_at
 
-    found = ThreadGroup.run(2, rank)
-    assert found[0] == found[1]
-    assert found[0] == wanted
+    saved_at = ThreadGroup.run(2, rank)
+    assert saved_at[0] == saved_at[1]
+    assert saved_at[0] == wanted

@@ -1,4 +1,4 @@
-"""Gathering on one rank: every byte once, from whoever has it, in buffers of a few MiB."""
+"""Gathering on one rank: every byte once, from a rank that has it, in buffers of a few MiB."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DTYPES = {
 
 
 def random_roster(rng: random.Random, world: int) -> TensorOwnership:
-    """Tensors of many shapes: plain ones, and spread over all ranks in some way."""
+    """Return tensors of many shapes, some plain and some spread over all ranks."""
     meshes = (Mesh((world,), tuple(range(world))), Mesh((2, world // 2), tuple(range(world))))
     entries = []
     for number in range(30):
@@ -43,24 +43,24 @@ def random_roster(rng: random.Random, world: int) -> TensorOwnership:
 
 
 def value_of(entry: TableEntry) -> torch.Tensor:
-    """Bytes that tell the tensor and the place."""
+    """Return bytes that differ between tensors and places."""
     generator = torch.Generator().manual_seed(sum(map(ord, entry.name)))
     size = prod(entry.shape) * entry.weight
     return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator).view(DTYPES[entry.dtype]).view(entry.shape)
 
 
 def held_by(roster: TensorOwnership, rank: int) -> HeldPieces:
-    """That rank's own tensors: its pieces, in one local tensor each, at where they begin."""
+    """Return that rank's pieces, each tensor's in one local tensor."""
     items, spreads = [], {}
     pieces = roster.pieces(rank)
     for index, entry in enumerate(roster.tables[0].entries):
         full = value_of(entry)
-        ends = [tuple(at + size for at, size in zip(piece.at, piece.box.size, strict=True)) for piece in pieces[index]]
+        ends = [tuple(start + size for start, size in zip(piece.at, piece.box.size, strict=True)) for piece in pieces[index]]
         shape = tuple(map(max, zip(*ends, strict=True))) if ends else (0,) * len(entry.shape)
         local = torch.zeros(shape if entry.shape else (), dtype=full.dtype)
         for piece in pieces[index]:
-            target = local[tuple(slice(at, at + size) for at, size in zip(piece.at, piece.box.size, strict=True))]
-            target.copy_(full[tuple(slice(at, at + size) for at, size in zip(piece.box.start, piece.box.size, strict=True))])
+            target = local[tuple(slice(start, start + size) for start, size in zip(piece.at, piece.box.size, strict=True))]
+            target.copy_(full[tuple(slice(start, start + size) for start, size in zip(piece.box.start, piece.box.size, strict=True))])
         if not entry.shape:
             local.copy_(full)
         items.append(Item(entry.name, entry.dtype, entry.shape, "param", TensorSource(local)))
@@ -71,14 +71,14 @@ def held_by(roster: TensorOwnership, rank: int) -> HeldPieces:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_routes_give_every_element_once_and_what_rank_0_has_from_there(seed: int) -> None:
-    """Whatever the placements; replicas do not travel."""
+    """This is true of all placements. Replicas do not travel."""
     roster = random_roster(random.Random(seed), 4)
     for entry, routes in gatherings(roster):
         assert sum(route.box.elements for route in routes) == prod(entry.shape)
         cells: Counter[tuple[int, ...]] = Counter()
         for route in routes:
             grid = torch.zeros(entry.shape)
-            grid[tuple(slice(at, at + size) for at, size in zip(route.box.start, route.box.size, strict=True))] = 1
+            grid[tuple(slice(start, start + size) for start, size in zip(route.box.start, route.box.size, strict=True))] = 1
             cells.update(map(tuple, grid.nonzero().tolist()))
         assert set(cells.values()) <= {1}
         here = {piece.box for piece in roster.pieces(0)[int(entry.name[1:])]} or {whole(entry.shape)}
@@ -87,7 +87,7 @@ def test_routes_give_every_element_once_and_what_rank_0_has_from_there(seed: int
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_gathered_is_what_the_ranks_hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bit, read whole or in runs, in any order, and with buffers smaller than the tensors."""
+    """Gathered bytes are equal, read whole or in runs, in any order, and with buffers smaller than the tensors."""
     monkeypatch.setattr(gather, "PIECE_BYTES", 256)
     monkeypatch.setattr(gather, "SMALL_BYTES", 300 * (seed % 2))
     monkeypatch.setattr(gather, "SMALL_HELD_BYTES", 600)
@@ -109,7 +109,7 @@ def test_what_is_gathered_is_what_the_ranks_hold(seed: int, monkeypatch: pytest.
 
 
 def read(rng: random.Random, found: list[Gathering], sources: list[GatheredSource]) -> None:
-    """All of each, some of them in two runs, in an order of its own."""
+    """Read each tensor completely, some in two runs, in random order, and check the bytes."""
     order = list(range(len(found)))
     if rng.random() < 0.5:
         rng.shuffle(order)
@@ -124,7 +124,7 @@ def read(rng: random.Random, found: list[Gathering], sources: list[GatheredSourc
 
 
 def test_memory_is_bounded_and_every_byte_travels_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """40 MiB in 2 large tensors and 2,000 small ones, from two ranks into memory that is there: some buffers besides, and nothing twice."""
+    """40 MiB in 2 large and 2,000 small tensors arrive from two ranks, with a few buffers, and no byte twice."""
     monkeypatch.setattr(gather, "PIECE_BYTES", 1 << 20)
     monkeypatch.setattr(gather, "SMALL_HELD_BYTES", 2 << 20)
     large, small = (1 << 18, 18), (100, 8)
@@ -144,10 +144,14 @@ def test_memory_is_bounded_and_every_byte_travels_once(monkeypatch: pytest.Monke
     def rank(world: ThreadGroup) -> int:
         desk = Rank0Exchange(world)
         if world.rank:
-            items = [Item(f"{n}", "float32", tuple(one.shape), "param", TensorSource(one)) for n, one in enumerate(local[world.rank])]
+            items = [
+                Item(f"{n}", "float32", tuple(tensor.shape), "param", TensorSource(tensor)) for n, tensor in enumerate(local[world.rank])
+            ]
             desk.answer_requests(
                 HeldPieces(
-                    items, {}, [[LocalBox(Box(((world.rank - 1) * len(one), 0), tuple(one.shape)), (0, 0))] for one in local[world.rank]]
+                    items,
+                    {},
+                    [[LocalBox(Box(((world.rank - 1) * len(tensor), 0), tuple(tensor.shape)), (0, 0))] for tensor in local[world.rank]],
                 )
             )
             return 0
@@ -175,7 +179,8 @@ def test_memory_is_bounded_and_every_byte_travels_once(monkeypatch: pytest.Monke
 
 
 def test_a_rank_that_does_not_answer_is_named() -> None:
-    """Whoever asks waits no longer than the deadline, and whoever waits to be asked neither; nothing is said afterwards."""
+    """Neither rank 0, which asks, nor the rank that waits for requests waits longer than the deadline. Nothing is sent
+    later."""
 
     def rank(world: ThreadGroup) -> tuple[int, ...]:
         desk = Rank0Exchange(world)
@@ -189,7 +194,7 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
             else:
                 desk.answer_requests(HeldPieces([], {}, []))
         assert desk.lost
-        desk.end(b"says nothing")
+        desk.end(b"not sent")
         return caught.value.ranks
 
     assert ThreadGroup.run(3, rank, 0.3) == [(1,), (), (0,)]

@@ -13,13 +13,13 @@ pytestmark = pytest.mark.distributed
 
 
 def losses(world: int, store: Path, until: int) -> list[float]:
-    """What rank 0 told."""
+    """Return the losses that rank 0 reported."""
     return run("in_line.py", world, [str(store), str(until)])[0][0]["losses"]  # type: ignore[no-any-return]
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_with_as_many_ranks_and_with_others(tmp_path: Path) -> None:
-    """With as many to the bit; with three where there were two, and with one, as near as sums in another order come."""
+def test_a_job_continues_with_as_many_ranks_and_with_others(tmp_path: Path) -> None:
+    """With as many ranks losses are equal to the bit. With three or one they differ only by the order of sums."""
     whole = losses(2, tmp_path / "whole", 9)
     assert losses(2, tmp_path / "a", 4) == whole[:4]
     assert losses(2, tmp_path / "a", 6) == whole[4:6]
@@ -28,5 +28,5 @@ def test_a_job_goes_on_with_as_many_ranks_and_with_others(tmp_path: Path) -> Non
     store = relight.open(tmp_path / "a")
     assert [findings for _, findings in store.verify() if findings] == []
     tree = relight.load(tmp_path / "a")
-    assert all(tree["optimizer"]["masters"][name].shape == one.shape for name, one in tree["model"].items())
-    assert all(tree["optimizer"]["masters"][name].bfloat16().equal(one) for name, one in tree["model"].items())
+    assert all(tree["optimizer"]["masters"][name].shape == parameter.shape for name, parameter in tree["model"].items())
+    assert all(tree["optimizer"]["masters"][name].bfloat16().equal(parameter) for name, parameter in tree["model"].items())

@@ -52,24 +52,24 @@ def make(path: Path, **options: Any) -> relight.Checkpointer:
     return relight.Checkpointer(path / "store" / "run", model=model, draws=torch.Generator(), **options)
 
 
-def test_a_boundary_is_still_one_behind_a_save(tmp_path: Path, on_ranks: Run) -> None:
+def test_a_boundary_is_consistent_after_a_save_too(tmp_path: Path, on_ranks: Run) -> None:
     """Ranks compare what they have in common at each save, and all they have at each step's end: neither forgets for
     the other."""
 
     def rank(number: int) -> list[bool]:
-        found = []
+        consistent = []
         with make(tmp_path, save=relight.every(steps=2)) as ckpt:
             assert ckpt.restore() == 0
             for step in range(5):
                 ckpt.step(step)
-                found.append(ckpt._boundary.consistent() is not None)
-        return found
+                consistent.append(ckpt._boundary.consistent() is not None)
+        return consistent
 
     assert on_ranks(2, rank) == [[True] * 5] * 2
 
 
 def test_a_micro_step_is_refused_at_once(tmp_path: Path, on_ranks: Run) -> None:
-    """Not by the first save, hours later."""
+    """The error comes at the call, and not with the first save hours later."""
 
     def rank(number: int) -> None:
         with make(tmp_path) as ckpt:
@@ -100,7 +100,7 @@ def test_ranks_that_have_lost_each_other_end_when_they_are_asked_to(tmp_path: Pa
 
 
 @pytest.mark.parametrize("how", ["an error", "touched"])
-def test_a_part_that_fails_in_the_trainer_is_waited_for_by_nobody(
+def test_no_rank_waits_for_a_part_that_fails_in_the_trainer(
     tmp_path: Path, on_ranks: Run, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If one rank cannot copy its state, or training changed it meanwhile, all ranks get the error."""
@@ -151,7 +151,7 @@ class Picky:
             raise ZeroDivisionError("its own")
 
 
-def test_a_component_that_fails_on_one_rank_is_told_to_all(tmp_path: Path, on_ranks: Run) -> None:
+def test_a_component_that_fails_on_one_rank_fails_on_all(tmp_path: Path, on_ranks: Run) -> None:
     """With another number of ranks, generators are compared after the restore. No rank waits there for a failed one."""
 
     def save(number: int) -> None:

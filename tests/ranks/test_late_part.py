@@ -1,4 +1,4 @@
-"""A rank whose part comes late: training on no rank waits for it, and the commit does, up to the deadline."""
+"""One rank's part is late: training on no rank waits for it. The commit does, up to the deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relight.comm import SingleProcess, ThreadGroup
 STEPS = 30
 
 
-def test_training_goes_on_while_the_commit_waits_for_a_late_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_continues_while_the_commit_waits_for_a_late_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 has 6 MB of its own and writes them at 2 MB/s. Both ranks finish further steps before the checkpoint is there; then it is whole."""
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
     local = threading.local()
@@ -42,5 +42,5 @@ def test_training_goes_on_while_the_commit_waits_for_a_late_part(tmp_path: Path,
 
     assert ThreadGroup.run(2, rank, 120.0) == [(False, True), (False, True)]
     checkpoints = relight.open(tmp_path / "store" / "run").checkpoints()
-    assert [one.step for one in checkpoints] == [0, STEPS - 1]
+    assert [checkpoint.step for checkpoint in checkpoints] == [0, STEPS - 1]
     assert not any(findings for _, findings in relight.open(tmp_path / "store" / "run").verify())

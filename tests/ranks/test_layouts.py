@@ -35,9 +35,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("layouts") / "store"
     for world, layouts in LAYOUTS.items():
         plan = [["save", layout, f"{store}/{layout}-{world}", {}] for layout in layouts]
-        told = run("layouts.py", world, [json.dumps(plan)])
+        reports = run("layouts.py", world, [json.dumps(plan)])
         for number, layout in enumerate(layouts):
-            ids = [told[rank][number]["ids"] for rank in range(world)]
+            ids = [reports[rank][number]["ids"] for rank in range(world)]
             assert all(id_ == ids[0] for id_ in ids), layout
     return store
 
@@ -45,27 +45,27 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("world", LAYOUTS)
 @pytest.mark.timeout(1800 if EVERY_PAIR else 300)
 def test_every_layout_restores_every_other(saved: Path, world: int) -> None:
-    """What 21 layouts on one to four ranks saved, under those of so many ranks."""
+    """Checkpoints of 21 layouts on one to four ranks are restored in the layouts of ``world`` ranks."""
     rng = random.Random(world)
     pairs = [(layout, name) for layout in LAYOUTS[world] for name in (ALL if EVERY_PAIR else rng.sample(ALL, 2))]
     plan = [["restore", layout, f"{saved}/{name}", {}] for layout, name in pairs]
-    told: list[list[dict[str, Any]]] = [[] for _ in range(world)]
+    reports: list[list[dict[str, Any]]] = [[] for _ in range(world)]
     for begin in range(0, len(plan), AT_ONCE):
-        for known, more in zip(told, run("layouts.py", world, [json.dumps(plan[begin : begin + AT_ONCE])]), strict=True):
+        for known, more in zip(reports, run("layouts.py", world, [json.dumps(plan[begin : begin + AT_ONCE])]), strict=True):
             known += more
     for rank in range(world):
-        assert len(told[rank]) == len(plan)
-        for found in told[rank]:
-            what = f"{found['run'].rsplit('/', 1)[1]} as {found['layout']}-{world} on rank {rank}"
-            assert found["wrong"] == [], what
-            assert found["start"] == 5, what
-            there = int(found["run"].rsplit("-", 1)[1])
-            assert found["own"] == rank % there, what
+        assert len(reports[rank]) == len(plan)
+        for report in reports[rank]:
+            what = f"{report['run'].rsplit('/', 1)[1]} as {report['layout']}-{world} on rank {rank}"
+            assert report["wrong"] == [], what
+            assert report["start"] == 5, what
+            saved_world = int(report["run"].rsplit("-", 1)[1])
+            assert report["own"] == rank % saved_world, what
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_several_ranks_saved_is_one_checkpoint(saved: Path, name: str) -> None:
-    """It verifies, it loads as a plain tree, and replicated bytes are there once."""
+    """The checkpoint verifies, loads as a plain tree, and has replicated bytes once."""
     run_url = saved / name
     store = relight.open(run_url)
     for _, findings in store.verify():
@@ -79,15 +79,15 @@ def test_what_several_ranks_saved_is_one_checkpoint(saved: Path, name: str) -> N
         for name, state in plain["optimizer"]["state"].items()
         for key, value in state.items()
     )
-    one, other = store.latest().body, relight.open(saved / "plain-1").latest().body
-    assert one.logical_bytes <= 1.05 * other.logical_bytes + 20_000 * int(name.rsplit("-", 1)[1])
+    sharded, whole = store.latest().body, relight.open(saved / "plain-1").latest().body
+    assert sharded.logical_bytes <= 1.05 * whole.logical_bytes + 20_000 * int(name.rsplit("-", 1)[1])
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "plain-1"])
 def test_whatever_the_layout_a_diff_finds_nothing_but_the_layout(saved: Path, name: str) -> None:
-    """Slab by slab of a few elements, put together from pieces on both sides."""
-    one, other = (run.open(run.history().live[-1]) for run in (relight.open(saved / "plain-1").run(), relight.open(saved / name).run()))
-    result = diff(one, other, only=["model"], slab_bytes=64)
+    """Tensors are compared in slabs of a few elements, put together from pieces on both sides."""
+    first, second = (run.open(run.history().live[-1]) for run in (relight.open(saved / "plain-1").run(), relight.open(saved / name).run()))
+    result = diff(first, second, only=["model"], slab_bytes=64)
     assert result.tensors and all(tensor.state == "same" for tensor in result.tensors), [
         tensor for tensor in result.tensors if tensor.state != "same"
     ]

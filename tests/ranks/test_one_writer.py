@@ -40,13 +40,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
              ["restore", "fsdp", f"{store}/fsdp-3", ONE], ["restore", "fsdp", f"{store}/flat-2", ONE],
              ["restore", "ddp", f"{store}/stepped_apart-2", ONE]),
     ]  # fmt: skip
-    (store / "told.json").write_text(json.dumps(reports))
+    (store / "reports.json").write_text(json.dumps(reports))
     return store
 
 
 def test_every_rank_restores_what_one_wrote_and_what_all_wrote(store: Path) -> None:
     """All restores are bit-exact. Each rank gets its own state, and ids are equal on all ranks."""
-    result = json.loads((store / "told.json").read_text())
+    result = json.loads((store / "reports.json").read_text())
     restores = 0
     for number, rank in [*enumerate(result[:2]), *enumerate(result[2:6]), *enumerate(result[6:])]:
         for report in rank:
@@ -80,11 +80,11 @@ def test_one_rank_writes_what_one_process_would(store: Path, name: str) -> None:
         assert CliRunner().invoke(cli, [command[0], str(run_url), *command[1:]]).exit_code == 0
 
 
-def losses(told: list[dict[str, Any]]) -> dict[int, float]:
-    return {one["step"]: one["loss"] for one in told if "step" in one}
+def losses(reports: list[dict[str, Any]]) -> dict[int, float]:
+    return {report["step"]: report["loss"] for report in reports if "step" in report}
 
 
-def test_a_killed_job_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_a_killed_job_resumes_to_the_bit(tmp_path: Path) -> None:
     """After a kill of both ranks the repeated steps have the same losses on each rank.
 
     Each rank's generator resumes.

@@ -1,4 +1,4 @@
-"""What each option does, on one rank, several ranks, and where rank 0 writes, in the background and in the foreground: a table."""
+"""A table of each option's effect: on one rank, on several, and where rank 0 writes; in background and foreground."""
 
 from __future__ import annotations
 
@@ -133,7 +133,9 @@ def test_a_failed_save(train: Run, tmp_path: Path, policy: str) -> None:
     raised = train(with_a_fault, save=relight.every(steps=4), on_failure=policy)
     steps = saved_steps(tmp_path)
     if policy == "raise":
-        assert all("1 saves in a row failed" in one for one in raised) and steps in ([], [3]), "leaving the block saves the last step"
+        assert all("1 saves in a row failed" in message for message in raised) and steps in ([], [3]), (
+            "leaving the block saves the last step"
+        )
         return
     assert 3 not in steps and raised == [""] * ranks and steps[-2:] == [7, 8]
     assert any(3 < step < 7 for step in steps) == (policy == "retry" and not train.at_once)  # type: ignore[attr-defined]

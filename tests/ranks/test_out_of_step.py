@@ -38,12 +38,12 @@ def test_an_error_of_rank_0_is_of_the_same_kind_on_all() -> None:
         raise CheckpointNotFound("no checkpoint has a finite loss", hint="save one")
 
     result = outcomes(3, lambda ranks: ranks.run_on_rank0(missing, "choosing"))
-    assert [type(one) for one in result] == [CheckpointNotFound] * 3
-    assert [one.hint for one in result] == ["save one"] * 3
+    assert [type(error) for error in result] == [CheckpointNotFound] * 3
+    assert [error.hint for error in result] == ["save one"] * 3
 
 
 @pytest.mark.parametrize("error", [ValueError("of the user's own"), MemoryError("none left"), StoreUnavailable("gone")])
-def test_what_one_rank_raises_all_hear_of(error: Exception) -> None:
+def test_what_one_rank_raises_all_raise(error: Exception) -> None:
     """Errors that are not Relight's end the wait of other ranks too."""
 
     def action(ranks: SeveralRanks) -> None:
@@ -54,13 +54,13 @@ def test_what_one_rank_raises_all_hear_of(error: Exception) -> None:
     result = outcomes(3, action)
     assert result[1] is error
     kind = type(error) if isinstance(error, RelightError) else SaveFailed
-    assert [type(one) for one in (result[0], result[2])] == [kind] * 2
-    assert all(str(error).splitlines()[0] in str(one) for one in result)
+    assert [type(raised) for raised in (result[0], result[2])] == [kind] * 2
+    assert all(str(error).splitlines()[0] in str(raised) for raised in result)
 
 
 @pytest.mark.parametrize("blind", [0, 1])
-def test_a_rank_that_sees_no_run_does_not_make_all_begin_anew(tmp_path: Path, blind: int) -> None:
-    """A file system that shows one of them nothing yet: an error that says so, not the first step on every rank."""
+def test_a_rank_that_sees_no_run_does_not_make_all_start_from_scratch(tmp_path: Path, blind: int) -> None:
+    """If a file system does not show the run to one rank yet, all ranks raise that error and none starts at step 0."""
     model = torch.nn.Linear(2, 2)
     with relight.Checkpointer(tmp_path / "store" / "run", model=model, signals=False, background=False) as ckpt:
         ckpt.save(3)
@@ -71,10 +71,10 @@ def test_a_rank_that_sees_no_run_does_not_make_all_begin_anew(tmp_path: Path, bl
         return restore_from_store(RestoreRequest(store, "run", {"model": torch.nn.Linear(2, 2)}, ranks=ranks))
 
     result = outcomes(2, action)
-    assert [type(one) for one in result] == [StoreUnavailable] * 2, result
+    assert [type(error) for error in result] == [StoreUnavailable] * 2, result
 
 
-def test_all_ranks_begin_anew_where_there_is_no_run(tmp_path: Path) -> None:
+def test_all_ranks_start_from_scratch_where_there_is_no_run(tmp_path: Path) -> None:
     """All ranks behave as a single process."""
 
     def action(ranks: SeveralRanks) -> Any:

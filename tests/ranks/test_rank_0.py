@@ -174,7 +174,7 @@ def test_a_fresh_run_is_fresh_on_all(tmp_path: Path, on_ranks: Callable[..., lis
     assert on_ranks(restore) == [0] * SIZE
 
 
-def test_a_full_disk_is_told_to_all_and_the_next_save_is_made(
+def test_a_full_disk_is_reported_to_all_and_the_next_save_is_made(
     tmp_path: Path, on_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks get the same kind of error, no file is left, and the next save succeeds."""
@@ -203,7 +203,7 @@ def test_a_full_disk_is_told_to_all_and_the_next_save_is_made(
     assert [checkpoint.step for checkpoint in relight.open(tmp_path / "s" / "run").checkpoints()] == [1]
 
 
-def test_a_superseded_job_is_told_so_on_every_rank(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+def test_a_superseded_job_is_fenced_on_every_rank(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
     """All ranks raise Fenced."""
 
     def save(rank: int) -> str:
@@ -230,7 +230,7 @@ def test_a_store_that_rank_0_cannot_open_is_an_error_on_all(on_ranks: Callable[.
     assert all("no store for nowhere" in message for message in messages)
 
 
-def test_a_rank_that_is_gone_costs_the_save_and_no_more(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
+def test_a_lost_rank_costs_only_the_save(tmp_path: Path, on_ranks: Callable[..., list[Any]]) -> None:
     """Both sides of the gathering wait until the deadline and name the missing ranks.
 
     Training continues without saves.

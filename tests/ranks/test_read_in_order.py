@@ -25,29 +25,33 @@ def save(path: Path, step: int) -> None:
         ckpt.save(step)
 
 
-def test_a_commit_between_two_ranks_looks_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody started the job twice, and the first still saves. Symptom: "checkpoint … is not in the log yet, as this rank sees it", and
-    another life. The first rank reads first now; here it takes its time, and a checkpoint comes just before it looks."""
+def test_a_commit_between_the_reads_of_two_ranks_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job is started twice and its first start still saves; a commit between two ranks' reads must not fail the
+    restore.
+
+    Symptom: "checkpoint … is not in the log yet, as this rank sees it", and another incarnation. Rank 0 reads first
+    now. Here it waits, and a checkpoint is committed right before its read.
+    """
     save(tmp_path / "run", 1)
-    stores, other_looked, both = [LocalStore(tmp_path) for _ in range(2)], threading.Event(), ThreadGroup.create(2, 30.0)
+    stores, other_has_read, both = [LocalStore(tmp_path) for _ in range(2)], threading.Event(), ThreadGroup.create(2, 30.0)
 
     class Timed(Log):
         def read(self, *words: Any) -> Any:
             if self._store is stores[0]:
-                other_looked.wait(1.0)
+                other_has_read.wait(1.0)
                 save(tmp_path / "run", 2)
             result = super().read(*words)
             if self._store is stores[1]:
-                other_looked.set()
+                other_has_read.set()
             return result
 
     monkeypatch.setattr(truncated, "Log", Timed)
-    held = [{"x": torch.zeros(4)} for _ in range(2)]
+    components = [{"x": torch.zeros(4)} for _ in range(2)]
 
     def restore(rank: int) -> int:
         ranks = SeveralRanks(both[rank], (), 30.0)
-        ranks.split(held[rank])
-        result = restore_from_store(RestoreRequest(stores[rank], "run", held[rank], ranks=ranks))
+        ranks.split(components[rank])
+        result = restore_from_store(RestoreRequest(stores[rank], "run", components[rank], ranks=ranks))
         assert result.checkpoint is not None
         return result.checkpoint.step
 

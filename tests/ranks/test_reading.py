@@ -1,4 +1,4 @@
-"""What all ranks of a node together read on a restore is the state once, whatever the layouts are."""
+"""On a restore, all ranks of a node together read the state once, in any layout."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("reading") / "store"
 
 
-def check(told: list[list[dict[str, Any]]], number: int) -> None:
+def check(job_reports: list[list[dict[str, Any]]], number: int) -> None:
     """Check that every rank has the right bytes, and that together they read the state once from store and device."""
-    reports = [rank[number] for rank in told]
-    state, what = reports[0]["state"], f"{reports[0]['run']} as {reports[0]['layout']} on {len(told)}"
+    reports = [rank[number] for rank in job_reports]
+    state, what = reports[0]["state"], f"{reports[0]['run']} as {reports[0]['layout']} on {len(job_reports)}"
     assert all(report["wrong"] == [] for report in reports), what
-    assert all(report["said"] == report["read"] for report in reports), what
+    assert all(report["reported"] == report["read"] for report in reports), what
     assert 0.99 * state <= sum(report["read"] for report in reports) <= 1.1 * state, what
     assert sum(report["device"] for report in reports) <= 1.1 * state + 1_000_000, what
 

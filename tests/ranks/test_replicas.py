@@ -45,20 +45,20 @@ def model_of(rank: int, odd: dict[int, str], dtype: torch.dtype = torch.float32)
 def suspects(world: int, odd: dict[int, str], saves: int = 1, late: bool = False, dtype: torch.dtype = torch.float32) -> list[str]:
     """Return the message of each capture. ``late``: the bit flips after the first."""
 
-    def rank(one: ThreadGroup) -> list[str]:
-        ranks = SeveralRanks(one, (), 20.0)
-        model = model_of(one.rank, {} if late else odd, dtype)
-        said = []
+    def rank(world_: ThreadGroup) -> list[str]:
+        ranks = SeveralRanks(world_, (), 20.0)
+        model = model_of(world_.rank, {} if late else odd, dtype)
+        messages = []
         for save in range(saves):
             ranks.capture({"model": model}, Restorable(), micro_step=None, recall=None)
-            said.append(ranks.suspect)
+            messages.append(ranks.suspect)
             if late and save == 0:
-                model.load_state_dict(model_of(one.rank, odd, dtype).state_dict())
-        return said
+                model.load_state_dict(model_of(world_.rank, odd, dtype).state_dict())
+        return messages
 
-    found = ThreadGroup.run(world, rank)
-    assert all(one == found[0] for one in found), "all ranks have the same result"
-    return found[0]
+    results = ThreadGroup.run(world, rank)
+    assert all(result_ == results[0] for result_ in results), "all ranks have the same result"
+    return results[0]
 
 
 def test_equal_replicas_are_not_suspect() -> None:
@@ -71,8 +71,8 @@ def test_equal_replicas_are_not_suspect() -> None:
 def test_one_bit_is_enough(name: str, dtype: torch.dtype) -> None:
     """The tensor and the rank that differs from the majority are named."""
     before = counters["replicas.differ"]
-    (said,) = suspects(3, {1: name}, dtype=dtype)
-    assert said == f"model/{name} on rank 1 is not what it is on 0, 2"
+    (message,) = suspects(3, {1: name}, dtype=dtype)
+    assert message == f"model/{name} on rank 1 is not what it is on 0, 2"
     assert counters["replicas.differ"] > before
 
 
@@ -100,7 +100,7 @@ def test_sums_see_any_single_change(seed: int) -> None:
         assert sum_of(TensorSource(data), 0, len(data)) != before[0] and sum_of(TensorSource(data), begin, len(data)) != before[1]
 
 
-def test_sums_are_of_the_bytes_however_they_lie() -> None:
+def test_sums_are_of_the_bytes_in_any_layout() -> None:
     """The digest is the same for contiguous, transposed and unaligned tensors, and for their bytes."""
     data = torch.arange(1009, dtype=torch.int16)
     wide = torch.arange(1000, dtype=torch.float32).view(10, 100)
@@ -111,11 +111,11 @@ def test_sums_are_of_the_bytes_however_they_lie() -> None:
 
 def test_the_odd_ones_are_those_in_the_minority() -> None:
     """Differences are grouped by tensor."""
-    told = {0: [("a", 1), ("b", 5)], 1: [("a", 1), ("b", 6)], 4: [("a", 2), ("b", 5)]}
-    assert differences(told) == [ReplicaDifference("a", (4,), (0, 1, 4)), ReplicaDifference("b", (1,), (0, 1, 4))]
+    digests = {0: [("a", 1), ("b", 5)], 1: [("a", 1), ("b", 6)], 4: [("a", 2), ("b", 5)]}
+    assert differences(digests) == [ReplicaDifference("a", (4,), (0, 1, 4)), ReplicaDifference("b", (1,), (0, 1, 4))]
 
 
-def test_a_suspect_checkpoint_is_marked_and_passed_over(tmp_path: Path) -> None:
+def test_a_suspect_checkpoint_is_marked_and_skipped(tmp_path: Path) -> None:
     """A suspect checkpoint is marked in ls, show and log. ``latest`` skips it with a message; its id restores it."""
     url = str(tmp_path / "store")
     attempt = Attempt.begin(LocalStore(url), "run")

@@ -26,8 +26,8 @@ def drawn(tmp_path: Path, world: int, alike: int, writer: str, name: str = "stor
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("writer", ["every rank", pytest.param("rank 0", marks=pytest.mark.slow)])
-def test_ranks_that_share_a_layer_go_on_alike(tmp_path: Path, writer: str) -> None:
-    """From one pair to two pairs, to none, and back: pairs draw equal numbers, other ranks do not, and unseeded
+def test_ranks_that_share_a_layer_draw_alike_after_a_restart(tmp_path: Path, writer: str) -> None:
+    """From one pair to two pairs, to none, and back, pairs draw equal numbers and other ranks do not. Unseeded
     generators stay different."""
     seen: dict[str, list[float]] = {"torch": [], "mine": [], "python": []}
     for number, (world, alike) in enumerate([(2, 2), (4, 2), (2, 1), (4, 2), (1, 1), (2, 2)]):
@@ -43,7 +43,7 @@ def test_ranks_that_share_a_layer_go_on_alike(tmp_path: Path, writer: str) -> No
         assert len(set(numbers)) == len(numbers), f"{name}: no number is drawn twice"
 
 
-def test_who_was_there_goes_on_and_who_was_not_begins_anew() -> None:
+def test_ranks_of_the_old_world_continue_and_new_ones_are_seeded() -> None:
     """Each generator is treated separately: ranks 0 and 1, and 2 and 3, share torch's seed, and Python's seed differs
     on all."""
     alike = [{"torch": "ab"[rank // 2], "python": str(rank)} for rank in range(4)]
@@ -62,7 +62,7 @@ def test_alike_is_alike_and_nothing_else_is(seed: int) -> None:
     alike = [{"torch": str(rng.randrange(4))} for _ in range(world)]
     before = [rng.randrange(3) for _ in range(saved)]
     now = [{"torch": str(before[source["torch"]])} for source in sources(alike, saved)]
-    found = [(now[rank]["torch"], one.get("torch")) for rank, one in enumerate(reseed_plan(alike, now))]
-    for one in range(world):
-        for other in range(world):
-            assert (alike[one] == alike[other]) == (found[one] == found[other])
+    draws = [(now[rank]["torch"], seeds.get("torch")) for rank, seeds in enumerate(reseed_plan(alike, now))]
+    for first in range(world):
+        for second in range(world):
+            assert (alike[first] == alike[second]) == (draws[first] == draws[second])

@@ -1,4 +1,4 @@
-"""Several ranks train, lose one, and go on as if nothing had happened."""
+"""Several ranks train, lose one, and continue as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import relight
 pytestmark = pytest.mark.distributed
 
 
-def losses(told: list[dict[str, Any]]) -> dict[int, float]:
-    return {one["step"]: one["loss"] for one in told if "step" in one}
+def losses(reports: list[dict[str, Any]]) -> dict[int, float]:
+    return {report["step"]: report["loss"] for report in reports if "step" in report}
 
 
 def train(world: int, background: bool, **options: Any) -> list[list[dict[str, Any]]]:
@@ -25,7 +25,7 @@ def train(world: int, background: bool, **options: Any) -> list[list[dict[str, A
 
 
 def lose(job: Job) -> None:
-    """Rank 1 ends, killed by itself; the others are killed."""
+    """Wait until rank 1 has killed itself, then kill the other ranks."""
     try:
         job.ranks[1].wait(120)
         for rank in job.ranks:
@@ -36,10 +36,11 @@ def lose(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("layout", "world", "background"), [
-    ("ddp", 2, True), ("tensor_fsdp", 4, True), *(pytest.param(*one, marks=pytest.mark.slow) for one in [("fsdp", 3, False), ("flat", 2, True)]),
+    ("ddp", 2, True), ("tensor_fsdp", 4, True),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [("fsdp", 3, False), ("flat", 2, True)]),
 ])  # fmt: skip
 def test_an_interrupted_run_ends_as_the_other(tmp_path: Path, layout: str, world: int, background: bool) -> None:
-    """A rank killed in the middle of it; the job started again: the same losses, to the bit, on every rank."""
+    """After a kill of one rank and a restart, every rank has the same losses as without it, to the bit."""
     straight = train(world, background, layout=layout, run=str(tmp_path / "straight" / "run"), steps=11)
     broken = Job(
         "training.py", world, [json.dumps({"layout": layout, "run": str(tmp_path / "store" / "run"), "steps": 11, "kill": [1, 7, "SIGKILL"],
@@ -62,7 +63,8 @@ def test_an_interrupted_run_ends_as_the_other(tmp_path: Path, layout: str, world
 
 @pytest.mark.parametrize("writer", ["every rank", pytest.param("rank 0", marks=pytest.mark.slow)])
 def test_ranks_that_store_less(tmp_path: Path, writer: str) -> None:
-    """With chunks shared, coded, and as differences: the same losses, whoever writes, also behind a kill; retention keeps what is needed."""
+    """With shared, coded and delta chunks, and either writer, losses are equal, also after a kill. Retention keeps what
+    is needed."""
     straight = train(2, True, layout="fsdp", run=str(tmp_path / "straight" / "run"), steps=14)
     url = str(tmp_path / "store" / "run")
     options = {
@@ -82,12 +84,12 @@ def test_ranks_that_store_less(tmp_path: Path, writer: str) -> None:
     for rank in range(2):
         expected = losses(straight[rank])
         assert losses(again[rank]) == {step: expected[step] for step in range(again[0][0]["start"], 14)}
-    there = relight.open(tmp_path / "store" / "run")
-    assert all(findings == [] for _, findings in there.verify())
-    bodies = [checkpoint.body for checkpoint in there.checkpoints()]
+    store = relight.open(tmp_path / "store" / "run")
+    assert all(findings == [] for _, findings in store.verify())
+    bodies = [checkpoint.body for checkpoint in store.checkpoints()]
     assert bodies[-1].new_bytes < bodies[-1].logical_bytes or bodies[-1].requires
     assert {donor for body in bodies for donor in body.requires} <= {body.id for body in bodies}
-    assert len(bodies) <= 3 + 2  # what is kept, and what that needs
+    assert len(bodies) <= 3 + 2  # the kept checkpoints, and their donors
 
 
 @pytest.mark.parametrize("again", [2, 1])
@@ -113,7 +115,7 @@ def test_a_restarted_job_restores_from_this_nodes_memory(tmp_path: Path, again: 
         second.close()
 
 
-def test_a_signal_to_one_rank_ends_all_of_them_behind_a_save(tmp_path: Path) -> None:
+def test_a_signal_to_one_rank_ends_all_of_them_after_a_save(tmp_path: Path) -> None:
     """SIGTERM on rank 1 alone: every rank ends by it, at the same step, which was saved."""
     job = Job(
         "training.py", 2, [json.dumps({"layout": "ddp", "run": str(tmp_path / "store" / "run"), "steps": 50, "every": 1000,

@@ -30,7 +30,7 @@ def facts(step: int) -> TriggerInput:
     return TriggerInput(step, float(step), None, 0.0)
 
 
-def test_steps_tell_every_rank_by_themselves() -> None:
+def test_a_step_trigger_needs_no_exchange() -> None:
     """A step trigger saves at exactly its step on all ranks, without an exchange."""
 
     def rank(world: ThreadGroup) -> list[str | None]:
@@ -51,12 +51,12 @@ def test_what_one_rank_asks_for_is_done_by_all_at_the_next_step(seed: int) -> No
         ranks = SeveralRanks(world, (), 5.0)
         return [step for step in range(31) if ranks.agree_on_save(facts(step), AskedAt(asked[world.rank]), None, False)]
 
-    found = ThreadGroup.run(4, rank)
-    assert all(one == found[0] for one in found)
+    saves = ThreadGroup.run(4, rank)
+    assert all(rank_saves == saves[0] for rank_saves in saves)
     wanted = sorted(set().union(*asked))
-    saved = set(found[0])
-    assert all(step + 1 in saved or step in saved for step in wanted), (wanted, found[0])
-    assert all(step - 1 in wanted for step in saved), (wanted, found[0])
+    saved = set(saves[0])
+    assert all(step + 1 in saved or step in saved for step in wanted), (wanted, saves[0])
+    assert all(step - 1 in wanted for step in saved), (wanted, saves[0])
 
 
 def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
@@ -64,20 +64,20 @@ def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
 
     def rank(world: ThreadGroup) -> list[tuple[str | None, bool]]:
         ranks, signals = SeveralRanks(world, (), 5.0), SignalHandlers(lambda name: None)
-        found = []
+        results = []
         for step in range(6):
             if world.rank == 1 and step == 1:
                 signals.adopt("SIGUSR1")
             if world.rank == 2 and step == 3:
                 signals._ending = signal.SIGTERM
             reason = ranks.agree_on_save(facts(step), None, signals, False)
-            found.append((reason, signals.ending))
+            results.append((reason, signals.ending))
             signals.saved()
-        return found
+        return results
 
-    for number, found in enumerate(ThreadGroup.run(3, rank)):
-        assert [reason and reason.by for reason, _ in found] == [None, None, "SIGUSR1", None, "SIGTERM", None], number
-        assert [ending for _, ending in found][4:] == [True, True] and not found[2][1]
+    for number, results in enumerate(ThreadGroup.run(3, rank)):
+        assert [reason and reason.by for reason, _ in results] == [None, None, "SIGUSR1", None, "SIGTERM", None], number
+        assert [ending for _, ending in results][4:] == [True, True] and not results[2][1]
 
 
 def test_a_rank_without_memory_puts_the_save_off_for_all() -> None:
@@ -95,27 +95,27 @@ def test_a_rank_without_memory_puts_the_save_off_for_all() -> None:
 
 def test_a_save_that_takes_the_last_memory_puts_the_next_one_off() -> None:
     """The save due one step later does not wait for memory: all ranks know by then that one of them has none."""
-    heard: list[Event] = []
-    undo = subscribe(heard.append)
+    events: list[Event] = []
+    undo = subscribe(events.append)
 
     def rank(world: ThreadGroup) -> list[tuple[int, str]]:
-        ranks, free_at, found = SeveralRanks(world, (), 5.0), 0, []
+        ranks, free_at, saves = SeveralRanks(world, (), 5.0), 0, []
         for step in range(8):
             free = 1 if world.rank == 0 or step >= free_at else 0
             reason = ranks.agree_on_save(facts(step), relight.every(steps=1), None, free == 0, free == 1 and world.rank == 1)
             if reason:
                 assert free, "a save that would have to wait"
                 free_at = step + 3
-                found.append((step, reason))
-        return found
+                saves.append((step, reason))
+        return saves
 
     try:
-        found = ThreadGroup.run(2, rank)
+        saves = ThreadGroup.run(2, rank)
     finally:
         undo()
-    assert found[0] == found[1]
-    assert [step for step, _ in found[0]] == [0, 4]
-    postponed = [one.fields["step"] for one in heard if one.name == "save.coalesced"]
+    assert saves[0] == saves[1]
+    assert [step for step, _ in saves[0]] == [0, 4]
+    postponed = [event.fields["step"] for event in events if event.name == "save.coalesced"]
     assert sorted(postponed) == [1, 1, 5, 5], "one report for each rank and save"
 
 
@@ -123,11 +123,11 @@ def test_a_postponed_save_has_the_step_at_which_it_was_due() -> None:
     """The reason of a postponed save names the step at which it was due."""
 
     def rank(world: ThreadGroup) -> list[tuple[int, str]]:
-        ranks, found = SeveralRanks(world, (), 5.0), []
+        ranks, saves = SeveralRanks(world, (), 5.0), []
         for step in range(9):
             reason = ranks.agree_on_save(facts(step), relight.every(steps=4), None, world.rank == 1 and 2 <= step < 4)
-            found += [(step, reason.text)] if reason else []
-        return found
+            saves += [(step, reason.text)] if reason else []
+        return saves
 
     assert ThreadGroup.run(2, rank) == [[(5, "every 4 steps (postponed from step 3)"), (7, "every 4 steps")]] * 2
 
@@ -141,12 +141,12 @@ def test_lost_ranks_stop_saves_and_not_training() -> None:
         steps = range(2) if world.rank == 1 else range(6)
         return [ranks.agree_on_save(facts(step), relight.every(steps=4), None, False) for step in steps]
 
-    found = ThreadGroup.run(2, rank, timeout_s=0.3)
-    assert found[0] == [None] * 6
+    saves = ThreadGroup.run(2, rank, timeout_s=0.3)
+    assert saves[0] == [None] * 6
     assert counters["ranks.late"] == before + 1
 
 
-def test_an_adaptive_schedule_of_rank_0_is_everybody_s() -> None:
+def test_an_adaptive_schedule_of_rank_0_is_that_of_all_ranks() -> None:
     """Only rank 0 has an interval. All ranks save one step after it has elapsed, and at no other step."""
 
     def rank(world: ThreadGroup) -> list[int]:
@@ -159,6 +159,6 @@ def test_an_adaptive_schedule_of_rank_0_is_everybody_s() -> None:
                 last_s = float(step)
         return saved
 
-    found = ThreadGroup.run(3, rank)
-    assert found[0] == found[1] == found[2]
-    assert found[0] == [5, 10, 13, 16, 19]
+    saves = ThreadGroup.run(3, rank)
+    assert saves[0] == saves[1] == saves[2]
+    assert saves[0] == [5, 10, 13, 16, 19]

@@ -63,7 +63,7 @@ def main() -> None:
     for step in range(start, options["steps"]):
         generator = torch.Generator().manual_seed(1000 * step + (rank * data_ranks // world))
         tokens = torch.randint(0, 50, (4, 8), generator=generator)
-        noise = torch.randn(()) * 1e-3  # of this rank's own generator: it has to go on where it was
+        noise = torch.randn(()) * 1e-3  # of this rank's own generator: a restore must continue it
         out = net(tokens[:, :-1])
         loss = torch.nn.functional.cross_entropy(out.reshape(-1, 50), tokens[:, 1:].reshape(-1)) * (
             1 + (0 if data_ranks < world else noise)
@@ -81,8 +81,8 @@ def main() -> None:
         if save is not None and options.get("wait"):
             with contextlib.suppress(relight.RelightError):
                 save.wait(60)
-            told = save.error
-            print(json.dumps({"saved": step, "error": told and told.kind, "late": list(getattr(told, "ranks", ()))}), flush=True)
+            error = save.error
+            print(json.dumps({"saved": step, "error": error and error.kind, "late": list(getattr(error, "ranks", ()))}), flush=True)
         time.sleep(options.get("pause_s", 0.0))
     ckpt.close()
     print(json.dumps({"end": True}), flush=True)

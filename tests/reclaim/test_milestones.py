@@ -34,7 +34,7 @@ def pruned(steps: list[int], every: int) -> tuple[list[Candidate], list[list[int
     return live, live_then
 
 
-def test_a_milestone_whose_save_was_postponed_keeps_the_next_checkpoint() -> None:
+def test_a_milestone_with_a_postponed_save_keeps_the_next_checkpoint() -> None:
     """With a save one step late, the late checkpoint stays for the multiple, and its reason names both."""
     verdicts = decide_keep(keep(last=1, every=400), candidates(398, 400, 799, 801, 1000))
     assert [verdict.step for verdict in verdicts if verdict.keep] == [400, 799, 1000]
@@ -59,7 +59,7 @@ def test_a_period_without_any_checkpoint_keeps_the_last_one_before_it() -> None:
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(gaps=st.lists(st.integers(1, 9), min_size=1, max_size=60), every=st.integers(1, 12))
 def test_pruning_after_each_save_keeps_what_one_pruning_at_the_end_keeps(gaps: list[int], every: int) -> None:
-    """Where steps only grow, no decision is taken back: each period keeps the same checkpoint from its first pruning on."""
+    """If steps only grow, each period keeps the same checkpoint from its first pruning on."""
     steps = [sum(gaps[: index + 1]) for index in range(len(gaps))]
     live, _ = pruned(steps, every)
     at_once = [verdict.step for verdict in decide_keep(keep(last=1, every=every), candidates(*steps)) if verdict.keep]
@@ -73,7 +73,7 @@ def test_pruning_after_each_save_keeps_what_one_pruning_at_the_end_keeps(gaps: l
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(steps=st.lists(st.integers(0, 40), min_size=1, max_size=40), every=st.integers(1, 12))
 def test_a_period_never_loses_its_checkpoint(steps: list[int], every: int) -> None:
-    """Also where steps go back: a period that has a checkpoint at or after its multiple always has one, and never a later one."""
+    """If steps go back, a period with a checkpoint at or after its multiple still keeps one, and never a later one."""
     _, live_then = pruned(steps, every)
     nearest: dict[int, int] = {}
     for done, live in zip(steps, live_then, strict=True):
@@ -96,7 +96,7 @@ def test_a_tier_gets_the_checkpoint_in_place_of_a_milestone() -> None:
     first, second, third = candidates(400, 401, 402)
     assert owed(rules, [first, second, third], -1) == [first.id, third.id]
     assert owed(rules, [second, third], first.seq, had=[first]) == [third.id]
-    assert owed(rules, [second, third], first.seq) == [second.id, third.id]  # as it was if nothing is known of the first
+    assert owed(rules, [second, third], first.seq) == [second.id, third.id]  # the same if nothing is known of the first
 
 
 def test_what_a_tier_had_decides_what_it_still_has() -> None:

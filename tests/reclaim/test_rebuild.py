@@ -42,7 +42,7 @@ def save(attempt: Attempt, step: int, parent: str | None, **more: object) -> str
 
 
 def run_of(top: Path, attempts: int = 2, saves: int = 4) -> tuple[ByteStore, list[str]]:
-    """A run with ``saves`` checkpoints by each of ``attempts`` attempts; the ids, oldest first."""
+    """Make a run with ``saves`` checkpoints by each of ``attempts`` attempts. Return the ids, oldest first."""
     store = open_bytes(top)
     ids: list[str] = []
     for number in range(attempts):
@@ -144,7 +144,7 @@ def test_a_log_that_lost_its_newest_records_is_refused_and_completed(tmp_path: P
         copy = open_bytes(tmp_path / "cut")
         lost = [checkpoint_id for checkpoint_id in ids if checkpoint_id not in live(copy)]
         plan = plan_rebuild(copy, "run")
-        if cut > 1:  # one COMMIT alone cannot be told from a save that was killed right before it
+        if cut > 1:  # one COMMIT alone looks like a save that was killed right before it
             with pytest.raises(CorruptCheckpoint, match="newest records of this run's log are missing"):
                 Attempt.begin(copy, "run")
         assert execute_rebuild(plan, copy).committed == lost
@@ -152,7 +152,7 @@ def test_a_log_that_lost_its_newest_records_is_refused_and_completed(tmp_path: P
 
 
 def test_a_record_that_cannot_be_read_for_a_moment_hides_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log is read again before it is judged; read once, such a record would have stood for those that were lost."""
+    """The log is read again before it counts as incomplete: one failed read would hide a loss."""
     store, _ = run_of(tmp_path, saves=2)
     for seq in range(4, 7):  # the second attempt's
         (tmp_path / "run" / "log" / f"{seq:012d}.json").unlink()
@@ -205,7 +205,8 @@ def test_a_tool_appends_nothing_to_a_log_that_lost_its_newest_records(tmp_path: 
 
 
 def test_readers_and_copies_refuse_a_log_that_lost_its_newest_records(tmp_path: Path) -> None:
-    """What is the latest is not known then: ``load``, a restore, ``plan_copy`` refuse, ``verify`` finds it, ``doctor`` has it as an error."""
+    """The latest checkpoint is unknown then: ``load``, restore and ``plan_copy`` refuse, ``verify`` and ``doctor``
+    report it."""
     store, ids = run_of(tmp_path / "a")
     for record in sorted((tmp_path / "a" / "run" / "log").iterdir())[-3:]:
         record.unlink()

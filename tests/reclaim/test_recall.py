@@ -18,7 +18,7 @@ from relight.store import LocalStore
 
 
 class Hours:
-    """A clock for records: so many hours after a day's beginning."""
+    """A clock for records, in hours since a day's beginning."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -49,7 +49,7 @@ def directory(store: LocalStore, one: str) -> list[Path]:
 
 
 def test_retired_recalled_and_whole(run: tuple[LocalStore, Attempt, Hours]) -> None:
-    """What comes back is at its old place in the history, verifies, and goes by the rules again."""
+    """A recalled checkpoint has its old place in the history, verifies, and obeys the rules again."""
     store, attempt, _ = run
     ids = [save(attempt, step) for step in range(4)]
     assert prune(store, attempt) == ids[:3]
@@ -142,7 +142,7 @@ def test_a_superseded_attempt_gives_nothing_up(run: tuple[LocalStore, Attempt, H
 
 
 def test_without_undo_it_goes_at_once(run: tuple[LocalStore, Attempt, Hours]) -> None:
-    """As it ever was; and what other rules retired before stays recallable for the time it was given."""
+    """Without ``undo`` a retired checkpoint is deleted at once. Earlier retired ones stay recallable for their time."""
     store, attempt, _ = run
     ids = [save(attempt, step) for step in range(2)]
     prune(store, attempt)

@@ -75,7 +75,7 @@ rules = st.builds(
 
 
 def by_time(rule: Keep, sound: list[Candidate]) -> set[str]:
-    """ "times are those of the records, none later than the record behind it"."""
+    """ "times are those of the records, none later than the next record's"."""
     clipped = {}
     for index, checkpoint in enumerate(sound):
         later = [other.time_s for other in sound[index:] if other.time_s is not None]
@@ -99,7 +99,8 @@ def by_time(rule: Keep, sound: list[Candidate]) -> set[str]:
 
 
 def by_size_and_age(rule: Keep, sound: list[Candidate]) -> set[str]:
-    """ "the newest that fit into budget, with what they need"; "always one that is behind the newest by that many steps or more"."""
+    """ "the newest that fit into budget, with what they need"; "always one that is at least that many steps before the
+    newest"."""
     stay = set()
     if rule.budget is not None:
         for count in range(len(sound) + 1):
@@ -187,7 +188,7 @@ def test_verdicts_are_those_of_the_documentation(rule: Keep, checkpoints: list[C
 @settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(rule=rules, checkpoints=candidates())
 def test_something_that_verifies_always_stays(rule: Keep, checkpoints: list[Candidate]) -> None:
-    """Whatever the rules: the newest stays, and if any verifies, the newest of those."""
+    """With any rules the newest checkpoint stays, and the newest that verifies."""
     kept = {verdict.id for verdict in decide_keep(rule, checkpoints) if verdict.keep}
     in_order = sorted(checkpoints, key=lambda checkpoint: checkpoint.seq)
     assert {checkpoint.id for checkpoint in in_order[-1:]} <= kept
@@ -196,7 +197,7 @@ def test_something_that_verifies_always_stays(rule: Keep, checkpoints: list[Cand
 
 @settings(max_examples=40, deadline=None)
 @given(steps=st.lists(st.integers(0, 30), min_size=1, max_size=6), last=st.integers(1, 4), best=st.none() | st.integers(1, 2))
-def test_executing_a_plan_does_what_it_says(steps: list[int], last: int, best: int | None) -> None:
+def test_executing_a_plan_does_what_it_states(steps: list[int], last: int, best: int | None) -> None:
     """Execution does what the plan states: kept checkpoints are live, the others are retired and deleted.
 
     A second execution does nothing.
@@ -215,7 +216,8 @@ def test_executing_a_plan_does_what_it_says(steps: list[int], last: int, best: i
 
 
 def test_reading_is_only_done_when_something_would_go() -> None:
-    """A plan under which nothing goes reads no checkpoint; one under which something goes reads one that stays, and remembers it."""
+    """If a plan removes nothing, it reads no checkpoint. Otherwise it reads one that stays, and remembers the
+    result."""
     store = MemoryStore()
     _, ids, _ = saves(store, 1, 2, 3)
     known: dict[str, bool] = {}
@@ -237,26 +239,29 @@ def test_a_tool_prunes_under_the_epoch_it_finds() -> None:
 
 
 @settings(max_examples=EXAMPLES // 4, deadline=None)
-@given(gaps=st.lists(st.integers(1, 9), min_size=3, max_size=60), behind=st.integers(1, 40))
-def test_one_that_is_old_enough_is_always_there(gaps: list[int], behind: int) -> None:
-    """Pruned behind every save with nothing but ``last=1, behind=n``: from the moment on when a save was n steps old there is always one
-    that is, it is no older than it need be by much, and three are all that stay."""
+@given(gaps=st.lists(st.integers(1, 9), min_size=3, max_size=60), lag=st.integers(1, 40))
+def test_one_that_is_old_enough_is_always_there(gaps: list[int], lag: int) -> None:
+    """Prune after every save with only ``last=1, lag_steps=n``: once a save is n steps old, one such save is always
+    kept.
+
+    It is not much older than needed, and at most three checkpoints stay.
+    """
     live: list[Candidate] = []
     step = 0
     for seq, gap in enumerate(gaps):
         step += gap
         live.append(Candidate(f"c{seq}", seq, step, verified=True))
-        kept = {verdict.id for verdict in decide_keep(keep(last=1, lag_steps=behind), live) if verdict.keep}
+        kept = {verdict.id for verdict in decide_keep(keep(last=1, lag_steps=lag), live) if verdict.keep}
         live = [checkpoint for checkpoint in live if checkpoint.id in kept]
         assert len(live) <= 3
-        if step - gaps[0] >= behind:
-            old = [checkpoint for checkpoint in live if checkpoint.step <= step - behind]
+        if step - gaps[0] >= lag:
+            old = [checkpoint for checkpoint in live if checkpoint.step <= step - lag]
             assert old
-            assert step - old[-1].step < 2 * behind + 2 * max(gaps)
+            assert step - old[-1].step < 2 * lag + 2 * max(gaps)
 
 
 def test_a_hold_keeps_what_no_rule_does_until_it_is_released() -> None:
-    """Also one that comes between a plan and its execution; the reason is in the plan."""
+    """A hold counts even if it comes between a plan and its execution. The plan has its reason."""
     store = MemoryStore()
     attempt, ids, _ = saves(store, 1, 2, 3, 4)
     plan = plan_prune(store, "run", keep(last=1))
@@ -274,7 +279,7 @@ def test_a_hold_keeps_what_no_rule_does_until_it_is_released() -> None:
         hold(store, "run", ids[3], " ")
 
 
-def test_no_more_than_half_go_where_nobody_looks() -> None:
+def test_an_automatic_prune_removes_at_most_half() -> None:
     """A rule that was meant otherwise does not empty a run at once: the oldest half goes, then half of the rest."""
     store = MemoryStore()
     attempt, ids, _ = saves(store, *range(8))
@@ -319,20 +324,21 @@ def test_a_store_that_does_not_answer_is_no_damage() -> None:
     ],
 )
 def test_rules_that_make_no_sense_are_refused(rules: dict[str, object]) -> None:
-    """By name."""
+    """The error has the rule's name."""
     with pytest.raises(ConfigError):
         keep(**rules)  # type: ignore[arg-type]
 
 
 def test_amounts_as_people_write_them() -> None:
-    """Times and sizes."""
+    """Times and sizes may be given with units."""
     assert keep(within="36h").within_s == keep(within=129600).within_s == keep(within=timedelta(hours=36)).within_s == 129600.0
     assert keep(budget="1.5 TB").budget == 1_500_000_000_000
     assert keep(budget="2GiB").budget == 2 << 30
 
 
-def test_what_training_went_back_behind_counts_for_no_rule() -> None:
-    """Where it went back to stays as if they were not there; where nothing else is they count, and what is tagged stays."""
+def test_checkpoints_after_a_rollback_target_count_for_no_rule() -> None:
+    """Rules apply to the others as if rolled-back checkpoints did not exist. Without others they count, and tags
+    protect."""
     store = MemoryStore()
     attempt, ids, _ = saves(store, 500, 900, 950, 1000)
     set_tag(attempt.place.log, "odd", ids[2])

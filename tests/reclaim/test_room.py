@@ -14,7 +14,7 @@ from relight.reclaim import SpaceGuard
 from relight.store import LocalStore
 
 
-def test_nothing_is_removed_once_nobody_is_there(tmp_path: Path) -> None:
+def test_nothing_is_removed_once_no_trainer_is_there(tmp_path: Path) -> None:
     """A checkpoint that stays must be read first.
 
     The read stops at the next chunk, records no verdict, and the next call does it.

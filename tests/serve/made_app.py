@@ -92,20 +92,20 @@ def application(index: Any = None) -> FastAPI:
         return Depends(check)
 
     @app.middleware("http")
-    async def policy(request: Request, go_on: Any) -> Response:
-        response: Response = await go_on(request)
+    async def policy(request: Request, call_next: Any) -> Response:
+        response: Response = await call_next(request)
         response.headers["content-security-policy"] = POLICY
         return response
 
     @app.get("/events")
     async def events(request: Request) -> EventSourceResponse:
-        async def told() -> AsyncIterator[dict[str, str]]:
+        async def changes() -> AsyncIterator[dict[str, str]]:
             mine: asyncio.Queue[str] = asyncio.Queue()
             app.state.streams.append((asyncio.get_running_loop(), mine))
             while True:
                 yield {"event": await mine.get(), "data": "1"}
 
-        return EventSourceResponse(told())
+        return EventSourceResponse(changes())
 
     def changed() -> None:
         for loop, queue in app.state.streams:

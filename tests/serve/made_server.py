@@ -30,8 +30,8 @@ class Server:
     tokens: dict[str, str] = field(default_factory=dict)
 
     def headers(self, role: str) -> dict[str, str]:
-        """Return the headers of a client with that role. ``nobody`` has none."""
-        return {"authorization": f"Bearer {self.tokens[role]}"} if role != "nobody" else {}
+        """Return the headers of a client with that role. ``anonymous`` has none."""
+        return {"authorization": f"Bearer {self.tokens[role]}"} if role != "anonymous" else {}
 
     def get(self, path: str, role: str = "viewer", **more: Any) -> Any:
         """Send a GET as that role."""

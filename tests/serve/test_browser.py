@@ -76,11 +76,11 @@ class Tab:
             viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=scripts, reduced_motion="reduce"
         )
         self.page = self.context.new_page()
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text) if message.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self.page.on("console", lambda message: self.messages.append(message.text) if message.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.messages.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         self.page.on("request", lambda request: self.asked.append(request.url))
 
     def __enter__(self) -> Tab:
@@ -122,7 +122,7 @@ def test_pages(browser: Any, sites: dict[str, Site], name: str, width: int, sche
         page.screenshot(path=str(SHOTS / f"{name}-{width}-{scheme}.png"), full_page=True)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert tab.axe() == []
-        assert tab.said == []
+        assert tab.messages == []
         assert [url for url in tab.asked if not url.startswith(sites["lively"].url + "/")] == []
 
 
@@ -131,7 +131,7 @@ def test_hostile_names_do_nothing(browser: Any, sites: dict[str, Site], name: st
     """Names that are attacks cause no dialog, no error and no foreign request."""
     with Tab(browser) as tab:
         tab.go(sites["hostile"].url + PAGES[name])
-        assert tab.said == []
+        assert tab.messages == []
         assert [url for url in tab.asked if not url.startswith(sites["hostile"].url + "/")] == []
 
 
@@ -142,7 +142,7 @@ def test_first_day(browser: Any, sites: dict[str, Site], name: str, scheme: str)
     with Tab(browser, 390, scheme) as tab:
         page = tab.go(sites["empty"].url + PAGES[name])
         page.screenshot(path=str(SHOTS / f"empty-{name}-390-{scheme}.png"), full_page=True)
-        assert tab.axe() == [] and tab.said == []
+        assert tab.axe() == [] and tab.messages == []
 
 
 def test_without_scripts(browser: Any, sites: dict[str, Site]) -> None:
@@ -177,7 +177,7 @@ def test_charts_are_drawn_and_zoom(browser: Any, sites: dict[str, Site]) -> None
         assert int(page.locator(".u-legend .u-value").first.inner_text().replace(",", "")) > 500, (
             "the left edge is no longer the first step"
         )
-        assert tab.said == []
+        assert tab.messages == []
 
 
 def test_live(browser: Any, sites: dict[str, Site]) -> None:
@@ -197,7 +197,7 @@ def test_live(browser: Any, sites: dict[str, Site]) -> None:
             del site.app.state.index.checkpoints
         assert page.evaluate("window.stays") == 1
         assert page.locator(".uplot canvas").count() == 2
-        assert tab.said == []
+        assert tab.messages == []
         page.goto(site.url + PAGES["checkpoint"])
         page.fill("input[name=name]", "half a na")
         site.app.state.changed()
@@ -227,7 +227,7 @@ def test_actions(browser: Any, sites: dict[str, Site], page_name: str, button: s
         page.click("main form button[type=submit]")
         page.wait_for_load_state()
         assert len(site.app.state.acts.done) == before + 1 and ": done" in page.inner_text("main")
-        assert tab.axe() == [] and tab.said == []
+        assert tab.axe() == [] and tab.messages == []
         page.click("main >> text=Back")
         assert page.url.startswith(site.url + PAGES[page_name].split("?")[0])
 
@@ -309,4 +309,4 @@ def test_a_real_run(browser: Any, real: tuple[str, str]) -> None:
         page.wait_for_url("**/login")
         page.goto(url + "/runs/x/real")
         assert page.url == f"{url}/login"
-        assert [message for message in tab.said if "favicon" not in message] == []
+        assert [message for message in tab.messages if "favicon" not in message] == []

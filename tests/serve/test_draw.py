@@ -145,13 +145,13 @@ def test_nothing_is_a_picture_too(drawn: Callable[[], Markup]) -> None:
 
 
 @given(st.text(max_size=300), st.floats(0, 500))
-def test_words_fit(says: str, width: float) -> None:
+def test_words_fit(name: str, width: float) -> None:
     """A shortened name fits its space, and keeps both ends."""
-    fit = fitting(says, width)
+    fit = fitting(name, width)
     assert len(fit) <= max(width / 6.2, 0)
     assert fit.isprintable()
-    if fit and len(printable(says)) > width / 6.2:
-        assert "…" in fit and printable(says).startswith(fit.split("…")[0])
+    if fit and len(printable(name)) > width / 6.2:
+        assert "…" in fit and printable(name).startswith(fit.split("…")[0])
 
 
 def test_phases_that_overlap_are_both_seen() -> None:

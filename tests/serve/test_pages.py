@@ -54,7 +54,7 @@ class Seen(HTMLParser):
         self.words.append(data)
 
 
-def look(client: TestClient, address: str) -> Seen:
+def page_at(client: TestClient, address: str) -> Seen:
     """Return a page, parsed. It must be well formed."""
     answer = client.get(address)
     assert answer.status_code == 200, answer.text[:300]
@@ -78,7 +78,7 @@ def hostile() -> TestClient:
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_names_from_stores_stay_text(hostile: TestClient, address: str) -> None:
     """Hostile names add no element, handler, style or address, and are shown as text."""
-    seen = look(hostile, address)
+    seen = page_at(hostile, address)
     scripts = [attributes for tag, attributes in seen.elements if tag == "script"]
     assert [set(script) for script in scripts] == [{"defer", "src"}] * 3
     for tag, attributes in seen.elements:
@@ -96,15 +96,15 @@ def test_names_from_stores_stay_text(hostile: TestClient, address: str) -> None:
 def test_hostile_names_change_no_structure(client: TestClient, hostile: TestClient, address: str) -> None:
     """A page has the same elements with hostile names as with plain ones, except text that pictures omit for lack of space."""
     plain, evil = (
-        [tag for tag, _ in look(browser, address).elements if tag not in ("text", "path", "circle")] for browser in (client, hostile)
+        [tag for tag, _ in page_at(browser, address).elements if tag not in ("text", "path", "circle")] for browser in (client, hostile)
     )
     assert plain == evil
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_an_empty_server_says_what_to_do(address: str) -> None:
+def test_an_empty_server_shows_what_to_do(address: str) -> None:
     """Each page of a server without data is well formed, and shows a command that creates data."""
-    seen = look(TestClient(application(Empty())), address)
+    seen = page_at(TestClient(application(Empty())), address)
     text = " ".join(seen.words)
     assert not re.search(r"\bNone\b|\bnan\b|\binf\b", text), text
     if address in ("/", "/lineage", "/storage", "/incidents", "/risk", "/audit", "/settings"):
@@ -124,9 +124,9 @@ def test_all_is_there_without_scripts(client: TestClient) -> None:
     assert "12 000" in run and "97.9 %" in run and "1.49 GB" in run
 
 
-def test_charts_say_the_same_to_scripts(client: TestClient) -> None:
+def test_charts_have_their_data_for_scripts(client: TestClient) -> None:
     """Each chart has its data as JSON, with as many values as steps."""
-    seen = look(client, "/runs/main/gpt2-small")
+    seen = page_at(client, "/runs/main/gpt2-small")
     charts = [
         json.loads(attributes["data-chart"] or "") for tag, attributes in seen.elements if tag == "figure" and "data-chart" in attributes
     ]
@@ -136,7 +136,7 @@ def test_charts_say_the_same_to_scripts(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.path)
-def test_each_page_is_behind_its_role(page: pages.WebRoute) -> None:
+def test_each_page_checks_its_role(page: pages.WebRoute) -> None:
     """Each page's route checks the role that the page declares."""
     app = application()
     address = page.path.replace(":path}", "}").format(store="main", run="gpt2-small", which="x", task="done")
@@ -185,7 +185,7 @@ def test_nothing_is_asked_of_elsewhere(client: TestClient) -> None:
         }
 
 
-def test_what_is_not_there_is_said_beside_the_form(hostile: TestClient) -> None:
+def test_an_unknown_checkpoint_is_reported_with_the_form(hostile: TestClient) -> None:
     """A comparison with an unknown checkpoint has status 404, the reason, and the form with the typed text."""
     answer = hostile.get("/compare?a=missing&b=y")
     seen = Seen(answer.text)
@@ -238,7 +238,7 @@ def test_what_is_done_is_what_was_shown() -> None:
 
 
 @pytest.mark.parametrize("verb", sorted(pages_actions.ACTIONS))
-def test_each_action_is_behind_its_role_and_a_post(verb: str) -> None:
+def test_each_action_needs_its_role_and_a_post(verb: str) -> None:
     """Each action checks its declared role, and a GET does nothing."""
     app = application()
     client = TestClient(app)

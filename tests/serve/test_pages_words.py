@@ -10,23 +10,23 @@ from relight.serve.pages_words import ago, number, plural, share, size, span, wh
 
 
 @pytest.mark.parametrize(
-    ("count", "said"),
+    ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1536, "1.54 kB"), (999_600, "1 MB"), (123_400_000, "123 MB"), (99_960_000, "100 MB"),
      (1.49e9, "1.49 GB"), (5e12, "5 TB"), (2e15, "2 PB"), (3e20, "300,000 PB"), (None, "–"), (math.nan, "–")],
 )  # fmt: skip
-def test_sizes(count: float | None, said: str) -> None:
+def test_sizes(count: float | None, text: str) -> None:
     """A size has three digits and a unit. An unknown size is a dash."""
-    assert size(count) == said
+    assert size(count) == text
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [(0, "0 ms"), (0.0004, "0.4 ms"), (0.012, "12 ms"), (3.41, "3.4 s"), (59.97, "1 min"), (61, "1 min"), (240, "4 min"), (3599, "1 h"), (7500, "2 h 5 min"),
      (172_800, "2 days"), (-3.4, "-3.4 s"), (None, "–"), (math.inf, "–")],
 )  # fmt: skip
-def test_spans(seconds: float | None, said: str) -> None:
+def test_spans(seconds: float | None, text: str) -> None:
     """Durations have units from milliseconds to days, and never 60 of a unit."""
-    assert span(seconds) == said
+    assert span(seconds) == text
 
 
 def test_ages_and_shares() -> None:
@@ -37,7 +37,7 @@ def test_ages_and_shares() -> None:
     assert (plural(1, "run"), plural(2, "branch")) == ("1 run", "2 branches")
 
 
-def test_times_say_both() -> None:
+def test_times_have_age_and_exact_time() -> None:
     """A time has its age and the exact time. An invalid time is escaped text."""
     assert when("2026-11-22T10:00:00Z", 1795341660.0) == (
         '<time datetime="2026-11-22T10:00:00+00:00" title="2026-11-22 10:00:00 UTC">1 min ago</time>'

@@ -38,17 +38,17 @@ def word_of(server: Server, session: dict[str, str]) -> str:
 TAG = {"store": "runs", "run": "run-000", "which": "latest", "name": "evil"}
 BAD_CREDENTIALS = {
     "an empty bearer": "Bearer ", "no scheme": "rl_aaaaaaaaaa.b", "basic": "Basic YTpi", "a long one": "Bearer " + "a" * 30_000,
-    "somebody's id with another secret": "Bearer rl_aaaaaaaaaa." + "A" * 43, "a token of no algorithm": "Bearer eyJhbGciOiJub25lIn0.e30.",
+    "a known id with another secret": "Bearer rl_aaaaaaaaaa." + "A" * 43, "a token of no algorithm": "Bearer eyJhbGciOiJub25lIn0.e30.",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("given", BAD_CREDENTIALS.values(), ids=BAD_CREDENTIALS)
-def test_credentials_that_are_none_open_nothing(server: Server, session: dict[str, str], given: str) -> None:
+def test_invalid_credentials_open_nothing(server: Server, session: dict[str, str], given: str) -> None:
     """Invalid credentials are refused even with a valid cookie: they never fall back to lesser ones."""
     assert server.client.get("/api/v1/runs", headers={"authorization": given} | session).status_code == 401
 
 
-def test_two_credentials_are_none(server: Server) -> None:
+def test_two_credentials_are_refused(server: Server) -> None:
     """Two credentials are refused, because a proxy may have checked only one of them."""
     good = server.tokens["admin"]
     both = [("authorization", f"Bearer {good}"), ("authorization", f"Bearer {good}")]
@@ -69,9 +69,7 @@ ORIGINS = {
 
 @pytest.mark.parametrize("origin", ORIGINS.values(), ids=ORIGINS)
 @pytest.mark.parametrize("path", ["/act/tag", "/login", "/logout", "/api/v1/actions/tag"])
-def test_a_page_elsewhere_cannot_act_through_the_browser_of_somebody(
-    server: Server, session: dict[str, str], origin: str | None, path: str
-) -> None:
+def test_another_site_cannot_act_through_a_user_s_browser(server: Server, session: dict[str, str], origin: str | None, path: str) -> None:
     """A POST from another origin is refused, even with the cookie and the CSRF token."""
     headers = session | {"x-csrf-token": word_of(server, session)} | ({"origin": origin} if origin is not None else {})
     given = {"json": {"fields": TAG}} if path.startswith("/api") else {"data": TAG}
@@ -94,7 +92,7 @@ def test_the_api_takes_json_alone(server: Server, kind: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8484", "127.0.0.1.evil.example", "localhost.evil.example", "", "a" * 3000])
-def test_a_name_that_somebody_elses_dns_points_here_is_refused(server: Server, host: str) -> None:
+def test_a_foreign_dns_name_that_points_here_is_refused(server: Server, host: str) -> None:
     """DNS rebinding, in which the browser takes this server for the attacker's, is refused."""
     assert server.get("/healthz", "admin", headers={"host": host}).status_code == 400
 
@@ -131,7 +129,7 @@ def test_methods_that_are_not_used_are_refused(server: Server, method: str) -> N
     assert overridden.status_code == 403
 
 
-def test_what_is_too_long_is_refused_whether_it_says_so_or_not(server: Server) -> None:
+def test_a_long_body_is_refused_with_and_without_content_length(server: Server) -> None:
     """A body of more than 64 KiB is refused, with or without Content-Length."""
 
     def stream() -> Iterator[bytes]:
@@ -156,7 +154,7 @@ def test_more_than_was_asked_for_is_refused(server: Server) -> None:
         assert server.post("/api/v1/actions/tag", "operator", json=body).status_code == 422, body
 
 
-def test_nothing_tells_how_it_is_made(server: Server) -> None:
+def test_no_answer_reveals_the_implementation(server: Server) -> None:
     """There are no documentation pages, CORS headers, server names or stack traces."""
     for path in ("/docs", "/redoc", "/openapi.json", "/debug", "/metrics", "/.git/config", "/api/v0/runs", "/api/runs"):
         assert server.get(path, "admin").status_code == 404, path
@@ -166,7 +164,13 @@ def test_nothing_tells_how_it_is_made(server: Server) -> None:
 
 def test_every_answer_has_the_headers_that_browsers_go_by(server: Server) -> None:
     """Pages, errors, refusals and files have the security headers."""
-    for path, role in (("/", "viewer"), ("/", "nobody"), ("/nowhere", "viewer"), ("/static/relight.css", "nobody"), ("/login", "nobody")):
+    for path, role in (
+        ("/", "viewer"),
+        ("/", "anonymous"),
+        ("/nowhere", "viewer"),
+        ("/static/relight.css", "anonymous"),
+        ("/login", "anonymous"),
+    ):
         headers = server.get(path, role).headers
         assert "default-src 'self'" in headers["content-security-policy"] and "unsafe" not in headers["content-security-policy"], path
         assert headers["x-content-type-options"] == "nosniff"
@@ -211,7 +215,7 @@ def test_a_proxy_is_believed_from_its_own_address_alone(tmp_path: Path) -> None:
 def test_anonymous_readers_read_and_never_write(tmp_path: Path) -> None:
     """With ``anonymous_read``, clients without credentials can read and never write."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules(anonymous_read=True)) as server:
-        assert server.get("/api/v1/runs", "nobody").status_code == 200
-        assert server.get("/api/v1/audit", "nobody").status_code == 403
+        assert server.get("/api/v1/runs", "anonymous").status_code == 200
+        assert server.get("/api/v1/audit", "anonymous").status_code == 403
         for path, given in (("/act/tag", {"data": TAG}), ("/api/v1/actions/tag", {"json": {"fields": TAG}})):
-            assert server.post(path, "nobody", headers={"origin": HOST}, **given).status_code == 403
+            assert server.post(path, "anonymous", headers={"origin": HOST}, **given).status_code == 403

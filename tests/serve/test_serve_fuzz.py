@@ -65,10 +65,10 @@ def encoded(text: str) -> str:
     return quote(text.encode("utf-8", "surrogatepass"), safe="")
 
 
-def asked(server: Server, rng: random.Random, method: str, path: str, said: Any) -> tuple[Any, str]:
+def asked(server: Server, rng: random.Random, method: str, path: str, operation: Any) -> tuple[Any, str]:
     """Send one request. Return the answer and a description of the request."""
     address, query = path, []
-    for parameter in said.get("parameters", []):
+    for parameter in operation.get("parameters", []):
         right = {"store": "runs", "run": "run-001", "which": "latest", "verb": rng.choice(["tag", "verify", "prune", "save"])}.get(
             parameter["name"], "runs/run-001@latest"
         )

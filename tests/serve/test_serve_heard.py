@@ -25,10 +25,10 @@ from relight.store.local import LocalStore
 SPANS = [("blocked", 10.0, 10.1), ("snapshot", 10.1, 10.4), ("write", 10.2, 11.0), ("parts", 11.0, 11.2), ("commit", 11.2, 11.5)]
 
 
-def until(look: Any, wanted: Any) -> None:
-    """Wait until ``look`` returns ``wanted``, up to 20 s: a busy machine takes long to import the sender of alerts."""
+def until(read: Any, wanted: Any) -> None:
+    """Wait until ``read`` returns ``wanted``, up to 20 s: a busy machine takes long to import the sender of alerts."""
     ends = time.monotonic() + 20
-    while (value := look()) != wanted and time.monotonic() < ends:
+    while (value := read()) != wanted and time.monotonic() < ends:
         time.sleep(0.05)
     assert value == wanted
 
@@ -73,7 +73,7 @@ def test_saves_risk_and_alerts_come_from_events(tmp_path: Path, monkeypatch: pyt
         assert "firing" in page and "memory fills up" in page
 
 
-def test_what_was_told_of_a_run_counts_on_its_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_of_a_run_count_on_its_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run is idle, not late, once its process has ended. A checkpoint that was reported as damaged is not good."""
     events = tmp_path / "events"
     monkeypatch.setenv("RELIGHT_EVENTS", str(events))
@@ -130,10 +130,10 @@ def test_curves_are_kept_within_bounds(tmp_path: Path) -> None:
         keep_events(tmp_path / "events", "s", event, run=f"run-{number}", name=f"0000000000002-{number}-000001")
     for _ in range(5):
         around._read_new()
-    assert len(around._curves) == CURVES_MAX and not around.curves("s", "long") and not around.curves("s", "nobody")
+    assert len(around._curves) == CURVES_MAX and not around.curves("s", "long") and not around.curves("s", "unknown")
 
 
-def test_without_events_pages_say_so_and_nothing_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_events_pages_work_and_report_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages work on a machine without events."""
     monkeypatch.setenv("RELIGHT_EVENTS", "0")
     root = make_store(tmp_path / "runs", 1, 2)
@@ -145,7 +145,7 @@ def test_without_events_pages_say_so_and_nothing_is_missing(tmp_path: Path, monk
 
 
 @pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
-def test_alerts_outlive_the_server_and_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alerts_outlive_the_server_and_are_sent_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart of the server, an alert still fires, and no second notification is sent."""
     events = tmp_path / "events"
     monkeypatch.setenv("RELIGHT_EVENTS", str(events))
@@ -197,23 +197,23 @@ def test_each_record_of_a_log_is_read_once_for_pages_and_alerts(tmp_path: Path, 
     assert read and {key: count for key, count in read.items() if count > 1} == {}
 
 
-def test_a_store_that_is_not_read_yet_ends_no_alert_and_one_that_hangs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_not_read_yet_ends_no_alert_and_a_lost_one_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Earlier alerts wait for the first read of the store. If the store is lost, the last known runs stay, with the reason."""
     monkeypatch.setenv("RELIGHT_EVENTS", "0")
     (reader,) = open_readers([str(make_store(tmp_path / "runs", 2, 3))], lambda store, runs: None)
     around = EventFeed([reader], Alerting())
     began, seen = time.monotonic(), list[RunSeen]()
-    looking = threading.Thread(target=lambda: seen.extend(around._watcher.poll(time.time())))
-    looking.start()
+    poll = threading.Thread(target=lambda: seen.extend(around._watcher.poll(time.time())))
+    poll.start()
     time.sleep(0.3)
-    assert looking.is_alive() and seen == []
+    assert poll.is_alive() and seen == []
     reader.poll()
-    looking.join(10)
+    poll.join(10)
     assert [(run.run, run.error) for run in seen] == [("run-000", ""), ("run-001", "")] and time.monotonic() - began < 20
-    for gone, says in (
+    for gone, reason in (
         (StoreState({}, "store_unavailable: away", None), "away"),
         (StoreState(reader.now.runs, "ok", 1.0), "has not answered"),
     ):
         reader.now = gone
         polled = around._watcher.poll(time.time())
-        assert [run.run for run in polled] == ["run-000", "run-001"] and all(says in run.error and run.checkpoints == 3 for run in polled)
+        assert [run.run for run in polled] == ["run-000", "run-001"] and all(reason in run.error and run.checkpoints == 3 for run in polled)

@@ -36,7 +36,7 @@ def wait_until(server: Server, path: str, wanted: object, of: str) -> None:
     raise AssertionError(f"{path}: {of} is {server.get(path).json().get(of)!r}")
 
 
-def test_a_page_of_a_list_goes_on_where_the_one_before_ended(server: Server) -> None:
+def test_a_page_of_a_list_continues_where_the_one_before_ended(server: Server) -> None:
     """Pieces of five list every checkpoint once, newest first."""
     seen, after = [], ""
     while after is not None:
@@ -59,7 +59,7 @@ def test_what_is_new_in_a_store_is_there_soon(server: Server, tmp_path: Path) ->
     wait_until(server, "/api/v1/runs", 2, "total")
 
 
-def test_an_unchanged_run_is_not_worked_out_again(tmp_path: Path) -> None:
+def test_an_unchanged_run_is_not_computed_again(tmp_path: Path) -> None:
     """A poll of an unchanged store keeps the same values, and sends no notification."""
     notified = []
     (reader,) = open_readers([str(make_store(tmp_path / "runs", 2, 3))], lambda store, runs: notified.append((store, runs)))
@@ -70,7 +70,7 @@ def test_an_unchanged_run_is_not_worked_out_again(tmp_path: Path) -> None:
     assert notified == [("runs", {"run-000", "run-001"})]
 
 
-def test_a_damaged_record_is_said_and_hides_nothing_else(server: Server, tmp_path: Path) -> None:
+def test_a_damaged_record_is_reported_and_hides_nothing_else(server: Server, tmp_path: Path) -> None:
     """The run with the damaged record is failed, with the record's number; the other run is unchanged."""
     record = tmp_path / "runs" / "run-000" / "log" / "000000000005.json"
     record.write_bytes(record.read_bytes()[:-9])
@@ -87,7 +87,7 @@ def test_a_damaged_record_is_said_and_hides_nothing_else(server: Server, tmp_pat
     assert server.get("/api/v1/runs/runs/run-001").json()["row"]["health"] == "good"
 
 
-def test_a_store_that_goes_away_keeps_what_was_read_and_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_store_keeps_what_was_read_and_reports_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a store is lost, the last read state of its runs is still shown."""
 
     def silent(_: object) -> list[str]:
@@ -136,7 +136,7 @@ def test_a_hold_a_branch_and_a_promotion_are_what_the_commands_make(server: Serv
     assert history.find(history.tags["staging"]).step == 400
 
 
-def test_what_is_damaged_is_found_by_verify_and_told(server: Server) -> None:
+def test_what_is_damaged_is_found_by_verify_and_reported(server: Server) -> None:
     """The synthetic checkpoints have no files: verify reports this, and the audit log records the failure."""
     fields = {"store": "runs", "run": "run-000", "which": "latest"}
     digest = server.post("/api/v1/actions/verify", "operator", json={"fields": fields}).json()["digest"]

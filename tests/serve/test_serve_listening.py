@@ -96,7 +96,7 @@ def save(at: Running, run: str, step: int) -> None:
     Attempt.begin(open_bytes(str(at.root)), run).save(request(step))
 
 
-def test_a_stream_hears_of_its_own_run_alone_and_again_and_again(running: Running) -> None:
+def test_a_stream_gets_every_change_of_its_own_run_alone(running: Running) -> None:
     """A stream gets every change of its own run, also after the first one, and no change of another run."""
 
     async def play() -> None:

@@ -60,7 +60,7 @@ def test_without_public_the_refusal_names_the_way_out(tmp_path: Path) -> None:
         assert refused.status_code == 403 and "--public https://NAME" in refused.text
 
 
-def test_a_wrong_guesser_locks_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_tokens_lock_no_client_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After thirty wrong tokens from the proxy's address, a valid one is admitted at once, by header and by form."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules(public=PUBLIC)) as server:
         waited: list[float] = []
@@ -164,7 +164,7 @@ ODD = ['prefs={"theme":"dark"}', "x=a b", "_xsrf=2|a,b", "a[b]=1", "flag", "=", 
 
 
 @pytest.mark.parametrize("odd", ODD, ids=[str(n) for n in range(len(ODD))])
-def test_cookies_of_other_programs_log_nobody_out(tmp_path: Path, odd: str) -> None:
+def test_cookies_of_other_programs_log_no_user_out(tmp_path: Path, odd: str) -> None:
     """Browsers send the cookies of every port of this host. Those of other programs have no effect."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules()) as server:
         entered = log_in(server, HOST, "127.0.0.1:8484")

@@ -42,7 +42,7 @@ def routes(app: Any) -> list[tuple[str, str, str | None]]:
     return declared
 
 
-def test_every_route_lets_in_whom_it_declares_and_nobody_else(server: Server) -> None:
+def test_every_route_admits_exactly_the_roles_that_it_declares(server: Server) -> None:
     """Each route, requested with each role, admits exactly the roles that it declares."""
     table = routes(server.app)
     asked = 0
@@ -53,12 +53,12 @@ def test_every_route_lets_in_whom_it_declares_and_nobody_else(server: Server) ->
         if path == "/events":
             continue  # this request does not end; the tests of streams send it
         address = re.sub(r"\{(\w+)\}", lambda part: PARTS[part[1]], path)
-        for who in ("nobody", *ROLES):
+        for who in ("anonymous", *ROLES):
             answered = server.client.request(
                 method, address, headers=server.headers(who), follow_redirects=False, **({"json": {"fields": {}}} if method == "POST" else {})
             ).status_code  # fmt: skip
             asked += 1
-            if who == "nobody":
+            if who == "anonymous":
                 assert answered == 401 or (method == "POST" and answered == 403), (method, path, answered)
             elif rank_of(who) < rank_of(role):
                 assert answered == 403, (method, path, who, answered)

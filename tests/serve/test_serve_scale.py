@@ -24,7 +24,7 @@ from relight.store import open_bytes
 
 RUNS, CHECKPOINTS = 50, 100
 FIRST_S, PAGE_S, TRIES = 1.0, 0.3, 5
-LOOK_S = 0.5
+POLL_S = 0.5
 """Seconds that a poll of an unchanged store may take."""
 
 
@@ -135,7 +135,7 @@ def test_the_first_view_does_not_wait_for_the_stores(root: Path, tmp_path: Path,
     assert len(rows) == RUNS
 
 
-def test_a_look_at_what_is_known_is_short_and_what_is_new_is_seen(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_poll_without_news_is_short_and_what_is_new_is_seen(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A poll without news builds no run again, and notifies of nothing. After a save, only that run is built again."""
     notified: list[set[str]] = []
     (reader,) = open_readers([str(root)], lambda store, runs: notified.append(runs))
@@ -146,9 +146,9 @@ def test_a_look_at_what_is_known_is_short_and_what_is_new_is_seen(root: Path, ca
         reader.poll()
         times.append(time.perf_counter() - begun)
     with capsys.disabled():
-        print(f"\n  a look at {RUNS} runs without news {min(times) * 1000:.0f} ms", end=" ")
+        print(f"\n  a poll of {RUNS} runs without news {min(times) * 1000:.0f} ms", end=" ")
     assert all(reader.now.runs[name] is state for name, state in before.items()) and notified == [set(before)]
-    assert min(times) < LOOK_S, times
+    assert min(times) < POLL_S, times
     Attempt.begin(open_bytes(str(root)), "run-011").save(request(99_900))
     reader.poll()
     assert notified[1:] == [{"run-011"}] and reader.now.runs["run-011"].history.live[-1].step == 99_900

@@ -66,7 +66,7 @@ def many_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.parametrize("clients", [100, pytest.param(CLIENTS_MAX, marks=pytest.mark.slow)])
-def test_many_streams_all_hear_of_a_change_and_pages_are_answered_meanwhile(tmp_path: Path, clients: int) -> None:
+def test_many_streams_all_get_a_change_and_pages_are_answered_meanwhile(tmp_path: Path, clients: int) -> None:
     """Each stream gets the event of a new tag, and a page is answered meanwhile."""
     with listening(tmp_path) as (app, port):
         token = app.state.store.new_token("wall", "viewer")[1]
@@ -132,7 +132,7 @@ def test_a_stream_ends_within_a_second_of_its_tokens_end(tmp_path: Path) -> None
         assert asyncio.run(leave()) < 1.5
 
 
-def test_a_stream_of_one_run_hears_of_no_other(tmp_path: Path) -> None:
+def test_a_stream_of_one_run_gets_no_other(tmp_path: Path) -> None:
     """A stream gets no event of another run. A stream of an unknown or hidden run is refused."""
     with listening(tmp_path) as (app, port):
         token = app.state.store.new_token("a", "viewer", "runs/run-000")[1]

@@ -71,7 +71,7 @@ def job(tmp_path: Path) -> Iterator[Run]:
     requests.close()
 
 
-def test_a_save_that_the_api_asks_for_is_made_and_told(job: Run, server: Server) -> None:
+def test_a_save_that_the_api_asks_for_is_made_and_reported(job: Run, server: Server) -> None:
     """The plan shows whether a supervisor is there, the task names the checkpoint, and the audit log has the user and the outcome."""
     plan = server.post("/api/v1/actions/save", "operator", json={"fields": {"store": "runs", "run": "live"}}).json()
     assert "No relight run has recorded anything" in plan["says"] and plan["command"] == "relight save runs/live"
@@ -90,7 +90,7 @@ def test_a_save_that_the_api_asks_for_is_made_and_told(job: Run, server: Server)
     assert (row["who"], row["what"], row["on"], row["how"]) == ("operator", "save", "runs/live", "ok")
 
 
-def test_a_save_that_nobody_hears_ends_and_says_what_to_do(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_without_a_supervisor_fails_with_a_hint(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ``relight run``, the task fails in time with a hint, and the audit log has the failure."""
     monkeypatch.setattr("relight.catalog.save_requests.NOBODY_S", 0.5)
     task = over(server, act(server, "save")["task"])
@@ -173,7 +173,7 @@ def test_tasks_are_bounded_and_errors_are_how_they_end() -> None:
     tasks.close()
 
 
-def test_whether_somebody_watches_is_known_from_the_last_account() -> None:
+def test_whether_a_supervisor_runs_is_known_from_the_last_account() -> None:
     """Start and duration of the newest account give the time of the last record."""
     first = Account("job", "2026-01-01T00:00:00Z", 90.0, {}, {}, {}, 1, 0)
     later = Account("job", "2026-01-01T00:01:00Z", 60.0, {}, {}, {}, 1, 0)
@@ -182,7 +182,7 @@ def test_whether_somebody_watches_is_known_from_the_last_account() -> None:
     assert newest_account_time([first, later]) == 1767225720.0
 
 
-def test_every_asker_of_a_task_hears_its_end() -> None:
+def test_every_callback_of_a_task_is_called() -> None:
     """Every callback of a task is called, also after another one raised an error."""
     tasks, go, notified = Tasks(), threading.Event(), list[str]()
     task = tasks.begin("drill", "runs", "run-000", "anna", lambda task: ActionOutcome(go.wait(10), ""))

@@ -65,34 +65,34 @@ def test_numbers_and_classes_are_those_of_the_values(root: Path, tmp_path: Path)
         assert 'class="picture histogram"' in page and "150 000 values in 48 classes" in page.replace("\u202f", " ").replace("\u00a0", " ")
 
 
-def test_what_is_odd_is_counted_and_what_has_no_classes_says_so(root: Path) -> None:
+def test_odd_values_are_counted_and_a_missing_histogram_has_its_reason(root: Path) -> None:
     """NaN and infinite values are counted separately. Without a possible histogram, a text has the reason."""
     run = Run(open_bytes(str(root)), "demo")
     opened = run.open(run.history().live[-1])
 
-    def told(name: str) -> Any:
+    def statistics(name: str) -> Any:
         return statistics_of(opened, name, lambda _: None)
 
-    odd = told("odd")
+    odd = statistics("odd")
     assert dict(odd.numbers) | {"Norm": 0} == {"Least": 1.0, "Mean": 2.0, "Largest": 3.0, "Norm": 0, "NaN": 1.0, "Infinite": 1.0}
     assert sum(odd.counts) == 3
-    assert told("same").says == "All its values are equal." and not told("same").counts
-    assert dict(told("none").numbers) == {"NaN": 2.0, "Infinite": 0.0}
-    assert "too far apart" in told("huge").says and "too close" in told("close").says
-    assert sum(told("ints").counts) == 100 and sum(told("half").counts) == 1000
-    assert [name for name, _ in told("waves").numbers] == ["Norm", "NaN", "Infinite"] and not told("waves").counts
-    assert dict(told("number").numbers)["Mean"] == 3.5
+    assert statistics("same").says == "All its values are equal." and not statistics("same").counts
+    assert dict(statistics("none").numbers) == {"NaN": 2.0, "Infinite": 0.0}
+    assert "too far apart" in statistics("huge").says and "too close" in statistics("close").says
+    assert sum(statistics("ints").counts) == 100 and sum(statistics("half").counts) == 1000
+    assert [name for name, _ in statistics("waves").numbers] == ["Norm", "NaN", "Infinite"] and not statistics("waves").counts
+    assert dict(statistics("number").numbers)["Mean"] == 3.5
     pieces = pieces_named(opened, lambda name: name == "ints")["ints"]
     edges, counts = spread_of(opened, pieces, -5, 94)
     assert edges[0] == -5 and edges[-1] == 94 and max(counts) <= 3 and min(counts) >= 2
 
 
-def test_what_is_not_there_too_long_or_damaged_is_said(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_too_long_or_damaged_tensor_is_reported(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page is shown even if the tensor is unknown, too large or damaged."""
     with serving([root], tmp_path) as server:
-        for path, why in (("nobody", 404), ("empty", 404)):
+        for path, why in (("unknown", 404), ("empty", 404)):
             assert server.get(f"/api/v1/runs/runs/demo/checkpoints/3/values?path={path}").status_code == why
-        assert "Tensors by size" in server.get("/runs/runs/demo/checkpoints/3?tensor=nobody").text
+        assert "Tensors by size" in server.get("/runs/runs/demo/checkpoints/3?tensor=unknown").text
         assert "no tensor" in server.get("/runs/runs/demo/checkpoints/3?tensor=empty").text
         monkeypatch.setattr(index_module, "VALUES_MAX", 1000)
         page = server.get("/runs/runs/demo/checkpoints/3?tensor=w").text

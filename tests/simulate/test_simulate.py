@@ -35,21 +35,21 @@ def test_a_few_hundred_schedules_hold() -> None:
     assert report.schedules == SEEDS
     assert min(report.counts[name] for name in ("commits", "acknowledged", "given_up", "retired")) > 20
     assert report.faults["death"] > 20 and report.faults["cut"] > 3
-    met = {kind for operation in FAULTS for kind in FAULTS[operation] if any(one.endswith(f" {kind}") for one in report.faults)}
+    met = {kind for operation in FAULTS for kind in FAULTS[operation] if any(name.endswith(f" {kind}") for name in report.faults)}
     assert met >= {"refused", "full", "left", "done", "unsure", "unsure_done", "late", "stale"}
 
 
 def test_a_seed_repeats_a_schedule() -> None:
-    """The same actions of the same processes at the same simulated times, also in another process."""
+    """A seed gives the same actions of the same processes at the same simulated times, also in another process."""
     for seed in range(20):
         assert trace(seed) == trace(seed)
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "relight.testing.schedules", "--count", "1", "--seed", "7", "--json"],
         capture_output=True,
         check=True,
         timeout=60,
     )
-    assert json.loads(told.stdout)["trace"] == [str(Action(*one)) for one in trace(7).trace]
+    assert json.loads(done.stdout)["trace"] == [str(Action(*action)) for action in trace(7).trace]
 
 
 @pytest.mark.parametrize("bug", [name for name in PLANTED if name not in RARE])
@@ -61,31 +61,31 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(RARE))
 def test_a_rare_planted_bug_is_found(bug: str) -> None:
-    """As above, for those that need more schedules."""
+    """These bugs need more schedules."""
     assert find(bug, 0, SURELY).violated, bug
 
 
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_bug_is_planted_and_taken_out_again(bug: str) -> None:
-    """Each edit finds its line; afterwards the product is as it was."""
+    """Each edit finds its line. Afterwards the product is unchanged."""
     from relight.testing.seeded_bugs import _function
 
     functions = [_function(edit.function) for edit in PLANTED[bug].edits]
-    before = [one.__code__ for one in functions]
+    before = [function.__code__ for function in functions]
     with planted(bug):
-        assert all(one.__code__ is not code for one, code in zip(functions, before))
-    assert all(one.__code__ is code for one, code in zip(functions, before))
+        assert all(function.__code__ is not code for function, code in zip(functions, before))
+    assert all(function.__code__ is code for function, code in zip(functions, before))
 
 
-def test_the_command_says_no(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 1, the seed, and what happened before."""
+def test_the_command_fails_for_a_planted_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit status is 1, and the output has the seed and the events before the violation."""
     assert main(["--count", "10", "--mutation", "a save does not ask whether it is fenced"]) == 1
-    said = capsys.readouterr().out
-    assert "WRONG" in said and "no COMMIT of it counts" in said and "put_once" in said
+    output = capsys.readouterr().out
+    assert "WRONG" in output and "no COMMIT of it counts" in output and "put_once" in output
     assert main(["--count", "5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schedules"] == 5
 
 
 def test_faults_that_are_left_out_are_known() -> None:
-    """What the product does not stand yet is a part of what may happen."""
+    """Faults that the product does not survive yet are a subset of the possible ones."""
     assert schedules.OPEN <= KINDS

@@ -1,4 +1,4 @@
-"""The shipped case studies: what they assume is theirs, what they reach is simulated; and checkpoints that cannot be restored."""
+"""The shipped case studies reach their targets in simulation; and the cost of checkpoints that cannot be restored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def first_policy(name: str, days: float = 15.0) -> tuple[Scenario, PolicyOutcome
 
 
 def way_back_s(found: PolicyOutcome) -> float:
-    """Seconds from a failure to training again, on average."""
+    """Return the mean seconds from a failure until training continues."""
     return sum(found.parts()[part] for part in WAYS_BACK) / max(1, sum(found.failures.values()))
 
 
@@ -39,7 +39,8 @@ def way_back_s(found: PolicyOutcome) -> float:
     [("blocking-saves", 2 * 3600, 15 * 60, 0.01, 0.95), ("costly-saves", 4 * 3600, 8 * 60, 0.03, 0.95)],
 )
 def test_a_case_study_reaches_its_targets(case: str, before_s: float, after_s: float, overhead: float, goodput: float) -> None:
-    """Before: the way back is what the case says. After: goodput, overhead and the way back are within the targets."""
+    """Before: restarts take as long as the case states. After: goodput, overhead and restarts are within the
+    targets."""
     scenario, before = first_policy(f"{case}-before")
     _, after = first_policy(f"{case}-after")
     assert costs_of(scenario).restart_s == pytest.approx(before_s, rel=0.01)
@@ -48,7 +49,7 @@ def test_a_case_study_reaches_its_targets(case: str, before_s: float, after_s: f
 
 
 def test_before_and_after_are_the_same_job_with_the_same_failures() -> None:
-    """What differs is saving, coming back and the policy; nothing else is better afterwards."""
+    """Before and after differ in saves, restarts and the policy. Nothing else improves."""
     for case in ("blocking-saves", "costly-saves"):
         before, after = (read_scenario(f"{case}-{side}") for side in ("before", "after"))
         for name in ("gpus", "days", "step_s", "spares", "failure", "repair", "lemons", "silent"):
@@ -57,27 +58,30 @@ def test_before_and_after_are_the_same_job_with_the_same_failures() -> None:
 
 
 def test_a_checkpoint_that_cannot_be_restored_costs_its_reading_and_the_way_to_the_one_before() -> None:
-    """None of it with a share of 1; with half of them the job goes back further, and comes back later. Memory is not concerned."""
+    """A share of 1 costs nothing. With half of the checkpoints the job loses more steps and restarts take longer.
+
+    Restores from memory are unaffected.
+    """
     policy, kept = policy_of("600s,last=4,memory=off,backoff_s=0"), policy_of("600s,last=4,backoff_s=0")
     scenarios = [one_kind(days=20.0, save=SavingCosts(stall_s=5.0, durable_s=60.0, bytes=10**9, restorable=share)) for share in (1.0, 0.5)]
-    whole, half = (simulate(one, policy, 0) for one in scenarios)
+    whole, half = (simulate(scenario, policy, 0) for scenario in scenarios)
     assert half.parts()["lost"] > 1.5 * whole.parts()["lost"] and sum(half.restored.values()) > 50
-    reading = [simulate(one_kind(days=20.0, save=one.save, restart=product_restart(one)), policy, 0) for one in scenarios]
+    reading = [simulate(one_kind(days=20.0, save=scenario.save, restart=product_restart(scenario)), policy, 0) for scenario in scenarios]
     assert reading[1].parts()["restarting"] > 1.5 * reading[0].parts()["restarting"]
     assert simulate(scenarios[1], policy, 0) == half
-    in_memory = [simulate(one, kept, 0).parts()["lost"] for one in scenarios]
+    in_memory = [simulate(scenario, kept, 0).parts()["lost"] for scenario in scenarios]
     assert in_memory[1] == pytest.approx(in_memory[0], rel=0.1)
 
 
 def product_restart(scenario: Scenario) -> object:
-    """The same way back, with a read of 200 seconds."""
+    """Return the scenario's restart with a read of 200 seconds."""
     from msgspec.structs import replace
 
     return replace(scenario.restart, read_bytes_per_s=5e6)
 
 
 def test_a_plan_s_storage_is_what_a_run_has_stored(tmp_path: Path) -> None:
-    """The share of a run's checkpoints that differ in little, by the bytes of its log; it scales the storage and its price."""
+    """The share of a run's stored bytes is computed from its log. It scales the storage and its price."""
     weights = numpy.random.default_rng(1).standard_normal(500_000).astype(numpy.float32)
     compact = product.Compact(reuse=True, codecs="never")
     with product.Checkpointer(tmp_path / "run", w=weights, n=numpy.zeros(1), save=product.every(steps=1), compact=compact) as ckpt:

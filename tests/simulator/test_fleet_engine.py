@@ -26,13 +26,13 @@ BARE = "memory=off,backoff_s=0"
 
 @pytest.mark.parametrize("text", POLICIES)
 def test_every_second_of_the_wall_is_counted_once(text: str) -> None:
-    """Useful, lost, saving, detecting, waiting and restarting come to all of the time; none of them is below nothing."""
-    found = simulate(fleet(), policy_of(text), 3)
-    parts = found.parts()
-    assert sum(parts.values()) == pytest.approx(found.wall_s, abs=1e-3)
+    """Useful, lost, saving, detecting, waiting and restarting sum to the wall time. None is negative."""
+    outcome = simulate(fleet(), policy_of(text), 3)
+    parts = outcome.parts()
+    assert sum(parts.values()) == pytest.approx(outcome.wall_s, abs=1e-3)
     assert min(parts.values()) >= -1e-6
-    assert 0 <= found.goodput <= 1
-    assert sum(found.failures.values()) > 20
+    assert 0 <= outcome.goodput <= 1
+    assert sum(outcome.failures.values()) > 20
 
 
 @given(
@@ -43,38 +43,38 @@ def test_every_second_of_the_wall_is_counted_once(text: str) -> None:
 def test_time_adds_up_whatever_the_fleet_is_like(
     per_day: float, stall: float, durable: float, restart: float, step: float, nodes: int, broken: float, spares: int, text: str, seed: int
 ) -> None:
-    """Of any costs, rates and policies."""
+    """Parts sum to the wall time for any costs, rates and policies."""
     failing = (*EVERYTHING, Failing(name="more", per_day=per_day, takes_nodes=nodes, broken=broken))
     made = fleet(
         days=0.5, step_s=step, spares=spares, save=SavingCosts(stall_s=stall, durable_s=durable, bytes=10**9), failure=failing,
         restart=Restarting(base_s=restart),
     )  # fmt: skip
-    found = simulate(made, policy_of(text), seed)
-    assert sum(found.parts().values()) == pytest.approx(found.wall_s, abs=1e-3)
-    assert found.durable <= found.saves
+    outcome = simulate(made, policy_of(text), seed)
+    assert sum(outcome.parts().values()) == pytest.approx(outcome.wall_s, abs=1e-3)
+    assert outcome.durable <= outcome.saves
 
 
 def test_the_same_seed_gives_the_same_and_another_gives_another() -> None:
-    """To the last digit."""
+    """Results of one seed are equal to the last digit."""
     made, policy = fleet(days=3.0), policy_of(POLICIES[0])
     assert simulate(made, policy, 5) == simulate(made, policy, 5)
     assert simulate(made, policy, 5) != simulate(made, policy, 6)
 
 
 def test_what_fails_does_not_depend_on_the_policy_nor_on_what_else_fails() -> None:
-    """Each process has dice of its own: another kind of failure more moves none of the others."""
+    """Each failure process has random numbers of its own: a further kind of failure moves none of the others."""
     more = fleet(failure=(Failing(name="more", per_day=4.0), *EVERYTHING))
     first, second = draw(fleet(), 1), draw(more, 1)
-    assert [one._replace(failing=max(-1, one.failing - 1)) for one in second.blows if one.cause != "more"] == list(first.blows)
-    times = {cause: {one.at for one in second.blows if one.cause == cause} for cause in ("more", "gpu")}
+    assert [blow._replace(failing=max(-1, blow.failing - 1)) for blow in second.blows if blow.cause != "more"] == list(first.blows)
+    times = {cause: {blow.at for blow in second.blows if blow.cause == cause} for cause in ("more", "gpu")}
     assert all(times.values()) and not times["more"] & times["gpu"], "the same rate, and dice of their own"
 
 
 @pytest.mark.parametrize(
     ("stall", "durable", "restart", "interval"), [(5.0, 60.0, 120.0, 605), (30.0, 30.0, 300.0, 630), (0.0, 45.0, 600.0, 300)]
 )
-def test_where_a_formula_holds_the_simulator_says_the_same(stall: float, durable: float, restart: float, interval: int) -> None:
-    """The renewal argument's exact share of useful time, within one per cent; durable = stall is Daly's."""
+def test_where_a_formula_holds_the_simulator_agrees(stall: float, durable: float, restart: float, interval: int) -> None:
+    """Useful time is within one per cent of the renewal argument's exact share. If durable = stall, that is Daly's."""
     made = one_kind(days=240.0, save=SavingCosts(stall_s=stall, durable_s=durable), restart=Restarting(base_s=restart, per_gpu_s=0.0))
     exact = 1 - waste(interval, 12 / 86400, Costs(stall, durable, restart))
     assert simulate(made, policy_of(f"{interval - stall:.0f}steps,{BARE}"), 0).goodput == pytest.approx(exact, rel=0.01)
@@ -84,12 +84,12 @@ def test_the_best_interval_of_the_formula_is_the_best_here() -> None:
     """Half and twice the optimum lose more, with the same failures."""
     made = one_kind(days=100.0, save=SavingCosts(stall_s=20.0, durable_s=20.0))
     best = best_interval(12 / 86400, Costs(20.0, 20.0, 120.0)).seconds
-    found = [simulate(made, policy_of(f"{round(times * best - 20)}steps,{BARE}"), 2).goodput for times in (0.5, 1, 2)]
-    assert found[1] > max(found[0], found[2])
+    goodputs = [simulate(made, policy_of(f"{round(times * best - 20)}steps,{BARE}"), 2).goodput for times in (0.5, 1, 2)]
+    assert goodputs[1] > max(goodputs[0], goodputs[2])
 
 
 def test_more_failures_never_help() -> None:
-    """The same failures and others too: goodput falls, seed by seed."""
+    """With the same failures and further ones, goodput falls for each seed."""
     few = one_kind(days=15.0)
     more = one_kind(days=15.0, failure=(*few.failure, Failing(name="more", per_day=12.0, takes_nodes=0, broken=0.0)))
     for seed in range(5):
@@ -97,41 +97,41 @@ def test_more_failures_never_help() -> None:
 
 
 def test_without_failures_only_saves_cost_time() -> None:
-    """Each of them its stall, and nothing is lost."""
-    found = simulate(one_kind(failure=()), policy_of("595steps,last=1"), 0)
-    assert found.goodput == pytest.approx(595 / 600, abs=1e-4)
-    assert found.spent == {}
+    """Each save costs its stall, and nothing is lost."""
+    outcome = simulate(one_kind(failure=()), policy_of("595steps,last=1"), 0)
+    assert outcome.goodput == pytest.approx(595 / 600, abs=1e-4)
+    assert outcome.spent == {}
 
 
 def test_a_save_counts_only_once_it_is_durable() -> None:
-    """Of a failure 30 s behind a save that takes 60 s until durable the one before is what is left."""
+    """A failure 30 s after a save that takes 60 s until durable leaves the save before it."""
     made = one_kind(days=0.1, save=SavingCosts(stall_s=0.0, durable_s=60.0))
-    at = Calendar((2030.0,), (0,))
-    found = simulate(made, policy_of(f"1000steps,{BARE}"), 0, calendar=at)
-    assert found.spent["failure"]["lost"] == pytest.approx(1030.0)
-    kept = simulate(made, policy_of("1000steps,backoff_s=0,last=1"), 0, calendar=at)
+    calendar_ = Calendar((2030.0,), (0,))
+    outcome = simulate(made, policy_of(f"1000steps,{BARE}"), 0, calendar=calendar_)
+    assert outcome.spent["failure"]["lost"] == pytest.approx(1030.0)
+    kept = simulate(made, policy_of("1000steps,backoff_s=0,last=1"), 0, calendar=calendar_)
     assert kept.spent["failure"]["lost"] == pytest.approx(30.0), "a writer of its own still has the snapshot, and only processes ended"
     assert kept.restored == {"memory": 1}
 
 
 def test_memory_goes_with_its_machine_and_peers_have_it() -> None:
-    """Of a machine that is lost the store has what is durable, its peers what is newer."""
+    """If a machine is lost, the store has the durable save, its peers have the newer one."""
     made = one_kind(days=0.1, takes_nodes=1, gpus=32, save=SavingCosts(stall_s=0.0, durable_s=60.0, peers_s=5.0))
-    at = Calendar((2030.0,), (0,))
-    alone = simulate(made, policy_of("1000steps,last=1"), 0, calendar=at)
-    peers = simulate(made, policy_of("1000steps,last=1,copies=1"), 0, calendar=at)
+    calendar_ = Calendar((2030.0,), (0,))
+    alone = simulate(made, policy_of("1000steps,last=1"), 0, calendar=calendar_)
+    peers = simulate(made, policy_of("1000steps,last=1,copies=1"), 0, calendar=calendar_)
     assert (alone.restored, peers.restored) == ({"near": 1}, {"peers": 1})
     assert alone.spent["failure"]["lost"] - peers.spent["failure"]["lost"] == pytest.approx(1000.0)
 
 
 def test_own_disks_go_with_their_machine_and_the_further_tier_is_left() -> None:
-    """Where the nearest store is the nodes' own, a lost node means to go back to what was copied."""
+    """If the nearest store is the nodes' own disks, a lost node means a return to the last copied checkpoint."""
     made = one_kind(days=0.2, takes_nodes=1, gpus=32, save=SavingCosts(stall_s=0.0, durable_s=20.0, bytes=1_400_000_000))
-    at = Calendar((5500.0,), (0,))
-    slow = simulate(made, policy_of("1000steps,near=local,far=1MB/s,last=3"), 0, calendar=at)
+    calendar_ = Calendar((5500.0,), (0,))
+    slow = simulate(made, policy_of("1000steps,near=local,far=1MB/s,last=3"), 0, calendar=calendar_)
     assert slow.restored == {"far": 1}
     assert slow.spent["failure"]["lost"] == pytest.approx(2500.0), "copies take 1400 s: that of step 3000 is the last that arrived"
-    none = simulate(made, policy_of("1000steps,near=local,last=3"), 0, calendar=at)
+    none = simulate(made, policy_of("1000steps,near=local,last=3"), 0, calendar=calendar_)
     assert none.restored == {"nothing": 1}
 
 
@@ -146,7 +146,7 @@ def test_two_machines_that_hold_each_others_copies() -> None:
     assert sorted(survived) == [False, True, True]
 
 
-def test_a_lemon_leaves_sooner_if_the_rules_say_so() -> None:
+def test_a_lemon_leaves_sooner_under_stricter_rules() -> None:
     """The supervisor's own decision takes a machine out that fails again and again."""
     made = fleet(failure=(), silent=Silent(), lemons=Lemons(share=0.2, mtbf_hours=3.0, cured=1.0), spares=8, days=20.0)
     patient, strict = (simulate(made, policy_of(f"10m,last=1,node_failures={count}"), 4) for count in (50, 1))
@@ -155,8 +155,8 @@ def test_a_lemon_leaves_sooner_if_the_rules_say_so() -> None:
     assert strict.goodput > patient.goodput
 
 
-def test_what_is_wrong_silently_is_gone_back_behind_if_something_older_is_kept() -> None:
-    """Retention decides how far back: with the newest only, all is lost; with one that is older than the lag, a little."""
+def test_silent_errors_are_rolled_back_if_something_older_is_kept() -> None:
+    """With only the newest checkpoint all is lost. With one that is older than the lag, little is."""
     made = fleet(failure=(), lemons=Lemons(), days=20.0, silent=Silent(per_million_gpu_hours=40.0, lag_steps=(400, 500), found=1.0))
     newest, older = (simulate(made, policy_of(f"10m,{kept},memory=off"), 1) for kept in ("last=1", "last=1,lag_steps=500"))
     assert newest.failures["silent"] and newest.restored["nothing"] and not older.restored.get("nothing")
@@ -165,16 +165,16 @@ def test_what_is_wrong_silently_is_gone_back_behind_if_something_older_is_kept()
 
 
 def test_without_spares_the_job_waits_for_repairs() -> None:
-    """And with enough of them it does not."""
-    found = [
+    """With enough spares the job does not wait."""
+    waiting = [
         simulate(fleet(lemons=Lemons(), silent=Silent()), policy_of(f"10m,last=1,spares={count}"), 0).parts()["waiting"]
         for count in (0, 40)
     ]
-    assert found[0] > 10 * found[1]
+    assert waiting[0] > 10 * waiting[1]
 
 
 def test_failures_that_are_seen_coming_cost_less_and_false_alarms_are_counted() -> None:
-    """A save before each, on the machine that is lost; a detector below its precision does not count."""
+    """A save before each failure costs less, even on a lost machine. A detector below its precision is not used."""
     made = fleet(failure=(Failing(name="gpu", per_day=20.0, risk="hardware", broken=0.0),), lemons=Lemons(), silent=Silent())
     blind, seeing, lying = (
         simulate(made, policy_of(f"30m,last=1,memory=off,node_failures=99{more}"), 0)
@@ -186,7 +186,7 @@ def test_failures_that_are_seen_coming_cost_less_and_false_alarms_are_counted() 
 
 
 def test_a_machine_that_leaves_in_time_does_not_fail() -> None:
-    """Drained behind its save: what it would have cost is spared."""
+    """The machine is drained after its save, so its failure costs nothing."""
     made = fleet(failure=(Failing(name="gpu", per_day=10.0, risk="ecc"),), lemons=Lemons(), silent=Silent(), spares=20)
     stays, leaves = (simulate(made, policy_of(f"1h,last=1,recall=0.9,lead=15m,drain={drain}"), 0) for drain in ("off", "on"))
     assert leaves.actions["leave in time"] > 20
@@ -194,7 +194,7 @@ def test_a_machine_that_leaves_in_time_does_not_fail() -> None:
 
 
 def test_a_storm_of_loads_takes_as_long_as_the_store_gives() -> None:
-    """Each reader reads all of it, at once."""
+    """All readers read the whole checkpoint at once."""
     quick, storm = (
         simulate(one_kind(takes_nodes=1, gpus=32, save=SavingCosts(bytes=10**10), restart=Restarting(base_s=0.0, per_gpu_s=0.0, read_bytes_per_s=1e9, readers=count)),
                  policy_of("10m,last=1,node_failures=999,backoff_s=0"), 0)
@@ -204,7 +204,7 @@ def test_a_storm_of_loads_takes_as_long_as_the_store_gives() -> None:
 
 
 def test_storage_is_what_the_rules_keep() -> None:
-    """Three and the one that is being written; with time to recall them, more."""
+    """Three checkpoints and the one being written are stored. With time to recall deleted ones, there are more."""
     made = one_kind(days=10.0, save=SavingCosts(bytes=1000))
     assert simulate(made, policy_of("10m,last=3"), 0).stored_peak == {"near": 4000}
     assert simulate(made, policy_of("10m,last=3,undo_window=1h"), 0).stored_peak["near"] >= 8000
@@ -214,7 +214,7 @@ def test_storage_is_what_the_rules_keep() -> None:
 
 
 def test_machines_side_by_side_are_of_one_rack() -> None:
-    """As far as the rack goes."""
+    """Neighbours are of one rack, up to the rack's size."""
     machines = Machines(fleet(gpus=128, nodes_per_rack=4), policy_of("10m"), frozenset())
     assert machines.beside(6, 4) == (4, 5, 6, 7)
     assert set(machines.beside(5, 2)) <= {4, 5, 6, 7}
@@ -222,7 +222,7 @@ def test_machines_side_by_side_are_of_one_rack() -> None:
 
 
 def test_an_aftershock_follows_and_weibull_keeps_the_rate() -> None:
-    """Both at the rates that are told: half as many again and again makes twice as many; groups come more often than at random."""
+    """Rates are those of the scenario: an aftershock share of half doubles failures, and Weibull groups them."""
     plain, shaken, grouped = (
         [blow.at for blow in draw(one_kind(days=1000.0, **more), 0).blows] for more in ({}, {"aftershock": 0.5}, {"shape": 0.5})
     )
@@ -233,10 +233,10 @@ def test_an_aftershock_follows_and_weibull_keeps_the_rate() -> None:
     assert close[1] > 5 * close[0]
 
 
-def test_somebody_has_to_look_when_the_supervisor_gives_up() -> None:
-    """Failures that end the way back, again and again: the real rules stop, and hours pass."""
+def test_a_person_has_to_restart_the_job_when_the_supervisor_stops() -> None:
+    """If failures end every restart, the real rules stop the job, and hours pass."""
     made = one_kind(per_day=86400 / 60, days=2.0, restart=Restarting(base_s=300.0, per_gpu_s=0.0, human_s=7200.0), detect_s=1.0)
-    found = simulate(made, policy_of("10m,last=1"), 0)
-    assert found.actions["stop"] > 3
-    assert found.parts()["waiting"] > 3 * 7200 * 0.9
-    assert math.isclose(sum(found.parts().values()), found.wall_s, abs_tol=1e-3)
+    outcome = simulate(made, policy_of("10m,last=1"), 0)
+    assert outcome.actions["stop"] > 3
+    assert outcome.parts()["waiting"] > 3 * 7200 * 0.9
+    assert math.isclose(sum(outcome.parts().values()), outcome.wall_s, abs_tol=1e-3)

@@ -1,4 +1,4 @@
-"""Scenarios, policies and records as they come from outside: what is wrong is said, with key and line, in no time."""
+"""Scenarios, policies and records from outside: faults are reported quickly, with key and line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from relight.supervise.incidents import Incident, RecoveryRecord
 
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_scenarios_are_sound_and_their_policies_too(name: str) -> None:
-    """Each is read, says what it is, and something fails in it."""
+    """Each shipped scenario is readable, describes itself, and has failures."""
     made = read_scenario(name)
     assert made.name == name and made.about and made.failures_per_s > 0
     assert [policy_of(text, called).name for called, text in made.policy.items()] == list(made.policy)
@@ -63,24 +63,24 @@ SPOILED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "says", "line"), SPOILED, ids=[says[:40] for _, says, _ in SPOILED])
-def test_what_is_wrong_in_a_scenario_is_said_by_key_and_line(text: str, says: str, line: str, tmp_path: Path) -> None:
-    """In a second, as a ``ConfigError``."""
+@pytest.mark.parametrize(("text", "words", "line"), SPOILED, ids=[words[:40] for _, words, _ in SPOILED])
+def test_what_is_wrong_in_a_scenario_is_reported_by_key_and_line(text: str, words: str, line: str, tmp_path: Path) -> None:
+    """The error is a ``ConfigError``, and comes within seconds."""
     path = tmp_path / "mine.toml"
     path.write_text(text)
     began = time.monotonic()
     with pytest.raises(ConfigError) as caught:
         read_scenario(str(path))
-    assert says in str(caught.value) and line in str(caught.value) and "mine" in str(caught.value)
+    assert words in str(caught.value) and line in str(caught.value) and "mine" in str(caught.value)
     assert time.monotonic() - began < 5
 
 
-def test_files_that_are_none_are_said(tmp_path: Path) -> None:
-    """Bytes, a directory, too much, a name that nobody knows, a null byte."""
+def test_invalid_files_are_reported(tmp_path: Path) -> None:
+    """Bytes, a directory, a large file, an unknown name and a null byte are errors."""
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "large.toml").write_bytes(b"#" * (2 << 20))
-    for name, says in (("bytes.toml", "not text"), ("large.toml", "more than 1 MiB"), (".", "not a file"), ("none.toml", "no scenario")):
-        with pytest.raises(ConfigError, match=says):
+    for name, words in (("bytes.toml", "not text"), ("large.toml", "more than 1 MiB"), (".", "not a file"), ("none.toml", "no scenario")):
+        with pytest.raises(ConfigError, match=words):
             read_scenario(str(tmp_path / name))
     with pytest.raises(ConfigError, match="did you mean llama3-54-days"):
         read_scenario("llama-54-days")
@@ -111,7 +111,7 @@ def test_mutated_scenarios_raise_nothing_else() -> None:
 
 
 def test_settings_reach_into_a_scenario() -> None:
-    """By paths, also into lists; what leads nowhere is said."""
+    """Settings address fields by paths, also into lists. An unknown path is an error."""
     made = read_scenario(
         "llama3-54-days", dict([setting_of("save.stall_s=2.5"), setting_of("failure.0.broken=0.25"), setting_of("spares=0")])
     )
@@ -126,7 +126,7 @@ def test_settings_reach_into_a_scenario() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "words"),
     [
         ("adaptiv", "did you mean 'adaptive'"), ("", "does not state when"), ("0m", "does not state when"), ("0steps", "does not state when"),
         ("adaptive,lst=3", "did you mean 'last'"), ("adaptive,last", "not key=value"), ("adaptive,last=", "not key=value"),
@@ -138,15 +138,15 @@ def test_settings_reach_into_a_scenario() -> None:
         ("10m,within=long", "within"), ("a" * 600, "more than 500"), ("10m,spares=-1", "from 0 up"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_a_policy_is_said(text: str, says: str) -> None:
-    """With the policy that it was."""
-    with pytest.raises(ConfigError, match=says) as caught:
+def test_what_is_wrong_in_a_policy_is_reported(text: str, words: str) -> None:
+    """The error has the policy's text."""
+    with pytest.raises(ConfigError, match=words) as caught:
         policy_of(text)
     assert text[:40] in str(caught.value)
 
 
 def test_a_policy_is_made_of_the_products_own() -> None:
-    """Rules of retention, peers, supervision, tiers, as elsewhere."""
+    """A policy has the product's rules of retention, peers, supervision and tiers."""
     made = policy_of("30m,last=3,lag_steps=500,data=4,parity=2,node_failures=1,far=2GB/s,far_last=9,memory=off,near=local")
     assert (made.keep.last, made.keep.lag_steps, made.peers.data, made.peers.parity) == (3, 500, 4, 2)
     assert (made.rules.node_failures, made.tiers[0].bytes_per_second, made.tiers[0].keep.last) == (1, 2e9, 9)
@@ -162,18 +162,18 @@ def test_what_would_take_for_ever_is_refused() -> None:
 
 
 def test_several_processes_give_what_one_gives() -> None:
-    """In the same order, by case, policy and seed; whoever waits is told."""
+    """Outcomes are in the same order, by case, policy and seed, and progress is reported."""
     small = fleet(days=0.5)
     cases = [Case(small, (policy_of("10m,last=1"), policy_of("1h,last=1"))), Case(fleet(days=0.5, spares=0), (policy_of("10m,last=1"),))]
-    told: list[int] = []
-    found = sweep(cases, range(2), jobs=2, done=told.append)
-    assert found == sweep(cases, range(2))
-    assert sum(told) == 6
-    assert [[[one.seed for one in outcomes] for outcomes in case] for case in found] == [[[0, 1], [0, 1]], [[0, 1]]]
+    progress: list[int] = []
+    outcomes_ = sweep(cases, range(2), jobs=2, done=progress.append)
+    assert outcomes_ == sweep(cases, range(2))
+    assert sum(progress) == 6
+    assert [[[outcome.seed for outcome in outcomes] for outcomes in case] for case in outcomes_] == [[[0, 1], [0, 1]], [[0, 1]]]
 
 
 def incident(at: str, kind: str, action: str = "resume", seconds: float = 60.0, rank: int = 3) -> Incident:
-    """As ``relight run`` writes one down."""
+    """Return an incident as ``relight run`` records it."""
     after = RecoveryRecord("x", 10, 5, {"noticed": 4.0, "all": seconds})
     return Incident(
         f"{at}-{kind}", at, "host", "train.py", 1, kind, "why", rank, 20, 10, "words", action, "so", 0.0, {}, [], [{"rank": rank}], {}, after
@@ -187,13 +187,13 @@ ACCOUNTS = [
 
 
 def test_a_recorded_run_is_played_again_under_other_settings() -> None:
-    """Its failures when they were, steps as long as they were, ways back as long; the time between jobs does not count."""
-    told = [
+    """Failures have their times, steps and restarts their durations. The time between jobs does not count."""
+    incidents = [
         incident("2026-11-20T10:50:00Z", "killed"),
         incident("2026-11-21T10:30:00Z", "hardware", "exclude_node", 80.0),
         incident("2026-11-21T10:31:00Z", "killed", "end"),
     ]
-    recorded = recorded_of("demo", told, ACCOUNTS)
+    recorded = recorded_of("demo", incidents, ACCOUNTS)
     assert (recorded.step_s, recorded.seconds, recorded.ranks) == (10.0, 10800.0, 4)
     assert recorded.failures == ((3000.0, "killed", False), (9000.0, "hardware", True))
     assert (recorded.noticed_s, recorded.back_s) == (4.0, 66.0)
@@ -210,15 +210,15 @@ def test_a_recorded_run_is_played_again_under_other_settings() -> None:
     "accounts", [[], [Account("j", "then", 5.0, {}, {}, {}, 0, 0)], [Account("j", "then", 0.0, {"training": -1.0}, {}, {}, 5, 0)]]
 )
 def test_a_run_without_records_is_not_replayed(accounts: list[Account]) -> None:
-    """What there is too little of is said."""
+    """Too few records raise an error."""
     with pytest.raises(CheckpointNotFound):
         recorded_of("demo", [], accounts)
 
 
-def test_records_with_times_that_are_none_are_played_from_the_start() -> None:
-    """Nothing but errors of ours, and nothing outside the run's time."""
+def test_records_with_invalid_times_are_played_from_the_start() -> None:
+    """Invalid times raise only errors of ours, and no failure is outside the run's time."""
     made, calendar = replayed(recorded_of("demo", [incident("yesterday", "killed"), incident("9999-01-01T00:00:00Z", "killed")], ACCOUNTS))
-    assert all(0 <= at <= 10800 for at in calendar.at)
+    assert all(0 <= time_s <= 10800 for time_s in calendar.at)
     assert simulate(made, policy_of("10m"), 0, calendar=calendar).wall_s == pytest.approx(10800)
 
 

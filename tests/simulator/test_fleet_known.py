@@ -20,19 +20,19 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 )
 def test_published_results_come_out(check) -> None:
     """Within what their authors state, or twice the scatter of such a count."""
-    found = check()
-    assert found.holds, found
+    comparison = check()
+    assert comparison.holds, comparison
 
 
 def test_a_schedule_that_learns_loses_little_more_than_one_that_knows() -> None:
-    """Three clusters of the twenty, of which it sees only what a run sees; fixed intervals lose more on average."""
-    found = compare(clusters(20, lives=40)[3:12:4], fixed=("5m", "1h"))
-    assert found["over_oracle"] <= 0.03, "make fleet has the proof, with all twenty"
-    assert found["best_fixed_over_oracle"] > found["over_oracle"] + 0.05
+    """On three of the twenty clusters it sees only what a run sees. Fixed intervals lose more on average."""
+    losses = compare(clusters(20, lives=40)[3:12:4], fixed=("5m", "1h"))
+    assert losses["over_oracle"] <= 0.03, "make fleet has the proof, with all twenty"
+    assert losses["best_fixed_over_oracle"] > losses["over_oracle"] + 0.05
 
 
-def test_what_the_pages_say_was_measured() -> None:
-    """The kept results hold, and are those that docs/simulator.md tells."""
+def test_the_numbers_of_the_pages_were_measured() -> None:
+    """The kept results hold, and are those that docs/simulator.md has."""
     page = (RESULTS.parents[1] / "docs" / "simulator.md").read_text(encoding="utf-8")
     kept = json.loads((RESULTS / "fleet.json").read_text(encoding="utf-8"))
     rows = [*kept["closed_forms"], *kept["published"]]

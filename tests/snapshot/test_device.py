@@ -104,7 +104,7 @@ def test_the_order_of_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fake.log[4:] == [("synchronize", "side1")]
 
 
-def test_a_write_before_the_step_is_told_and_one_after_it_is_not() -> None:
+def test_a_write_before_the_step_is_reported_and_one_after_it_is_not() -> None:
     """Report a write before the next step is queued after the copies. Later writes are allowed."""
     copies, placed, slot = made(Fake())
     early = copies.begin(slot)

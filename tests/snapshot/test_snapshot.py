@@ -73,7 +73,7 @@ MUTATIONS = [mutate_in_place, mutate_data, mutate_foreach, swap_data, resize]
 
 @pytest.mark.parametrize("mutate", MUTATIONS)
 @pytest.mark.parametrize("copied", ["nothing", "half", "all but one slice"])
-def test_a_change_is_told_or_does_no_harm(mutate, copied: str) -> None:
+def test_a_change_is_reported_or_does_no_harm(mutate, copied: str) -> None:
     """Change a tensor before, during and just before the end of copying. Its bytes are those at the call, or it is
     named."""
     tensors = [torch.nn.Parameter(torch.randn(1_500_000)), torch.nn.Parameter(torch.randn(700_001))]

@@ -13,7 +13,7 @@ WHICH = os.environ.get("RELIGHT_TEST_S3", "moto")
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """An S3-compatible server: moto, or with ``RELIGHT_TEST_S3=rados`` Ceph's object gateway."""
+    """Start an S3-compatible server: moto, or with ``RELIGHT_TEST_S3=rados`` Ceph's object gateway."""
     start = rados if WHICH == "rados" else moto
     with start(tmp_path_factory.mktemp("server")) as server:
         yield server

@@ -1,11 +1,11 @@
 """Every request of a run's life in an object store × everything that can go wrong with it. ``make faults``; a slice is in the suite.
 
-A life (two attempts, saves, a tag, retention, a fence, a sweep; then every checkpoint restored) goes through a proxy that breaks one request
-in one way, or many at random. What must hold then:
+A life (two attempts, saves, a tag, retention, a fence, a sweep; then every checkpoint restored) goes through a proxy
+that breaks one request in one way, or many at random. What must hold then:
 
-- one broken request: the life ends as if nothing had been: no false failure, and within bounded time;
-- many: whatever fails, fails by an error of ours; then, seen directly: nothing acknowledged is lost, nothing is committed twice, every
-  checkpoint restores to its bytes, the run goes on, and nothing is left behind.
+- If one request is broken, the life ends within bounded time as if nothing had happened, without a false failure.
+- If many are broken, every error is one of ours. Read without the proxy, nothing acknowledged is lost, nothing is
+committed twice, every checkpoint restores to its bytes, the run continues, and no temporary is left.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Bench:
         url = f"s3://{self._server.new_bucket()}/place"
         broken: Counter[str] = Counter()
 
-        def told_decide(request: Request) -> str:
+        def counted_decide(request: Request) -> str:
             fault = decide(request)
             broken[fault] += bool(fault)
             return fault
 
         probe.forget()
         self._proxy.seen.clear()
-        self._proxy.decide = told_decide
+        self._proxy.decide = counted_decide
         facts: list[Fact] = []
         error: RelightError | None = None
         wrong: list[str] = []
@@ -86,7 +86,7 @@ class Bench:
                 error = caught
         seconds = time.monotonic() - started
         if error is not None:
-            wrong = []  # what it cannot see, it need not see
+            wrong = []  # a failed life may not have seen the rest
         requests = list(self._proxy.seen)
         self._proxy.decide = lambda request: ""
         with self._through(self._server.address):
@@ -115,7 +115,7 @@ def committed_twice(store: ByteStore) -> list[str]:
 
 
 def one_fault(bench: Bench, seed: int, number: int, fault: str) -> list[str]:
-    """What is wrong with a life in which one request is broken."""
+    """Return what is wrong with a life with one broken request."""
     trial = bench.trial(seed, lambda request: fault if request.number == number and fault in faults_of(request) else "")
     wrong = list(trial.wrong)
     if trial.error is not None:
@@ -126,7 +126,7 @@ def one_fault(bench: Bench, seed: int, number: int, fault: str) -> list[str]:
 
 
 def many_faults(bench: Bench, seed: int) -> tuple[list[str], Trial]:
-    """What is wrong with a life in which any request may be broken, in any way."""
+    """Return what is wrong with a life in which any request may be broken, in any way."""
     rng = random.Random(f"many {seed}")
     share = rng.choice((0.02, 0.1, 0.3, 0.6))
 
@@ -142,7 +142,7 @@ def many_faults(bench: Bench, seed: int) -> tuple[list[str], Trial]:
 
 @contextlib.contextmanager
 def bench_of(server: Server) -> Iterator[Bench]:
-    """With the environment set."""
+    """Yield a bench, with the server's environment set."""
     before = dict(os.environ)
     os.environ.update(server.environment)
     try:
@@ -154,7 +154,7 @@ def bench_of(server: Server) -> Iterator[Bench]:
 
 
 def main() -> None:
-    """All of it, or a part."""
+    """Run all lives, or a part of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stride", type=int, default=1, help="only every so-manieth request")

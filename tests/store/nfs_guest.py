@@ -1,4 +1,4 @@
-"""The first process of a client machine: loads the kernel's NFS client, brings up the network, and runs what it is told to over TCP.
+"""The first process of a client machine: load the kernel's NFS client, set up the network, and run commands from TCP.
 
 The machine is Linux itself, run as a program (Debian: user-mode-linux): a kernel with its own caches, that can be killed like a machine.
 Its root is the host's, read only; only what it mounts itself can be written to. ``nfs_lab`` is its other end.
@@ -46,14 +46,14 @@ def _call(*command: str) -> None:
 
 
 def bring_up(address: str) -> None:
-    """File systems, modules and network."""
+    """Mount file systems, load modules, and configure the network."""
     for kind, where in (("proc", "/proc"), ("sysfs", "/sys"), ("tmpfs", "/mnt")):
         _call("mount", "-t", kind, kind, where)
     for folder in ("/dev/shm", "/mnt/tmp"):
         os.makedirs(folder, exist_ok=True)
     _call("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
     load_modules()
-    socket.sethostname("client-" + address.replace(".", "-"))  # NFSv4 servers tell clients apart by it: two of one name undo each other
+    socket.sethostname("client-" + address.replace(".", "-"))  # NFSv4 servers identify clients by it: two of one name undo each other
     _call("ip", "addr", "add", f"{address}/24", "dev", "vec0")
     for name in ("lo", "vec0"):
         _call("ip", "link", "set", name, "up")
@@ -84,7 +84,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    """Until the machine is switched off."""
+    """Serve commands until the machine is switched off."""
     os.environ.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", TMPDIR="/mnt/tmp", HOME="/mnt/tmp", PYTHONDONTWRITEBYTECODE="1")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     bring_up(sys.argv[1])

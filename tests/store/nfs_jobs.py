@@ -1,4 +1,7 @@
-"""What runs on client machines in the tests of network file systems: ``nfs_jobs.py JOB ARGUMENTS``. Says what it did in lines of JSON."""
+"""What runs on client machines in the tests of network file systems: ``nfs_jobs.py JOB ARGUMENTS``.
+
+A job reports what it did in lines of JSON.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ from relight.testing import scenario
 from relight.testing.scenario import RUN, prune, read_state, save, state_of
 
 
-def say(*what: object) -> None:
+def report(*what: object) -> None:
     print(json.dumps(what), flush=True)
 
 
 def asked() -> Iterator[list[str]]:
     """Yield the test's commands, line by line. Prints "ready" first."""
-    say("ready")
+    report("ready")
     for line in sys.stdin:
         yield json.loads(line)
 
@@ -38,7 +41,7 @@ def race(root: str, me: str) -> None:
     store = LocalStore(root)
     for (name,) in asked():
         mine = f"{me} {name} {random.random()}".encode()
-        say("put", *create(store, f"race/{name}", mine), mine.decode(), read(store, f"race/{name}"))
+        report("put", *create(store, f"race/{name}", mine), mine.decode(), read(store, f"race/{name}"))
 
 
 def create(store: LocalStore, key: str, data: bytes) -> tuple[object, int]:
@@ -64,20 +67,20 @@ def read(store: LocalStore, key: str) -> str:
 
 
 def hold(root: str) -> None:
-    """Whether each name that is asked for is there, or waits for it; what it then holds."""
+    """Report whether each requested name exists, and its contents; or list, put and delete on request."""
     store = LocalStore(root)
     for what, name in asked():
         if what == "there":
-            say(os.path.lexists(f"{root}/{name}"), read(store, name))
+            report(os.path.lexists(f"{root}/{name}"), read(store, name))
         elif what == "list":
-            say(sorted(os.listdir(f"{root}/{name}")), sorted(entry.name for entry in store.list(name)))
+            report(sorted(os.listdir(f"{root}/{name}")), sorted(entry.name for entry in store.list(name)))
         elif what == "put":
             put(store, name, b"x")
-            say("done")
+            report("done")
         elif what == "delete_dir":
-            say(store.delete_dir(name))
+            report(store.delete_dir(name))
         elif what == "delete":
-            say(store.delete(name))
+            report(store.delete(name))
 
 
 def saves(root: str, seed: str, count: str) -> None:
@@ -87,24 +90,24 @@ def saves(root: str, seed: str, count: str) -> None:
     """
     store = LocalStore(root)
     attempt, step, large = Attempt.begin(store, RUN, reason=seed), 0, "/large" if seed.startswith("large") else ""
-    say("begun", str(attempt.epoch))
+    report("begun", str(attempt.epoch))
     commands = asked() if count == "0" else iter([["go"]] * int(count))
     for _ in commands:
         step += 1
         try:
             for fact in save(attempt, f"{seed}/{step}{large}", int(time.time() * 1000)):
-                say(*fact)
+                report(*fact)
         except Fenced:
-            say("fenced")
+            report("fenced")
         except StoreUnavailable as error:
-            say("failed", error.kind, error.what)
+            report("failed", error.kind, error.what)
 
 
 def restores(root: str) -> None:
     """The newest checkpoint each time it is asked for, every byte verified: its id and key, or what was wrong."""
     store, log = LocalStore(root), Log(LocalStore(root), RUN)
     for _ in asked():
-        say(*newest(store, log))
+        report(*newest(store, log))
 
 
 def newest(store: LocalStore, log: Log) -> tuple[str, ...]:
@@ -121,20 +124,23 @@ def churn(root: str, seconds: str) -> None:
     store, step, counts = LocalStore(root), 0, Counter[str]()
     attempt = Attempt.begin(store, RUN, reason="churn")
     ends = time.monotonic() + float(seconds)
-    say("ready")
+    report("ready")
     while time.monotonic() < ends:
         step += 1
         for fact in [*save(attempt, f"churn/{step}/large", step), *prune(store, {"last": 1}, attempt.epoch)]:
             counts[fact[0]] += 1
         execute_sweep(plan_sweep(store, RUN), store)
-    say("done", dict(counts))
+    report("done", dict(counts))
 
 
 def look(root: str, seconds: str) -> None:
-    """Restores whatever is newest, all the time. What vanishes meanwhile is an error of ours; other bytes are never given."""
+    """Restore the newest checkpoint repeatedly.
+
+    What vanishes meanwhile is an error of ours. Wrong bytes are never returned.
+    """
     store, log, counts = LocalStore(root), Log(LocalStore(root), RUN), Counter[str]()
     ends = time.monotonic() + float(seconds)
-    say("ready")
+    report("ready")
     while time.monotonic() < ends:
         try:
             counts[newest(store, log)[0]] += 1
@@ -144,14 +150,14 @@ def look(root: str, seconds: str) -> None:
             with contextlib.suppress(CheckpointNotFound):
                 if any(entry.name.startswith(".nfs") for entry in store.list(f"{RUN}/{entry.name}")):
                     counts["odd names"] += 1
-    say("done", dict(counts))
+    report("done", dict(counts))
 
 
 def check(root: str, facts: str) -> None:
     """Check the facts: nothing acknowledged is lost, everything restores exactly, the run resumes, nothing is left over."""
     with open(facts, encoding="utf-8") as lines:
-        told = [tuple(json.loads(line)) for line in lines]
-    say(*scenario.check(LocalStore(root), told, 7))
+        known = [tuple(json.loads(line)) for line in lines]
+    report(*scenario.check(LocalStore(root), known, 7))
 
 
 class DiesAt(Disk):
@@ -176,10 +182,10 @@ def dying(root: str, seed: str, name: str, n: str) -> None:
     """Save, and be killed at that call, for example between link and fsync of the directory."""
     store = LocalStore(root, disk=DiesAt(name, int(n)))
     attempt = Attempt.begin(store, RUN, reason=seed)
-    say("begun", str(attempt.epoch))
+    report("begun", str(attempt.epoch))
     for step in range(5):
         for fact in save(attempt, f"{seed}/{step}", int(time.time() * 1000)):
-            say(*fact)
+            report(*fact)
 
 
 def many(root: str, me: str, count: str) -> None:
@@ -187,13 +193,13 @@ def many(root: str, me: str, count: str) -> None:
     store = LocalStore(root)
     for n in range(int(count)):
         mine = f"{me} {n} {random.random()}"
-        say(n, str(create(store, f"many/{n}", mine.encode())[0]), mine)
+        report(n, str(create(store, f"many/{n}", mine.encode())[0]), mine)
 
 
 def read_all(root: str, folder: str) -> None:
-    """What each file there holds."""
+    """Report the contents of each file in a folder."""
     store = LocalStore(root)
-    say({entry.name: read(store, f"{folder}/{entry.name}") for entry in store.list(folder)})
+    report({entry.name: read(store, f"{folder}/{entry.name}") for entry in store.list(folder)})
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ NFS_KRB5 {{ Active_krb5 = false; }}
 
 
 def missing() -> str:
-    """What this machine lacks for it, "" if nothing."""
+    """Return what this machine lacks for the lab, "" if nothing."""
     if os.geteuid() != 0:
         return "needs root: a network namespace and a server's own mounts"
     lacks = [name for name in ("ganesha.nfsd", "linux.uml", "ip") if not shutil.which(name)]
@@ -66,11 +66,11 @@ def wait_until(what: Callable[[], bool], seconds: float, why: str) -> None:
 
 
 def _with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a run of the tests that is killed leaves no machine behind
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: if the tests are killed, their machines die too
 
 
 class Network:
-    """A network namespace with a link for each client machine; nothing outside can be reached from it."""
+    """A network namespace with a link for each client machine. Nothing outside can be reached from it."""
 
     def __init__(self) -> None:
         self.name = f"relight-nfs-{os.getpid()}"
@@ -95,8 +95,10 @@ class Network:
         return name, f"{net}.1", f"{net}.2"
 
     def switch(self, link: str, on: bool) -> None:
-        """Plug a client machine in, or pull its plug: nobody answers to the server's address there. (A link that goes down may take the
-        client's driver with it, for good.)"""
+        """Plug a client machine in, or pull its plug: the server's address does not answer there.
+
+        The link stays up: a link that goes down may stop the client's driver for good.
+        """
         address = f"10.77.{link.removeprefix('tap')}.1/24"
         self._call("ip", "-n", self.name, "addr", "add" if on else "del", address, "dev", link)
 
@@ -113,11 +115,11 @@ class Network:
             return pool.submit(make).result()
 
     def within(self, *command: str) -> list[str]:
-        """The command that runs ``command`` in it."""
+        """Return the command that runs ``command`` in the network."""
         return ["ip", "netns", "exec", self.name, *command]
 
     def close(self) -> None:
-        """All gone."""
+        """Remove the network."""
         subprocess.run(["ip", "netns", "del", self.name], capture_output=True)
 
 
@@ -144,7 +146,7 @@ class NfsServer:
         def go() -> subprocess.Popen[bytes]:
             return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_with_parent)
 
-        self._process = self._starter.submit(go).result()  # what is to die with its parent dies with the thread that started it
+        self._process = self._starter.submit(go).result()  # PDEATHSIG acts when the thread that started it ends
 
         def listens() -> bool:
             with self._network.socket() as connection:
@@ -157,7 +159,7 @@ class NfsServer:
             raise RuntimeError((self.folder / "ganesha.log").read_text(errors="replace")[-2000:]) from error
 
     def signal(self, what: signal.Signals) -> None:
-        """To the process."""
+        """Send a signal to the server's process."""
         assert self._process is not None
         self._process.send_signal(what)
 
@@ -179,7 +181,7 @@ class Running:
         self.told: list[str] = []
 
     def line(self) -> str:
-        """The next line it prints; "" when it has ended."""
+        """Return the next line that the command prints, "" after its end."""
         try:
             line = self._lines.readline()
         except ConnectionError:
@@ -192,11 +194,11 @@ class Running:
         return line.decode(errors="replace").rstrip("\n")
 
     def say(self, *what: object) -> None:
-        """A line for it to read."""
+        """Send a line to the command's input."""
         self._connection.sendall(json.dumps(what).encode() + b"\n")
 
     def heard(self) -> list[Any]:
-        """The next line that is JSON; AssertionError if it ends first."""
+        """Return the next line that is JSON. Raise ``AssertionError`` if the command ends first."""
         lines = []
         while self.code is None:
             lines.append(self.line())
@@ -225,7 +227,7 @@ class Running:
         return lines[:-1]
 
     def until(self, begin: str) -> str:
-        """Lines until one that begins so; AssertionError if it ends before."""
+        """Read lines until one with that begin, and return it. Raise ``AssertionError`` if the command ends before."""
         lines = []
         while self.code is None:
             line = self.line()
@@ -235,7 +237,7 @@ class Running:
         raise AssertionError(f"it ended ({self.code}) before {begin!r}:\n" + "\n".join(lines))
 
     def signal(self, what: int) -> None:
-        """To the command and all that it started."""
+        """Send a signal to the command and all that it started."""
         self._machine.ask({"pid": self.pid, "signal": what}).close()
 
 
@@ -284,7 +286,7 @@ class Machine:
         return Running(self, self.ask({"argv": list(command), "env": given, "cwd": str(ROOT)}))
 
     def run(self, *command: str, env: dict[str, str] | None = None) -> list[str]:
-        """Run a command there; what it printed. AssertionError if it fails."""
+        """Run a command there. Return its output, or raise ``AssertionError`` if it fails."""
         running = self.start(*command, env=env)
         lines = running.rest()
         if running.code != 0:
@@ -296,7 +298,7 @@ class Machine:
         return self.start(sys.executable, "-P", str(JOBS), name, *(str(argument) for argument in arguments))
 
     def mount(self, where: str, options: str = "vers=4.2,hard", *, port: int = NFS) -> str:
-        """Mount the export at ``/mnt/<where>``; that path."""
+        """Mount the export at ``/mnt/<where>``. Return that path."""
         path = f"/mnt/{where}"
         if path in self.mounted:
             return path
@@ -312,7 +314,7 @@ class Machine:
         self.run("umount", "-f", "-l", f"/mnt/{where}")
 
     def kill(self) -> None:
-        """As a machine loses its power: what its kernel had not sent is lost."""
+        """Kill the machine as a power cut does: data that its kernel had not sent is lost."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -335,7 +337,7 @@ class Wire:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def catch(self, name: str) -> None:
-        """From the next request on that links something to ``name``, no reply comes through, until ``release``."""
+        """Withhold all replies from the next request on that links something to ``name``, until ``release``."""
         text = name.encode()
         self._wanted = struct.pack(">II", 11, len(text)) + text  # NFSv4's operation 11 is LINK; what follows is its one argument
         self.caught.clear()
@@ -377,7 +379,7 @@ class Wire:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """No more."""
+        """Accept no more connections, and release a withheld reply."""
         self._going = False
         self.release()
         self._listening.close()
@@ -398,13 +400,13 @@ class Lab:
             raise
 
     def machine(self) -> Machine:
-        """One more client machine."""
+        """Start one more client machine."""
         self._made += 1
         self.machines.append(Machine(self.network, self._folder / f"client{self._made}"))
         return self.machines[-1]
 
     def close(self) -> None:
-        """All of it gone."""
+        """End all machines and the server."""
         for machine in self.machines:
             machine.kill()
         with contextlib.suppress(ProcessLookupError):
@@ -414,7 +416,7 @@ class Lab:
 
 @contextlib.contextmanager
 def lab(folder: Path) -> Iterator[Lab]:
-    """A server, no clients yet."""
+    """Yield a lab with a server and no client machine yet."""
     made = Lab(folder)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""A proxy between a client and an S3-compatible server, which breaks the request that it is told to, in the way that it is told.
+"""A proxy between a client and an S3-compatible server, which breaks a given request in a given way.
 
 Requests are numbered as they come. Nothing here knows what Relight does with its store.
 """
@@ -20,7 +20,7 @@ ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>{}
 
 
 class Request(NamedTuple):
-    """What is known of one, when it is decided whether to break it."""
+    """What the proxy knows of a request when it decides whether to break it."""
 
     number: int
     method: str
@@ -192,7 +192,7 @@ class Proxy:
 
 @contextlib.contextmanager
 def proxied(target: str, decide: Callable[[Request], str] = lambda request: "") -> Iterator[Proxy]:
-    """A proxy for the length of a test."""
+    """Yield a proxy that runs until the end of a test."""
     proxy = Proxy(target, decide)
     try:
         yield proxy

@@ -26,7 +26,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing
 
 
 class Server(NamedTuple):
-    """Where it listens, and the environment in which stores reach it."""
+    """A server's address, and the environment in which stores reach it."""
 
     address: str
     environment: dict[str, str]
@@ -39,7 +39,7 @@ class Server(NamedTuple):
 
 
 def wait_for(address: str, process: subprocess.Popen[bytes] | None = None, seconds: float = 30.0) -> None:
-    """Until something listens there."""
+    """Wait until a server listens at the address."""
     host, port = address.removeprefix("http://").split(":")
     ends = time.monotonic() + seconds
     while True:
@@ -51,7 +51,7 @@ def wait_for(address: str, process: subprocess.Popen[bytes] | None = None, secon
 
 
 def make_bucket(server: Server, name: str) -> None:
-    """As its owner would."""
+    """Make a bucket, with the owner's credentials."""
     import boto3
 
     given = server.environment
@@ -64,7 +64,7 @@ def make_bucket(server: Server, name: str) -> None:
 
 @contextlib.contextmanager
 def moto(folder: Path) -> Iterator[Server]:
-    """An S3-compatible server that honours conditions, in memory."""
+    """Start an S3-compatible server that honours conditions, in memory."""
     port = free_port()
     with open(folder / "moto.log", "wb") as log:
         process = subprocess.Popen(
@@ -162,7 +162,7 @@ AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 
 
 def azurite_command() -> str | None:
-    """Where Azure's emulator is: ``AZURITE``, or on the path (npm: azurite)."""
+    """Return the command of Azure's emulator: ``AZURITE``, or the one on the path (npm: azurite)."""
     return os.environ.get("AZURITE") or shutil.which("azurite-blob")
 
 
@@ -181,7 +181,7 @@ def make_container(server: Server, name: str) -> None:
 
 @contextlib.contextmanager
 def azurite(folder: Path) -> Iterator[Server]:
-    """Azure's own emulator of its blob storage."""
+    """Start Azure's own emulator of its blob storage."""
     command, port = azurite_command(), free_port()
     assert command is not None
     with open(folder / "azurite.log", "wb") as log:

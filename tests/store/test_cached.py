@@ -37,7 +37,7 @@ DATA = random.Random(1).randbytes(3 * BLOCK_BYTES + 12345)
 
 
 class TestCachedAll(StoreSuite):
-    """As if every file were one of those that are cached, and none of them were in memory."""
+    """The suite with every file cached on disk, and none in memory."""
 
     @pytest.fixture(autouse=True)
     def _everything(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +61,8 @@ class TestCachedS3(StoreSuite):
 
 
 @pytest.fixture
-def told() -> Iterator[list[Event]]:
-    """The events of this test."""
+def events_seen() -> Iterator[list[Event]]:
+    """Yield the list of this test's events."""
     events: list[Event] = []
     undo = subscribe(events.append)
     yield events
@@ -78,7 +78,7 @@ def far(tmp_path: Path) -> CountingStore:
 
 
 def fresh(far: ByteStore, tmp_path: Path, limit: int = 1 << 30) -> CachedStore:
-    """As another process would have it: nothing in memory."""
+    """Return the store as another process opens it: nothing is in memory."""
     return CachedStore(far, BlockCache(tmp_path / "cache", limit))
 
 
@@ -125,7 +125,10 @@ def test_a_range_brings_its_blocks_and_no_more(far: CountingStore, tmp_path: Pat
 
 
 def test_only_what_never_changes_is_cached(tmp_path: Path) -> None:
-    """Packs, parts and roots of checkpoints are; the log, the store's own record, drafts, words between ranks and strangers' files are not."""
+    """Packs, parts and roots of checkpoints are cached.
+
+    The log, the store's own record, drafts, messages between ranks and other files are not.
+    """
     for name in ("root.json", "part-00003.msgpack", "pack-00000-012.safetensors"):
         assert is_fixed(f"{DIR}/{name}")
         assert not is_fixed(f"run/{name}")
@@ -176,7 +179,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("what", DAMAGE)
 @pytest.mark.parametrize("number", [0, 2])
 def test_a_damaged_entry_is_a_miss(far: CountingStore, tmp_path: Path, what: str, number: int) -> None:
-    """Whatever became of an entry, the bytes that are read are the file's, and that block alone is brought again."""
+    """If a cache entry is damaged in any way, readers get the file's bytes, and only that block is fetched again."""
     read_all(fresh(far, tmp_path), PACK)
     DAMAGE[what](block_paths(tmp_path)[number])
     far.bytes.clear()
@@ -199,8 +202,9 @@ def test_a_part_of_a_sound_block_is_not_taken_from_another_file(far: CountingSto
     reader.close()
 
 
-def test_a_range_read_twice_is_brought_anew(far: CountingStore, tmp_path: Path) -> None:
-    """Who reads a range again through one reader found it no good: it comes from afar, and replaces what was cached."""
+def test_a_range_read_twice_is_fetched_again(far: CountingStore, tmp_path: Path) -> None:
+    """A second read of a range by one reader means that its bytes were bad: it is fetched again, and replaces what was
+    cached."""
     store = fresh(far, tmp_path)
     read_all(store, PACK)
     store.blocks.keep(name_of(store.url, PACK), 1, len(DATA), memoryview(bytes(BLOCK_BYTES)))  # damaged before it was cached
@@ -214,7 +218,7 @@ def test_a_range_read_twice_is_brought_anew(far: CountingStore, tmp_path: Path) 
 
 
 def test_two_threads_bring_a_block_once(far: CountingStore, tmp_path: Path) -> None:
-    """Threads of a process that want one block at once, through whatever readers: one of them fetches it."""
+    """If threads want one block at once, through any readers, one of them fetches it."""
 
     class Slow(CountingStore):
         def open(self, key: str) -> Reader:
@@ -302,7 +306,7 @@ def test_deleting_drops_what_is_cached(far: CountingStore, tmp_path: Path) -> No
 
 
 def test_a_file_opened_before_it_was_deleted_is_not_cached_under_its_name(far: CountingStore, tmp_path: Path) -> None:
-    """What is read on of a file that is gone is not what its name stands for now."""
+    """Later reads of a deleted file are not stored under the name of its successor."""
     store = fresh(far, tmp_path)
     reader = store.open(PACK)
     store.delete(PACK)
@@ -329,7 +333,7 @@ def test_a_file_of_another_length_is_not_mixed_with_what_is_cached(far: Counting
 
 
 def test_the_least_recently_asked_for_goes_first(tmp_path: Path) -> None:
-    """Below the limit at all times; a block that is asked for again and again stays, whatever else comes through."""
+    """The cache is always below its limit. A block that is read often stays."""
     inner = LocalStore(tmp_path / "far")
     for number in range(30):
         put(inner, f"{DIR}/pack-00000-{number:03d}.safetensors", DATA)
@@ -339,7 +343,7 @@ def test_the_least_recently_asked_for_goes_first(tmp_path: Path) -> None:
     for number in range(30):
         store = fresh(far, tmp_path, limit)
         store.blocks.keep(name_of("else", str(number)), 0, 1, memoryview(b"x"))
-        store.blocks._until_look = 0  # an unlucky draw may put its first look off by a block
+        store.blocks._until_look = 0  # an unlucky draw may delay its first check by a block
         read_all(store, f"{DIR}/pack-00000-{number:03d}.safetensors")
         assert store.blocks.total_bytes() < limit
         read_all(store, often)
@@ -367,7 +371,8 @@ def test_strangers_files_stay(tmp_path: Path) -> None:
 
 
 def test_the_limit_is_a_tenth_of_what_was_free_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a word it is that, told in the directory, so that it stays what it was."""
+    """Without a setting the limit is a tenth of the free space. It is stored in the directory, so that it stays
+    equal."""
 
     def use() -> int:
         blocks = BlockCache(tmp_path / "cache")
@@ -379,13 +384,13 @@ def test_the_limit_is_a_tenth_of_what_was_free_at_first(tmp_path: Path, monkeypa
     (tmp_path / "cache" / "limit").write_text("123456789\n")
     assert use() == 123456789
     (tmp_path / "cache" / "limit").write_text("nonsense\n")
-    assert 0.8 < use() / (room.f_bavail * room.f_frsize / 10) < 1.2, "what cannot be read is written anew"
+    assert 0.8 < use() / (room.f_bavail * room.f_frsize / 10) < 1.2, "an unreadable limit is written again"
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("how", ["full", "below a file"])
 def test_a_disk_that_refuses_means_no_cache_and_one_word(
-    far: CountingStore, tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch, how: str
+    far: CountingStore, tmp_path: Path, events_seen: list[Event], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """On a full disk, or without a directory, everything is read from the store, only the requested bytes, and reported once."""
     folder = tmp_path / "cache"
@@ -404,7 +409,7 @@ def test_a_disk_that_refuses_means_no_cache_and_one_word(
         store = CachedStore(far, blocks)
         assert read_all(store, PACK) == DATA
         assert store.get(PACK, len(DATA)) == DATA
-    assert [event.name for event in told if event.name == "cache.off"] == ["cache.off"]
+    assert [event.name for event in events_seen if event.name == "cache.off"] == ["cache.off"]
     far.bytes.clear()
     reader = store.open(PACK)
     assert read(reader, 7, 5) == DATA[7:12]
@@ -412,8 +417,10 @@ def test_a_disk_that_refuses_means_no_cache_and_one_word(
     assert block_paths(tmp_path) == []
 
 
-def test_threads_that_meet_a_full_disk_together_tell_it_once(tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several are at it when the disk refuses: one event."""
+def test_threads_that_meet_a_full_disk_together_report_it_once(
+    tmp_path: Path, events_seen: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several threads write when the disk refuses: one event."""
     gate = threading.Barrier(4, timeout=20)
 
     def writev(fd: int, buffers: list[memoryview]) -> int:
@@ -427,7 +434,7 @@ def test_threads_that_meet_a_full_disk_together_tell_it_once(tmp_path: Path, tol
         thread.start()
     for thread in threads:
         thread.join()
-    assert [event.name for event in told] == ["cache.off"]
+    assert [event.name for event in events_seen] == ["cache.off"]
     assert not blocks.takes_more
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [tmp_path / "cache" / "limit"]
 
@@ -443,7 +450,7 @@ def test_what_is_there_is_read_from_a_disk_that_takes_no_more(far: CountingStore
 
 
 def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``RELIGHT_CACHE`` goes for what is far away, and for nothing else; what makes no sense is refused."""
+    """``RELIGHT_CACHE`` applies to remote stores only. Invalid values are refused."""
     assert blocks_from_settings() is None
     assert isinstance(open_bytes("s3://bucket/x"), ObjectStore)
     monkeypatch.setenv("RELIGHT_CACHE", str(tmp_path / "cache"))
@@ -487,7 +494,7 @@ def same(found: dict[str, torch.Tensor]) -> bool:
 
 
 def test_a_second_restore_reads_only_the_log_from_afar(run: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cold, each byte comes once; warm, only the log and the store's record do."""
+    """A cold restore fetches each byte once. A warm one fetches only the log and the store's record."""
     assert same(load(fresh(run, tmp_path), monkeypatch))
     stored = sum(path.stat().st_size for path in (tmp_path / "far").rglob("*") if path.is_file())
     assert stored * 0.99 < run.bytes["read"] < stored * 1.001
@@ -501,7 +508,7 @@ def test_a_second_restore_reads_only_the_log_from_afar(run: CountingStore, tmp_p
 
 
 def test_a_cache_filled_with_damage_costs_a_second_reading_and_no_restore(
-    run: CountingStore, tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch
+    run: CountingStore, tmp_path: Path, events_seen: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root, part and packs that were damaged before they were cached: found by their hashes, read once more from afar, whole from then on."""
     store = fresh(run, tmp_path)
@@ -513,13 +520,13 @@ def test_a_cache_filled_with_damage_costs_a_second_reading_and_no_restore(
             piece = memoryview(data)[start : start + BLOCK_BYTES]
             store.blocks.keep(name_of(store.url, f"{prefix}/{entry.name}"), start // BLOCK_BYTES, len(data), piece)
     assert same(load(fresh(run, tmp_path), monkeypatch))
-    assert "read.retried" in {event.name for event in told}
-    told.clear()
+    assert "read.retried" in {event.name for event in events_seen}
+    events_seen.clear()
     assert same(load(fresh(run, tmp_path), monkeypatch))
-    assert "read.retried" not in {event.name for event in told}
+    assert "read.retried" not in {event.name for event in events_seen}
 
 
-def test_verifying_looks_where_the_bytes_lie(run: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verifying_reads_the_store_and_not_the_cache(run: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A completely cached file hides no damage from a verification. A restore continues from the cache."""
     store = fresh(run, tmp_path)
     assert same(load(store, monkeypatch))
@@ -532,14 +539,14 @@ def test_verifying_looks_where_the_bytes_lie(run: CountingStore, tmp_path: Path,
     assert same(load(fresh(run, tmp_path), monkeypatch))
 
 
-def test_readers_tell_what_came_from_where(far: CountingStore, tmp_path: Path, told: list[Event]) -> None:
+def test_readers_report_hits_and_misses(far: CountingStore, tmp_path: Path, events_seen: list[Event]) -> None:
     """After each file there is an event with hits, misses and their bytes. The store has the sums."""
     store = fresh(far, tmp_path)
     for _ in range(2):
         reader = store.open(PACK)
         read(reader, 10, 100)
         reader.close()
-    fields = [dict(event.fields) for event in told if event.name == "cache.read"]
+    fields = [dict(event.fields) for event in events_seen if event.name == "cache.read"]
     assert fields == [
         {"key": PACK, "hits": 0, "misses": 1, "hit_bytes": 0, "missed_bytes": BLOCK_BYTES},
         {"key": PACK, "hits": 1, "misses": 0, "hit_bytes": 100, "missed_bytes": 0},

@@ -44,7 +44,7 @@ SAVES = 150
 """As many as take longer than the server stays up."""
 
 
-def told(what: str) -> None:
+def report(what: str) -> None:
     """Print a line for the user of the test."""
     print(f"\n  {what}", end="", flush=True)
 
@@ -56,7 +56,7 @@ def test_the_shipped_suite(nfs: Lab, version: str, buffered: bool) -> None:
     path = machine.mount(f"v{version}", f"vers={version},hard")
     suite = f"tests/store/test_store_conformance.py::TestLocal{'Buffered' if buffered else ''}"
     lines = machine.run(sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--basetemp={path}/suite", suite)
-    told(f"NFS {version}{', through the page cache' if buffered else ''}: {lines[-1].strip('= ')}")
+    report(f"NFS {version}{', through the page cache' if buffered else ''}: {lines[-1].strip('= ')}")
     passed = re.search(r"(\d+) passed", lines[-1])
     assert passed and int(passed[1]) >= 20 and "skipped" not in lines[-1]
 
@@ -76,7 +76,7 @@ def test_one_winner_among_machines(nfs: Lab, store: str) -> None:
         refused += sum(tries for _, _, tries, *_ in answers)
         assert {contents for *_, contents in answers} == {answers[won[0]][3]}, answers
     assert [job.end() for job in jobs] == [0, 0]
-    told(f"500 names, won {wins[0]} : {wins[1]}; the server failed {refused} times")
+    report(f"500 names, won {wins[0]} : {wins[1]}; the server failed {refused} times")
     assert min(wins.values()) >= 25, "that was no race"
 
 
@@ -95,7 +95,7 @@ def test_saved_here_restored_there_at_once(nfs: Lab, store: str) -> None:
         assert restorer.ask() == ["restored", *saved[1:]]
         late.append(time.monotonic() - began)
     assert [saver.end(), restorer.end()] == [0, 0]
-    told(f"25 saves, each restored on the other machine within {max(late):.2f} s")
+    report(f"25 saves, each restored on the other machine within {max(late):.2f} s")
 
 
 def test_what_was_not_there_a_moment_ago_is_there(nfs: Lab, store: str) -> None:
@@ -114,15 +114,15 @@ def test_what_was_not_there_a_moment_ago_is_there(nfs: Lab, store: str) -> None:
         by_itself, by_us = b.ask("there", f"dir/{n}")
         wrong_by_itself += not by_itself
         assert by_us == "x"
-    for n in range(10):  # directories too, of which not even the parent shows
+    for n in range(10):  # directories too, and not even their parent is visible
         assert b.ask("there", f"new{n}/deep/er/file")[0] is False
         a.ask("put", f"new{n}/deep/er/file")
         by_itself, by_us = b.ask("there", f"new{n}/deep/er/file")
         wrong_by_itself += not by_itself
         assert by_us == "x"
     assert [a.end(), b.end()] == [0, 0]
-    told(
-        f"30 names were asked for, made elsewhere, and asked for again: the kernel by itself said absent of {wrong_by_itself}, Relight of none"
+    report(
+        f"30 names were asked for, made elsewhere, and asked for again: {wrong_by_itself} were absent for the kernel by itself, none for Relight"
     )
     assert wrong_by_itself, "no cache was in the way: nothing was shown"
 
@@ -148,7 +148,7 @@ def test_two_attempts_on_two_machines(nfs: Lab, store: str) -> None:
         saver = other
     assert saver.end() == 0
     assert _check(nfs, store, facts) == []
-    told("8 times an attempt on one machine superseded the other's, whose next save was refused")
+    report("8 times an attempt on one machine superseded the other's, and the other's next save was refused")
 
 
 def _check(nfs: Lab, store: str, facts: list[list[str]], machine: Machine | None = None) -> list[str]:
@@ -167,12 +167,12 @@ def test_deleting_what_another_machine_reads(nfs: Lab, store: str) -> None:
     churn = a.job("churn", f"/mnt/x/{store}", 25)
     assert churn.heard() == ["ready"]
     time.sleep(1)
-    looks = [machine.job("look", f"/mnt/x/{store}", 22) for machine in (a, b)]
-    assert [look.heard() for look in looks] == [["ready"]] * 2
-    results = [look.heard()[1] for look in looks]
+    restorers = [machine.job("look", f"/mnt/x/{store}", 22) for machine in (a, b)]
+    assert [restorer.heard() for restorer in restorers] == [["ready"]] * 2
+    results = [restorer.heard()[1] for restorer in restorers]
     done = churn.heard()[1]
-    assert [process.end() for process in (churn, *looks)] == [0, 0, 0]
-    told(f"saved {done['saved']}, meanwhile restored: {results}")
+    assert [process.end() for process in (churn, *restorers)] == [0, 0, 0]
+    report(f"saved {done['saved']}, meanwhile restored: {results}")
     for result in results:
         assert result.get("restored", 0) > 5
         assert not result.get("wrong") and not result.get("odd names")
@@ -199,7 +199,7 @@ def test_files_deleted_while_they_are_open(nfs: Lab, store: str) -> None:
     reader.end()
     assert job.ask("delete_dir", "dir") == [True]
     assert job.end() == 0
-    told(f"{kernels[0]} was in no listing of ours; its directory went when it was closed")
+    report(f"{kernels[0]} was in no listing of ours; its directory went when it was closed")
 
 
 @pytest.mark.parametrize("version", ["4.2", "4.0"])
@@ -228,13 +228,13 @@ def test_reply_to_a_creation_is_lost(nfs: Lab, store: str, version: str) -> None
             nfs.server.start()
             _, outcome, _, mine, contents = job.heard()
             outcomes.append(outcome)
-            assert outcome is not taken, f"told {outcome} of a name that was {'taken' if taken else 'free'}"
+            assert outcome is not taken, f"answered {outcome} for a name that was {'taken' if taken else 'free'}"
             assert (mine == contents) is outcome
             assert job.end() == 0
     finally:
         wire.close()
         machine.unmount(f"wire{version}")
-    told(f"NFS {version}: {outcomes}")
+    report(f"NFS {version}: {outcomes}")
 
 
 OUTAGES = 5
@@ -288,7 +288,7 @@ def test_server_is_killed_again_and_again(nfs: Lab, store: str) -> None:
     assert {outcome[0] for outcome in restored} <= {"none", "restored"} and len(restored) > 5
     assert _check(nfs, store, facts) == []
     assert nfs.server.starts - started >= 2, "it was over before the server was killed"
-    told(f"{SAVES} saves and {len(restored)} restores while the server was killed {nfs.server.starts - started} times")
+    report(f"{SAVES} saves and {len(restored)} restores while the server was killed {nfs.server.starts - started} times")
 
 
 def test_many_creations_while_the_server_is_killed(nfs: Lab, store: str) -> None:
@@ -307,17 +307,18 @@ def test_many_creations_while_the_server_is_killed(nfs: Lab, store: str) -> None
     (contents,) = reader.heard()
     reader.end()
     outcomes = Counter[str]()
-    for one, theirs in zip(*answers):
-        (n, first, mine), (_, second, others) = json.loads(one), json.loads(theirs)
+    for ours, theirs in zip(*answers):
+        (n, first, mine), (_, second, others) = json.loads(ours), json.loads(theirs)
         outcomes[f"{first}/{second}"] += 1
-        assert [first, second].count("True") == 1, (one, theirs)
-        assert contents[str(n)] == (mine if first == "True" else others), (one, theirs)
+        assert [first, second].count("True") == 1, (ours, theirs)
+        assert contents[str(n)] == (mine if first == "True" else others), (ours, theirs)
     assert not any(name.startswith(".tmp") for name in contents)
-    told(f"{count} names while the server was killed {nfs.server.starts - started} times: {dict(outcomes)}")
+    report(f"{count} names while the server was killed {nfs.server.starts - started} times: {dict(outcomes)}")
 
 
-def test_soft_mounts_give_errors_that_are_told(nfs: Lab, store: str) -> None:
-    """On a soft mount a server that is silent for a while is an error of ours or a pause; what was acknowledged is there, doubt is called so."""
+def test_soft_mounts_give_errors_of_ours(nfs: Lab, store: str) -> None:
+    """A server that is silent for a while is an error of ours or a pause. Acknowledged saves exist, and doubt is
+    reported as such."""
     machine = nfs.machines[0]
     path = machine.mount("soft", "vers=4.2,soft,timeo=10,retrans=1")
     saver = machine.job("saves", f"{path}/{store}", "soft", 0)
@@ -347,7 +348,7 @@ def test_soft_mounts_give_errors_that_are_told(nfs: Lab, store: str) -> None:
     assert [fact[0] for fact in facts].count("saved") >= 4, "the saves between the silences"
     assert _check(nfs, store, [fact for fact in facts if fact[0] != "failed"]) == []
     machine.unmount("soft")
-    told(f"{Counter(f[0] for f in facts)}, the slowest after {slowest:.1f} s: {dict(failed)}")
+    report(f"{Counter(f[0] for f in facts)}, the slowest after {slowest:.1f} s: {dict(failed)}")
 
 
 @pytest.mark.parametrize(("call", "n"), [("link", 3), ("unlink", 3), ("open_dir", 5), ("fsync", 7), ("link", 5), ("open_dir", 7)])
@@ -357,7 +358,7 @@ def test_client_process_is_killed(nfs: Lab, store: str, call: str, n: int) -> No
     facts = [json.loads(line) for line in job.rest() if line.startswith("[")]
     assert job.code == -signal.SIGKILL
     assert _check(nfs, store, facts) == []
-    told(f"killed before {call} {n}, after {[fact[0] for fact in facts]}")
+    report(f"killed before {call} {n}, after {[fact[0] for fact in facts]}")
 
 
 def test_client_machine_loses_its_power(nfs: Lab, store: str, tmp_path: Path) -> None:
@@ -375,13 +376,14 @@ def test_client_machine_loses_its_power(nfs: Lab, store: str, tmp_path: Path) ->
         nfs.machines.remove(machine)
         begun = sum(fact[0] == "saving" for fact in facts)
         saved += sum(fact[0] == "saved" for fact in facts)
-        facts += [["saving", f"large/{begun + more}/large"] for more in range(1, 4)]  # what it may have said, and nobody heard
+        facts += [["saving", f"large/{begun + more}/large"] for more in range(1, 4)]  # what it may have reported without our receiving it
         assert _check(nfs, f"{store}{turn}", facts) == []
-    told(f"3 machines died; all {saved} checkpoints that they had acknowledged are there")
+    report(f"3 machines died; all {saved} checkpoints that they had acknowledged are there")
 
 
 def test_wire_is_cut(nfs: Lab, store: str) -> None:
-    """A machine that is cut off and superseded meanwhile cannot commit when it is back; nor is what it did before lost."""
+    """A machine that is cut off and superseded meanwhile cannot commit when it is back. Its earlier saves are not
+    lost."""
     a, b = nfs.machines
     saver = a.job("saves", f"/mnt/x/{store}", "cut", 0)
     facts = [saver.heard()]
@@ -398,4 +400,4 @@ def test_wire_is_cut(nfs: Lab, store: str) -> None:
     assert saver.heard() == ["fenced"]
     assert saver.end() == 0
     assert _check(nfs, store, facts) == []
-    told("cut off, superseded, and refused when it was back")
+    report("cut off, superseded, and refused when it was back")

@@ -24,7 +24,8 @@ def bench(s3_server: Server) -> Iterator[Bench]:
 
 
 def test_one_broken_request_is_as_if_nothing_had_been(bench: Bench) -> None:
-    """Of six kinds, one at a place drawn from a seed: no false failure, nothing lost, nothing left, all restores to its bytes."""
+    """Six faults, each at a seeded place, cause no false failure, loss or leftover, and all restores have their
+    bytes."""
     plain = bench.trial(SEED, lambda request: "")
     assert plain.error is None and plain.wrong == []
     places: dict[str, list[int]] = {}
@@ -47,7 +48,8 @@ def test_many_broken_requests_lose_nothing(bench: Bench, seed: int) -> None:
 
 
 def test_an_upload_in_parts_is_all_there_or_not_at_all(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request of writing 17 MiB × each fault: either it is there to the byte, or it failed, and neither an object nor an upload stays."""
+    """Whichever request of an upload of 17 MiB fails in whichever way, the object is complete, or absent without
+    leftovers."""
     data = memoryview(random.Random(1).randbytes(17 << 20))
     broken: tuple[int, str] = (-1, "")
     counted: list[str] = []
@@ -73,7 +75,7 @@ def test_an_upload_in_parts_is_all_there_or_not_at_all(s3_server: Server, s3: st
         for request in requests:
             for fault in faults_of(request):
                 if (fault in SLOW and request.number % 3) or (request.number + len(counted)) % 2:
-                    counted.append("")  # every other one; make faults has them all of whole lives
+                    counted.append("")  # every other one; ``make faults`` tries all, in whole lives
                     continue
                 broken = (request.number, fault)
                 url = f"{s3}/{request.number}-{fault.replace(' ', '-')}"

@@ -45,7 +45,7 @@ QUICK = RetryTimes(request_s=0.8, deadline_s=3.0, tries=3, pause_s=0.01, pause_m
     ],
 )  # fmt: skip
 def test_where_a_url_leads(url: str, found: tuple[str, str, str]) -> None:
-    """Scheme, bucket, prefix."""
+    """A URL has a scheme, a bucket and a prefix."""
     assert Bucket.from_url(url) == found
     assert isinstance(open_bytes(url), ObjectStore)
 
@@ -53,8 +53,8 @@ def test_where_a_url_leads(url: str, found: tuple[str, str, str]) -> None:
 @pytest.mark.parametrize(
     "url", ["s3://", "s3:///run", "s3://key:secret@bucket/run", "s3://bucket/run?x=1", "s3://bucket/a//b", "s3://b/../x", "s3://b/a#f"]
 )
-def test_what_is_no_place_is_refused_without_asking_anybody(url: str) -> None:
-    """No secret, query or climbing in a URL; the error does not repeat a secret."""
+def test_invalid_urls_are_refused_without_any_request(url: str) -> None:
+    """A URL must have no secret, query or parent directory. The error does not repeat a secret."""
     assert "secret" not in str(refuses(ConfigError, lambda: open_bytes(url))).replace("'secret'", "")
 
 
@@ -65,11 +65,11 @@ def test_runs_of_a_bucket() -> None:
 
 
 class PermissionDeniedError(Exception):
-    """As the library names it."""
+    """The library's error of that name."""
 
 
-def test_errors_say_what_happened_and_no_secret() -> None:
-    """The request, the status and the server's words; no query, user or signature."""
+def test_errors_state_what_happened_and_no_secret() -> None:
+    """The error has the request, the status and the server's message, and neither query, user nor signature."""
     text = (
         "Generic S3 error: Error performing PUT https://me:hunter2@host/bucket/key?X-Amz-Signature=abc123&sig=zzz in 10.2ms - "
         "Server returned non-2xx status code: 403 Forbidden: <Error><Code>SignatureDoesNotMatch</Code><Message>no match</Message>"
@@ -83,23 +83,23 @@ def test_errors_say_what_happened_and_no_secret() -> None:
     assert isinstance(denied, StoreUnavailable) and not denied.retryable and "credentials" in denied.hint
     assert isinstance(translate(FileNotFoundError("404"), "reading", "key"), CheckpointNotFound)
     assert isinstance(translate(Exception("status code: 507 Insufficient Storage"), "writing", "key"), NoSpace)
-    nobody = translate(
+    without_credentials = translate(
         Exception("Error performing PUT http://169.254.169.254/latest/api/token in 1s - connection refused"), "opening", "key"
     )
-    assert "no credentials were found" in nobody.hint
+    assert "no credentials were found" in without_credentials.hint
     passing = "Error performing GET http://h/b in 1ms - Server returned non-2xx status code: {}: x"
     assert translate(Exception(passing.format("503 Slow Down")), "reading", "key").retryable
     assert not translate(Exception(passing.format("400 Bad Request")), "reading", "key").retryable
 
 
-def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra's name."""
+def test_without_the_library_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the extra's name."""
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     error = refuses(ConfigError, lambda: ObjectStore("s3://some-bucket-of-its-own/x").get("a", 1))
     assert "relight[s3]" in error.hint
 
 
-def test_a_forked_process_is_told_and_does_not_hang(s3: str) -> None:
+def test_a_forked_process_gets_an_error_and_does_not_hang(s3: str) -> None:
     """The library's threads do not survive a fork."""
     script = (
         "import os, sys\nfrom relight.store import open_bytes\nfrom relight.errors import StoreUnavailable\n"
@@ -111,9 +111,12 @@ def test_a_forked_process_is_told_and_does_not_hang(s3: str) -> None:
     assert subprocess.run([sys.executable, "-c", script, s3], timeout=60).returncode == 7
 
 
-def test_a_process_that_ends_behind_a_listing_ends_well(s3: str) -> None:
-    """The library's thread is still telling the event loop of the result: it is waited for. Else it is ended in foreign code, and that
-    aborts: a command that has said all it had to say, or a rank that had finished, would end by a signal (seen under load, 1 in 50)."""
+def test_a_process_that_ends_after_a_listing_ends_well(s3: str) -> None:
+    """The end waits for the library's thread, which is still reporting the result to the event loop.
+
+    Otherwise that thread ends in foreign code and aborts: a command with complete output, or a finished rank, ends by a
+    signal (seen under load, 1 in 50).
+    """
     script = (
         "import sys, time, asyncio\nfrom relight.store import open_bytes\n"
         "plain = asyncio.SelectorEventLoop._write_to_self\n"
@@ -127,8 +130,8 @@ def test_a_process_that_ends_behind_a_listing_ends_well(s3: str) -> None:
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
-def test_a_bucket_that_is_not_there_is_said_at_once(s3: str) -> None:
-    """Not tried again for two minutes, and not taken for an empty store."""
+def test_a_missing_bucket_is_reported_at_once(s3: str) -> None:
+    """A missing bucket is neither retried for two minutes nor taken for an empty store."""
     store = ObjectStore(f"s3://no-such-{random.randrange(10**9)}/x")
     started = time.monotonic()
     for call in (lambda: store.get("a", 1), lambda: list(store.list("")), lambda: store.put_once("a", b"")):
@@ -137,7 +140,7 @@ def test_a_bucket_that_is_not_there_is_said_at_once(s3: str) -> None:
 
 
 def test_a_server_that_is_not_there_is_given_up_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within about twice the deadline: the library's own, and ours."""
+    """The error comes within about twice the deadline: the library's own retries, then ours."""
     for name, value in {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}.items():
         monkeypatch.setenv(name, value)
     store = ObjectStore("s3://bucket/x", patience=QUICK._replace(deadline_s=1.0))
@@ -147,7 +150,7 @@ def test_a_server_that_is_not_there_is_given_up_in_bounded_time(monkeypatch: pyt
         assert time.monotonic() - started < 4 * QUICK.deadline_s
 
 
-def test_a_listing_without_end_is_called_off(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_without_end_is_aborted(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that always has one more page: bounded time, and an error of ours."""
     with proxied(s3_server.address, lambda request: "endless" if request.is_listing else "") as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
@@ -159,7 +162,7 @@ def test_a_listing_without_end_is_called_off(s3_server: Server, s3: str, monkeyp
         assert len(proxy.seen) > 2
 
 
-signatures_are_not_looked_at = pytest.mark.skipif(
+signatures_are_not_checked = pytest.mark.skipif(
     os.environ.get("RELIGHT_TEST_S3", "moto") != "moto", reason="taking the condition out of a request breaks its signature"
 )
 
@@ -168,9 +171,9 @@ def conditions_ignored(request: Request) -> str:
     return "unconditional" if request.conditional else ""
 
 
-@signatures_are_not_looked_at
+@signatures_are_not_checked
 def test_a_server_that_ignores_conditions_is_found_out_and_refused(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run begins there, and nothing of the probe stays; it is asked once a process."""
+    """No run begins there, and the probe leaves no file. The server is probed once a process."""
     probe.forget()
     with proxied(s3_server.address, conditions_ignored) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
@@ -184,9 +187,10 @@ def test_a_server_that_ignores_conditions_is_found_out_and_refused(s3_server: Se
         assert list(store.list("")) == []
 
 
-@signatures_are_not_looked_at
-def test_one_writer_may_use_it_and_is_told_every_time(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the promise a run works there, and names are still made once by that writer; several ranks are refused."""
+@signatures_are_not_checked
+def test_one_writer_may_use_it_and_is_warned_every_time(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``RELIGHT_SINGLE_WRITER`` a run works there, and the writer makes each name once. Several ranks are
+    refused."""
     probe.forget()
     with proxied(s3_server.address, conditions_ignored) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
@@ -202,15 +206,15 @@ def test_one_writer_may_use_it_and_is_told_every_time(s3_server: Server, s3: str
 
 
 def test_the_probe_believes_a_server_that_honours_them(s3: str) -> None:
-    """It leaves no files."""
+    """The probe leaves no files."""
     probe.forget()
     store = ObjectStore(f"{s3}/place")
     assert store.properties().exclusive_create
     assert list(store.list("")) == []
 
 
-def test_a_creation_whose_answers_are_lost_knows_its_own_work(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Done and not answered, answered with another's refusal, refused for a conflict: in the end True, once, whatever was done."""
+def test_a_creation_with_lost_answers_knows_its_own_work(s3_server: Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the answer is lost, or a wrong refusal, the creation still returns True once, and False for a second one."""
     fault = ""
     armed = threading.Event()
 
@@ -233,7 +237,8 @@ def test_a_creation_whose_answers_are_lost_knows_its_own_work(s3_server: Server,
 
 
 def test_large_objects_arrive_in_parts_in_any_near_order(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many parts, pieces out of order within the window, read back from any offset; memory stays within the window."""
+    """Parts may arrive out of order within the window. Reads at any offset are right, and memory stays within the
+    window."""
     monkeypatch.setattr(writing, "WINDOW_BYTES", 6 << 20)
     store = ObjectStore(s3)
     data = random.Random(3).randbytes((20 << 20) + 777)
@@ -254,8 +259,8 @@ def test_large_objects_arrive_in_parts_in_any_near_order(s3: str, monkeypatch: p
         assert room == data[start : start + length]
 
 
-def test_a_gap_that_nobody_fills_is_said(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread that writes backwards: an error, not a wait without end; nothing is left."""
+def test_a_gap_that_stays_is_an_error(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread that writes backwards gets an error instead of waiting without end. No file is left."""
     monkeypatch.setattr(writing, "WINDOW_BYTES", 2 << 20)
     monkeypatch.setattr(writing, "STALL_S", 0.3)
     store = ObjectStore(s3)
@@ -351,8 +356,8 @@ def test_secrets_are_in_no_file_record_or_error(s3: str, monkeypatch: pytest.Mon
     assert not any(secret in text for text in texts)
 
 
-def test_names_come_back_as_they_were_given(s3: str) -> None:
-    """Names with signs that URLs treat apart."""
+def test_names_are_returned_unchanged(s3: str) -> None:
+    """Names have characters with a meaning in URLs."""
     store = ObjectStore(s3)
     names = ["a+b", "a b", "a%41b", "ü", "a=b&c", "a;b", "a'b"]
     for name in names:
@@ -386,8 +391,8 @@ def test_one_reader_many_threads(s3: str) -> None:
     assert not wrong
 
 
-def test_a_log_in_a_bucket_is_read_by_anybody(s3: str) -> None:
-    """Two stores of one URL see one run; the records are JSON, as on a disk."""
+def test_a_log_in_a_bucket_is_read_by_other_stores(s3: str) -> None:
+    """Two stores of one URL see one run. Its records are JSON, as on a disk."""
     store, other = ObjectStore(f"{s3}/place"), ObjectStore(f"{s3}/place/")
     attempt = Attempt.begin(store, "run")
     assert Log(other, "run").read().head == attempt.view().head
@@ -395,23 +400,23 @@ def test_a_log_in_a_bucket_is_read_by_anybody(s3: str) -> None:
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["conditional", "single writer"])
-def test_a_creation_that_nobody_can_see_any_more_is_uncertain(s3: str, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
-    """It may have been done: who takes it for refused would delete what a record names."""
+def test_a_creation_that_cannot_be_read_back_is_uncertain(s3: str, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    """It may have been done. A caller that took it for refused would delete what a record names."""
     store = ObjectStore(s3, patience=QUICK)
     create = store._put_alone if alone else store.create
     assert create("log/0", b"mine")
-    looks = [None] if alone else []
+    answers = [None] if alone else []
 
-    def look(path: str, limit: int) -> Any:
-        if not looks:
+    def answer(path: str, limit: int) -> Any:
+        if not answers:
             raise StoreUnavailable("no answer", where=path)
-        return looks.pop()
+        return answers.pop()
 
-    monkeypatch.setattr(store, "_read_head", look)
+    monkeypatch.setattr(store, "_read_head", answer)
     with pytest.raises(Uncertain):
         create("log/1" if alone else "log/0", b"mine")
     if alone:
-        looks.append(None)
-        monkeypatch.setattr(store, "overwrite", look)
+        answers.append(None)
+        monkeypatch.setattr(store, "overwrite", answer)
         with pytest.raises(Uncertain):
             create("log/2", b"mine")

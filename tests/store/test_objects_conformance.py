@@ -26,7 +26,7 @@ class TestS3(StoreSuite):
 
 @pytest.fixture(scope="module")
 def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Azure's emulator."""
+    """Start Azure's emulator."""
     with azurite(tmp_path_factory.mktemp("azurite")) as server:
         yield server
 
@@ -44,7 +44,7 @@ class TestAzure(StoreSuite):
         return ObjectStore(f"az://{self.name}/some/prefix")
 
     def test_a_large_object_in_blocks(self, tmp_path: Path) -> None:
-        """Many blocks, fed in order, read back from anywhere; an aborted one leaves nothing to be listed."""
+        """Many blocks are written in order and read back at any offset. An aborted object is not listed."""
         store = self.make(tmp_path)
         data = random.Random(1).randbytes((20 << 20) + 5)
         writer = store.write("dir/large", len(data))

@@ -45,8 +45,9 @@ def losses(ledger: Path) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("seed", [1])
-def test_killed_training_goes_on_to_the_bit(s3_server: Server, s3: str, tmp_path: Path, seed: int) -> None:
-    """SIGKILL three times at random moments; each life resumes what is committed in the bucket, and all losses are those of a run left alone."""
+def test_killed_training_resumes_to_the_bit(s3_server: Server, s3: str, tmp_path: Path, seed: int) -> None:
+    """After each of three SIGKILLs at random moments training resumes from the bucket, with the losses of an
+    undisturbed run."""
 
     def start(url: str, ledger: Path) -> Script:
         return Script(TRAIN, url, str(STEPS), str(ledger), RELIGHT_BACKGROUND="1")

@@ -54,7 +54,7 @@ def test_forked_processes_share_a_bound(tmp_path: Path) -> None:
 
 
 def test_a_bound_is_kept_without_a_private_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no file can be shared, each process keeps the bound by itself."""
+    """If no file can be shared, each process keeps the bound by itself."""
 
     def refused() -> None:
         raise PermissionError("no directory")
@@ -103,7 +103,7 @@ def test_one_read_of_a_large_range_takes_its_time(tmp_path: Path) -> None:
 
 
 def test_small_files_and_unbounded_stores_are_left_alone(tmp_path: Path) -> None:
-    """Records and roots are written at once; without a bound the store is the very same."""
+    """Records and roots are written at once. Without a bound the store is returned unchanged."""
     store = LocalStore(str(tmp_path))
     assert paced(store, name(), None, None) is store
     slow, began = paced(store, name(), 1000, None), time.monotonic()

@@ -1,4 +1,4 @@
-"""What a network file system's client remembers, forgets and loses, as calls that answer so: for machines without one (``test_nfs`` has one)."""
+"""Stale caches, forgotten handles and lost replies of an NFS client, simulated (``test_nfs`` has a real one)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def absent(store: LocalStore, key: str) -> bool:
 
 @pytest.mark.parametrize("key", ["file", "run/log/file", "new/directories/too/file"])
 def test_absence_is_not_believed_from_memory(tmp_path: Path, key: str) -> None:
-    """What a client remembers as absent and another machine has made since is read, listed, made durable and deleted."""
+    """A name that the client remembers as absent, and another machine has made since, is read, listed, synced and
+    deleted."""
     (tmp_path / "store").mkdir()
     here, elsewhere = LocalStore(tmp_path / "store", disk=Remembering()), LocalStore(tmp_path / "store")
     parent = os.path.dirname(key)
@@ -109,7 +110,7 @@ class StaleRead(Disk):
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EBADF])
 @pytest.mark.parametrize("fate", ["there", "deleted", "replaced"])
-def test_stale_handle_is_opened_anew_once(tmp_path: Path, code: int, fate: str) -> None:
+def test_stale_handle_is_opened_again_once(tmp_path: Path, code: int, fate: str) -> None:
     """A handle that the server forgot is opened again if the name is still the same file.
 
     Otherwise the error states what happened to the file.
@@ -185,7 +186,7 @@ def test_stale_names_are_asked_for_again(tmp_path: Path, name: str) -> None:
         assert (tmp_path / "new" / "name").read_bytes() == b"y"
 
 
-def test_what_stays_stale_is_told(tmp_path: Path) -> None:
+def test_what_stays_stale_is_an_error(tmp_path: Path) -> None:
     """A second ESTALE is ``StoreUnavailable``, which states what may have happened."""
 
     class Always(Disk):
@@ -199,7 +200,8 @@ def test_what_stays_stale_is_told(tmp_path: Path) -> None:
 
 
 class LostReply(Disk):
-    """``link`` does its work and answers EEXIST; ``lstat`` remembers the link count from before. So Linux's client when the server is killed."""
+    """A disk like Linux's client of a killed server: ``link`` works and answers EEXIST, ``lstat`` has the old link
+    count."""
 
     def __init__(self, *, swept: bool, taken: bool) -> None:
         self.swept, self.taken = swept, taken
@@ -221,7 +223,7 @@ class LostReply(Disk):
 
 @pytest.mark.parametrize("swept", [False, True])
 @pytest.mark.parametrize("taken", [False, True])
-def test_link_whose_reply_is_lost(tmp_path: Path, swept: bool, taken: bool) -> None:
+def test_link_with_a_lost_reply(tmp_path: Path, swept: bool, taken: bool) -> None:
     """A creation that worked returns True, even if the reply is EEXIST, the link count is cached, or a sweep took the temporary."""
     path = tmp_path / "name"
     if taken:
@@ -232,7 +234,7 @@ def test_link_whose_reply_is_lost(tmp_path: Path, swept: bool, taken: bool) -> N
 
 
 def test_silly_renamed_files_are_in_no_listing(tmp_path: Path) -> None:
-    """What NFS keeps of files that were deleted while open is not listed, nor taken for anything of ours; other hidden names are listed."""
+    """NFS's names of files that were deleted while open are not listed. Other hidden names are."""
     store = LocalStore(tmp_path)
     put(store, "dir/.nfsrc", b"a user's")
     (tmp_path / "dir" / ".nfs00000000002b409c00000001").write_bytes(b"kept")
@@ -255,7 +257,7 @@ def test_more_than_there_is_room_for_where_none_can_be_reserved(tmp_path: Path) 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 @pytest.mark.parametrize("call", ["fsync", "close"])
 def test_write_errors_that_come_late(tmp_path: Path, code: int, call: str) -> None:
-    """What comes at fsync or close is told, the file is not trusted again and is gone, and its name is free."""
+    """An error at fsync or close is raised. The file is not trusted again and is gone, and its name is free."""
     store = LocalStore(tmp_path, disk=FailNth(1, code, call))
     with pytest.raises(NoSpace if code in (errno.ENOSPC, errno.EDQUOT) else StoreUnavailable):
         put(store, "file", b"x")

@@ -26,7 +26,7 @@ class TestLocalBuffered(StoreSuite):
 
 
 class TestLocalInMemory(StoreSuite):
-    """On tmpfs, which behaves differently about direct I/O and room."""
+    """The suite on tmpfs, which differs in direct I/O and free space."""
 
     @pytest.fixture
     def tmp_path(self) -> Iterator[Path]:

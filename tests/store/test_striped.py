@@ -30,7 +30,7 @@ PACKS = [f"{DIR}/{pack_file(0, index)}" for index in range(6)]
 
 
 class Scattered(StripedStore):
-    """Every file anywhere, so that all of the suite meets all places."""
+    """A stripe with files at arbitrary places, so that the suite uses all of them."""
 
     def place_of(self, key: str) -> int:
         return zlib.crc32(key.encode()) % len(self._places)
@@ -58,7 +58,7 @@ def store(tmp_path: Path) -> StripedStore:
 
 
 def again(store: StripedStore) -> StripedStore:
-    """As another process would have it."""
+    """Return the store as another process opens it."""
     return StripedStore(store._roots)
 
 
@@ -101,7 +101,7 @@ def test_listings_are_of_all_places(store: StripedStore) -> None:
 
 
 def test_a_directory_goes_when_it_is_empty_everywhere(store: StripedStore) -> None:
-    """As long as one place has something in it, it stays in all of them."""
+    """While one place has a file in the directory, it stays in all places."""
     for key in (*PACKS[1:], f"{DIR}/root.json"):
         store.delete(key)
     assert store.delete_dir(DIR) is False
@@ -138,7 +138,7 @@ def files(store: StripedStore) -> list[str]:
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("how", ["not mounted", "an empty directory", "while it is used"])
-def test_a_place_that_is_missing_is_said_by_name(store: StripedStore, tmp_path: Path, operation: str, place: int, how: str) -> None:
+def test_a_missing_place_is_reported_by_name(store: StripedStore, tmp_path: Path, operation: str, place: int, how: str) -> None:
     """Every operation raises ``StoreUnavailable`` with the place.
 
     Nothing is created or deleted. Once the place is back, everything works as before.
@@ -173,14 +173,15 @@ ASKED: dict[str, Callable[[StripedStore], object]] = {
 
 @pytest.mark.parametrize("operation", ASKED)
 def test_a_drive_that_goes_away_in_the_middle_is_not_an_empty_one(store: StripedStore, tmp_path: Path, operation: str) -> None:
-    """Between any two calls to the disk: the answer is the right one, or that a place is missing; never that there is less."""
+    """If a drive vanishes between any two calls, the result is right, or names the missing place. It is never
+    incomplete."""
 
     class Unmounting(Disk):
-        left, there = -1, True
+        left, mounted = -1, True
 
         def count(self) -> None:
-            if self.left == 0 and self.there:
-                self.there = False
+            if self.left == 0 and self.mounted:
+                self.mounted = False
                 Path(store._roots[1]).rename(tmp_path / "away")
             self.left -= 1
 
@@ -212,7 +213,7 @@ def test_a_drive_that_goes_away_in_the_middle_is_not_an_empty_one(store: Striped
         except StoreUnavailable as error:
             assert store._roots[1] in str(error)
             refused += 1
-        if disk.there:
+        if disk.mounted:
             break
         (tmp_path / "away").rename(store._roots[1])
     assert refused > 2
@@ -248,7 +249,7 @@ def test_places_are_known_by_their_files(store: StripedStore, tmp_path: Path) ->
 
 
 def test_a_store_of_its_own_is_no_place_and_a_place_is_no_store(store: StripedStore, tmp_path: Path) -> None:
-    """A directory that is a store is not made one of a stripe's; and one of a stripe's alone is not opened as a store."""
+    """A store's directory is not accepted as a place of a stripe. A place of a stripe is not opened as a store."""
     put(LocalStore(tmp_path / "own"), "relight.json", b"x")
     for places in (["own", "new"], ["new", "own"]):
         with pytest.raises(ConfigError, match="a store of its own"):
@@ -270,8 +271,8 @@ def test_a_damaged_identity_is_neither_absent_nor_taken(store: StripedStore) -> 
         again(store).get("relight.json", 99)
 
 
-def test_a_making_that_was_interrupted_is_gone_on_with(tmp_path: Path) -> None:
-    """Killed at any call to the disk while it is made: the next one makes it, and the places agree."""
+def test_an_interrupted_creation_is_completed(tmp_path: Path) -> None:
+    """After a kill at any call to the disk during creation, the next one completes it, and the places agree."""
 
     class Killed(BaseException):
         pass
@@ -309,8 +310,8 @@ def test_a_making_that_was_interrupted_is_gone_on_with(tmp_path: Path) -> None:
     assert nth > 60
 
 
-def test_room_is_what_packs_dealt_out_evenly_can_take(tmp_path: Path) -> None:
-    """N times what the fullest place has; two places on one file system share its room."""
+def test_room_is_what_evenly_spread_packs_can_take(tmp_path: Path) -> None:
+    """Room is N times that of the fullest place. Two places on one file system share its room."""
 
     class Rooms(Disk):
         rooms = {"n0": (1, 100), "n1": (2, 30), "n2": (2, 30)}
@@ -368,7 +369,7 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if a few kilobytes were worth a pack."""
+    """Lower the least size of a pack to a few kilobytes."""
     monkeypatch.setattr(plan_module, "LANE_BYTES_MIN", 1 << 16)
 
 
@@ -382,7 +383,7 @@ def saved(store: ByteStore, items: list[Item]) -> str:
 
 
 def test_a_rank_writes_a_pack_for_each_drive_and_at_once(tmp_path: Path, small_lanes: None) -> None:
-    """Of about one size, one at each place, and all of them are open before the first is finished."""
+    """The packs have about one size, one at each place, and all are open before the first is finished."""
     store = StripedStore([tmp_path / name for name in ("n0", "n1", "n2")])
     gate = threading.Barrier(3, timeout=20)
 

@@ -46,14 +46,14 @@ def url_of(tmp_path: Path, *names: str) -> str:
     return f"stripe:{','.join(str(tmp_path / name) for name in names)},/ck"
 
 
-def told(*words: str, code: int = 0) -> str:
+def output_of(*words: str, code: int = 0) -> str:
     done = CliRunner().invoke(cli, [*words], catch_exceptions=False)
     assert done.exit_code == code, done.output
     return done.output
 
 
 @pytest.mark.slow
-def test_killed_training_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_killed_training_resumes_to_the_bit(tmp_path: Path) -> None:
     """SIGKILL of a trainer with an agent that writes a pack to each of two drives: each attempt resumes, and all losses equal those of an undisturbed run."""
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
@@ -87,12 +87,12 @@ def test_killed_training_goes_on_to_the_bit(tmp_path: Path) -> None:
     newest = opened.history().live[-1]
     packs = [path.parent.parent.parent.parent.name for path in tmp_path.glob(f"n?/ck/demo/{newest.body.dir}/*.safetensors")]
     assert Counter(packs) == {"n0": 1, "n1": 1}
-    assert json.loads(told("verify", f"{url}/demo", "--json"))["ok"] is True
+    assert json.loads(output_of("verify", f"{url}/demo", "--json"))["ok"] is True
 
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A run of three checkpoints on three drives, with a pack on each."""
+    """Make a run of three checkpoints on three drives, with a pack on each."""
     monkeypatch.setattr(plan_module, "LANE_BYTES_MIN", 1 << 12)
     address = f"{url_of(tmp_path, 'n0', 'n1', 'n2')}/demo"
     for step in (1, 2, 3):
@@ -110,20 +110,20 @@ def same(found: dict[str, torch.Tensor], seed: int) -> bool:
 
 
 def test_every_command_takes_the_url(url: str, tmp_path: Path) -> None:
-    """Whole store, run, checkpoint, checkpoint's directory; reading, naming, holding, pruning."""
+    """Commands take the URLs of a store, run, checkpoint and its directory, to read, tag, hold and prune."""
     store_url, _ = split_run(url)
     assert all(len(list(tmp_path.glob(f"n{place}/ck/demo/*/*.safetensors"))) == 3 for place in range(3))
-    assert "demo" in told("ls", store_url)
-    ids = [row["id"] for row in json.loads(told("ls", url, "--json"))]
+    assert "demo" in output_of("ls", store_url)
+    ids = [row["id"] for row in json.loads(output_of("ls", url, "--json"))]
     assert len(ids) == 3
     for way in (f"{url}@2", f"{url}/{next(path.name for path in (tmp_path / 'n1/ck/demo').iterdir() if '0000000002-' in path.name)}"):
-        assert "step 2" in told("show", way)
-    assert "COMMIT" in told("log", url)
-    told("tag", url, "good", "1")
-    told("hold", url, "1", "--why", "a test")
-    told("verify", url)
-    told("scrub", url)
-    told("prune", url, "--keep-last", "1", "--yes")
+        assert "step 2" in output_of("show", way)
+    assert "COMMIT" in output_of("log", url)
+    output_of("tag", url, "good", "1")
+    output_of("hold", url, "1", "--why", "a test")
+    output_of("verify", url)
+    output_of("scrub", url)
+    output_of("prune", url, "--keep-last", "1", "--yes")
     assert same(relight.load(url), 3)
     assert same(relight.load(url, "good"), 1)
     assert len(list(tmp_path.glob("n?/ck/demo/*-e*"))) == 6, "two checkpoints, on three drives, and nothing of the third"
@@ -136,10 +136,10 @@ def test_copies_both_ways(url: str, tmp_path: Path) -> None:
     A store that is named with a trailing slash gets the run's name.
     """
     plain, other = str(tmp_path / "plain" / "copy"), url_of(tmp_path, "m0", "m1")
-    told("cp", url, plain, "--all")
-    told("cp", plain, f"{other}/")
-    told("verify", plain)
-    assert told("verify", f"{other}/copy")
+    output_of("cp", url, plain, "--all")
+    output_of("cp", plain, f"{other}/")
+    output_of("verify", plain)
+    assert output_of("verify", f"{other}/copy")
     assert same(relight.load(f"{other}/copy"), 3)
     assert same(relight.load(plain, 1), 1)
     assert {path.name for path in tmp_path.glob("m?/ck/*")} == {"relight.json", "stripe.json", "copy"}
@@ -153,14 +153,14 @@ def test_as_a_tier(url: str, tmp_path: Path) -> None:
         for step in range(ckpt.restore(), 3):
             value["x"] += step
             ckpt.step(step)
-    assert "cold" in told("ls", f"{url}2", "--tiers")
+    assert "cold" in output_of("ls", f"{url}2", "--tiers")
     (tmp_path / "n1").rename(tmp_path / "lost")
     with pytest.raises(relight.StoreUnavailable, match="n1"):
         relight.load(f"{url}2")
     assert torch.equal(relight.load(str(tmp_path / "cold" / "demo"))["value"]["x"], value["x"])
 
 
-def test_a_missing_drive_is_said_by_every_command(url: str, tmp_path: Path) -> None:
+def test_a_missing_drive_is_reported_by_every_command(url: str, tmp_path: Path) -> None:
     """No command takes it for empty or damaged, and none changes anything. Training does not start from scratch."""
     store_url, _ = split_run(url)
     plain = str(tmp_path / "plain" / "demo")

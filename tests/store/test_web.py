@@ -25,7 +25,7 @@ from relight.testing.store_suite import refuses
 
 
 class Ranges(SimpleHTTPRequestHandler):
-    """Files, whole or in part, without listings."""
+    """A server of whole files and ranges, without listings."""
 
     asked: list[str] = []
 
@@ -78,7 +78,8 @@ def served(tmp_path: Path) -> Iterator[tuple[LocalStore, str]]:
 
 @pytest.mark.parametrize("saves", [0, 1, 2, 5, 14, 30])
 def test_a_run_is_found_and_verified_without_a_listing(served: tuple[LocalStore, str], saves: int) -> None:
-    """Any number of records: the history is the one on the disk, and every checkpoint verifies; what is asked grows with the logarithm."""
+    """For any number of records the history is right and every checkpoint verifies. Requests grow with the
+    logarithm."""
     local, url = served
     attempt = Attempt.begin(local, "run")
     ids = [save(attempt, step) for step in range(saves)]
@@ -91,7 +92,7 @@ def test_a_run_is_found_and_verified_without_a_listing(served: tuple[LocalStore,
         assert verify_checkpoint(web, view, checkpoint) == []
 
 
-def test_a_record_that_is_missing_hides_nothing_behind_it(served: tuple[LocalStore, str]) -> None:
+def test_a_missing_record_hides_nothing_after_it(served: tuple[LocalStore, str]) -> None:
     """A gap in the log is a fault, not its end."""
     local, url = served
     attempt = Attempt.begin(local, "run")

@@ -1,6 +1,7 @@
-"""``relight`` with a sensor that lies: ``foretold.py SECONDS ARGUMENTS…``; after so many seconds of samples the store's disk has no room left.
+"""``relight`` with a sensor that reports wrong values: ``foretold.py SECONDS ARGUMENTS…``.
 
-All else is real. It also says so at its first looks, for which a node is otherwise watched for five minutes.
+After that many seconds of samples, the store's disk has no room left. All else is real. Predictions are reported from
+the first poll, not only after the usual five minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ GB = 1e9
 
 
 def plant(seconds: int) -> None:
-    """Each sample is a second."""
+    """Make the disk of the store full after ``seconds`` samples. Each sample is a second."""
     samples = iter(range(10**9))
 
     def rooms(self: HostGauges) -> tuple[DiskSpace, ...]:

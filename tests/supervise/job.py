@@ -1,6 +1,9 @@
-"""A small training on two or more ranks that fails as a plan says, each failure once: ``job.py STORE STEPS PLAN OUT``.
+"""A small training on two or more ranks that fails according to a plan, each failure once.
 
-The plan is a JSON list of ``{"rank", "step", "what"}``: at the step's begin, or ``behind`` its update. OUT gets a line a step from rank 0, and ``OUT.end`` a hash of the weights at the end.
+``job.py STORE STEPS PLAN OUT``.
+
+The plan is a JSON list of ``{"rank", "step", "what"}``: at the step's begin, or with ``behind`` after its update. OUT
+gets a line a step from rank 0, and ``OUT.end`` a hash of the weights at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import relight
 
 
 def fail(what: str, model: nn.Module) -> None:
-    """As it is called."""
+    """Fail in the given way."""
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "stop":
@@ -40,7 +43,7 @@ def fail(what: str, model: nn.Module) -> None:
     elif what == "type":
         len(5)  # type: ignore[arg-type]
     elif what == "value":
-        raise ValueError("a value that is none")
+        raise ValueError("an invalid value")
     elif what == "memory":
         raise MemoryError
     elif what == "device memory":
@@ -68,7 +71,7 @@ def fail(what: str, model: nn.Module) -> None:
 
 
 def main() -> None:
-    """Train."""
+    """Train, and fail according to the plan."""
     store, steps, plan_file, out = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
     plan = json.loads(plan_file.read_text())
     torch.set_num_threads(1)
@@ -91,13 +94,13 @@ def main() -> None:
         limits=relight.Limits(bytes_per_second=float(speed) if speed else None), save=relight.every(steps=every), background=os.environ.get("JOB_BACKGROUND", "1") == "1",
     )  # fmt: skip
 
-    def fail_as_planned(step: int, behind: bool) -> None:
-        for number, one in enumerate(plan):
-            here = (one["step"], one["rank"], one.get("behind", False)) == (step, rank, behind)
+    def fail_as_planned(step: int, updated: bool) -> None:
+        for number, failure in enumerate(plan):
+            here = (failure["step"], failure["rank"], failure.get("behind", False)) == (step, rank, updated)
             mark = plan_file.with_name(f"{plan_file.name}.{number}")
-            if here and one["what"] != "poison" and not mark.exists():
+            if here and failure["what"] != "poison" and not mark.exists():
                 mark.touch()
-                fail(one["what"], model)
+                fail(failure["what"], model)
 
     with contextlib.nullcontext() if os.environ.get("JOB_PLAIN") else ckpt:
         start = ckpt.restore()
@@ -105,9 +108,9 @@ def main() -> None:
             fail_as_planned(step, False)
             generator = torch.Generator().manual_seed(1000 * step + rank)
             x = torch.randn(8, 16, generator=generator)
-            if any(one["what"] == "poison" and one["step"] == step and one["rank"] == rank for one in plan):
+            if any(failure["what"] == "poison" and failure["step"] == step and failure["rank"] == rank for failure in plan):
                 x = x * math.inf
-            if os.environ.get("JOB_NOISE"):  # of the rank's own generators, which a resume must go on with
+            if os.environ.get("JOB_NOISE"):  # of the rank's own generators, which a resume must continue
                 x = x + 0.01 * torch.randn(8, 16) * random.random()
             if ckpt.should_skip(step):
                 continue

@@ -1,7 +1,8 @@
-"""Machines that are none: network, mount, name and process namespaces of this one, joined by a bridge, which share a directory.
+"""Simulated machines: network, mount, name and process namespaces of this one, joined by a bridge.
 
-Each has its own name, address, ``/dev/shm``, abstract sockets and process numbers. ``down`` takes one away as a power cut does: nobody hears
-a word. ``cut`` loses what one sends to another, silently and in that direction only: its neighbour entry names a card that nobody has.
+The machines share a directory. Each has its own name, address, ``/dev/shm``, abstract sockets and process numbers.
+``down`` removes a machine as a power cut does: its peers get no message. ``cut`` loses what one sends to another,
+silently and in that direction only: its neighbour entry names a card that does not exist.
 
 Everything is inside one process namespace: when its first process ends, whatever the reason, nothing is left.
 """
@@ -26,11 +27,11 @@ _INIT = """
 mount -t tmpfs -o size=1g tmpfs /dev/shm && mount --bind "$2" /etc/hosts && hostname "$1" && ip link set lo up || exit 1
 while :; do sleep 0.2; done
 """
-"""A first process that takes in what others leave behind."""
+"""A first process that reaps orphaned processes."""
 
 
 def missing() -> str:
-    """What this machine lacks for it, "" if nothing."""
+    """Return what this machine lacks for the lab, "" if nothing."""
     lacks = [name for name in ("unshare", "nsenter", "ip", "hostname", "mount") if not shutil.which(name)]
     if lacks:
         return f"no {', '.join(lacks)} here (Debian: util-linux iproute2 hostname)"
@@ -54,7 +55,7 @@ def wait_until(what: Callable[[], bool], seconds: float, why: str) -> float:
 
 
 class Host:
-    """One machine."""
+    """A simulated machine."""
 
     def __init__(self, name: str, number: int, hosts: Path) -> None:
         self.name, self.number, self.address = name, number, f"{_NET}.{number}"
@@ -83,15 +84,15 @@ class Host:
         wait_until(lambda: self.ask("hostname").strip() == name, 5, f"{name} has not its name")
 
     def enter(self, *command: str) -> list[str]:
-        """The command that runs ``command`` there."""
+        """Return the command that runs ``command`` on the machine."""
         return ["nsenter", "--target", str(self.init), "--net", "--mount", "--uts", "--pid", "--", *command]
 
     def ask(self, *command: str) -> str:
-        """What it prints."""
+        """Run a command there and return its output."""
         return subprocess.run(self.enter(*command), capture_output=True, text=True, check=False).stdout
 
     def start(self, *command: str, out: IO[str], env: dict[str, str], cwd: Path) -> subprocess.Popen[str]:
-        """A process there, which nobody waits for."""
+        """Start a process there, without waiting for it."""
         cwd.mkdir(parents=True, exist_ok=True)
         shell = 'cd "$1" && shift && exec "$@"'  # nsenter would go to its own root
         process = subprocess.Popen(
@@ -109,12 +110,12 @@ class Host:
         """No process of it is left."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.init, signal.SIGKILL)
-        for one in (*self._started, self._outer):
-            one.wait()
+        for process in (*self._started, self._outer):
+            process.wait()
 
 
 class Lab:
-    """The bridge, and what hangs on it."""
+    """A bridge, and the machines that are connected to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -127,7 +128,7 @@ class Lab:
         _call("ip", "link", "set", "br0", "up")
 
     def host(self, number: int = 0) -> Host:
-        """One more, connected to all; or, with its number, one that was down, started again."""
+        """Start a further machine, connected to all. With a number, start that one again."""
         self._count += not number
         number = number or self._count
         host = Host(f"host{number}", number, self._names)
@@ -140,22 +141,22 @@ class Lab:
         return host
 
     def cut(self, source: Host, target: Host) -> None:
-        """What the one sends to the other is lost."""
+        """Lose all that ``source`` sends to ``target``."""
         self._leads(source, target, _NOWHERE)
 
     def heal(self, source: Host, target: Host) -> None:
-        """It arrives again."""
+        """Deliver again what ``source`` sends to ``target``."""
         self._leads(source, target, target.card)
 
     def part(self, ones: Sequence[Host], others: Sequence[Host], apart: bool = True) -> None:
-        """Nothing passes between them in either direction; or all does again."""
-        for one in ones:
-            for other in others:
-                for pair in ((one, other), (other, one)):
+        """Cut both directions between the two groups, or heal them."""
+        for first in ones:
+            for second in others:
+                for pair in ((first, second), (second, first)):
                     (self.cut if apart else self.heal)(*pair)
 
     def down(self, host: Host, silently: bool = True) -> None:
-        """A power cut; or, not ``silently``, the end of all its processes, of which the kernel tells whoever was connected."""
+        """Cut the power. If not ``silently``, end all its processes: the kernel then closes their connections."""
         if silently:
             _call("ip", "link", "set", f"port{host.number}", "down")
         self.hosts.pop(host.name)
@@ -165,7 +166,7 @@ class Lab:
         )  # gone with its namespace, sooner or later
 
     def close(self) -> None:
-        """None is left."""
+        """End all machines and remove the bridge."""
         for host in list(self.hosts.values()):
             self.down(host)
         _call("ip", "link", "del", "br0")

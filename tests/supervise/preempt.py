@@ -103,7 +103,7 @@ def play(moment: Moment, folder: Path, number: int) -> Outcome:
     }  # fmt: skip
     command = [sys.executable, "-m", "relight", "run", "--nproc-per-node", "2", str(JOB)]
     host = Host(f"host{number}", number, folder / "hosts")
-    before, there = len(steps(folder)), stored(folder)
+    before, newest_before = len(steps(folder)), stored(folder)
     log = folder / f"{number}.log"
     with log.open("w") as out:
         process = host.start(
@@ -112,7 +112,7 @@ def play(moment: Moment, folder: Path, number: int) -> Outcome:
         try:
             wait_until(lambda: len(steps(folder)) > before, 180, f"life {number} does not train")
             if not moment.early:
-                wait_until(lambda: stored(folder) > there, 90 + 3 * moment.save_s, f"life {number} does not save")
+                wait_until(lambda: stored(folder) > newest_before, 90 + 3 * moment.save_s, f"life {number} does not save")
             time.sleep(moment.wait_s)
             due = steps(folder)[-1] // moment.every * moment.every
             begun = due > stored(folder) and due >= steps(folder)[before]
@@ -188,9 +188,9 @@ def main() -> int:
             folder.mkdir()
             codes: dict[str, int] = {}
             for number in range(1, options.count + 1):
-                moment, there = plan_of(rng, grace_s), stored(folder)
+                moment, newest_before = plan_of(rng, grace_s), stored(folder)
                 outcome = play(moment, folder, number)
-                wrong = wrong_with(moment, outcome, there)
+                wrong = wrong_with(moment, outcome, newest_before)
                 if broken := whole(folder):
                     wrong.append(f"the newest checkpoint: {broken}")
                 code = "killed" if outcome.code is None else str(outcome.code)

@@ -1,7 +1,7 @@
 """``make hour``: an hour on a real clock in which nothing is wrong, and much looks like it; ``relight run`` must raise no alarm.
 
-Two ranks whose steps take between half and one and a half times the usual, saves in the background every few seconds, evaluations that nobody
-told of, and a disk that is thirty times slower for minutes at a time: whatever the process that writes saves does with a file takes so long.
+Two ranks have steps of half to one and a half times the usual length, saves in the background every few seconds, and
+unannounced evaluations. For minutes at a time the disk is thirty times slower for the process that writes saves.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def main() -> int:
         (folder / "job.py").write_text(JOB)
         slow, events = folder / "slow", folder / "events"
         path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
-        with events.open("w") as said:
+        with events.open("w") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "relight", "run", "--nproc-per-node", "2", str(folder / "job.py"), str(folder / "store" / "run")],
-                cwd=folder, env={**os.environ, "PYTHONPATH": path, "SOAK_SLOW": str(slow)}, stdout=said, stderr=subprocess.STDOUT,
+                cwd=folder, env={**os.environ, "PYTHONPATH": path, "SOAK_SLOW": str(slow)}, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
             began, turn = time.monotonic(), options.minutes * 60 / 12
             while (spent := time.monotonic() - began) < options.minutes * 60 and process.poll() is None:

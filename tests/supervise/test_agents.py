@@ -1,4 +1,4 @@
-"""The process that writes saves: stopped, it is found and ended; slow, it is let be."""
+"""The process that writes saves: if stopped, it is detected and ended; if slow, it is left alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relight.supervise.procfs import ProcessSample
 
 
 def beat(asked: float = 0.0, saves: int = 1, took: float = 1.0) -> Heartbeat:
-    """Of a rank whose saves took so long, and that has asked for another."""
+    """Return the heartbeat of a rank with saves of ``took`` seconds, and with another save requested."""
     return Heartbeat(pid=7, agent=99, save_since=asked, saves=saves, saves_s=took)
 
 
@@ -37,13 +37,13 @@ def first_seen(state: str, *, moves: bool = False, known: bool = True, until: fl
 
 
 def test_a_stopped_one_is_found_within_what_was_learned() -> None:
-    """Three times the longest save and five seconds; before the first, a minute."""
+    """The limit is three times the longest save and five seconds; before the first save, a minute."""
     assert first_seen("T") == pytest.approx(8, abs=1)
     assert first_seen("T", known=False) == pytest.approx(UNKNOWN_S, abs=1)
 
 
-def test_a_slow_one_is_let_be() -> None:
-    """It moves bytes, or waits for the disk: for ten minutes, with saves of a second."""
+def test_a_slow_agent_is_left_alone() -> None:
+    """An agent that moves bytes or waits for the disk is left alone for ten minutes, with saves of a second."""
     assert first_seen("S", moves=True) is None
     assert first_seen("D") is None
     assert first_seen("R", moves=True) is None
@@ -51,13 +51,13 @@ def test_a_slow_one_is_let_be() -> None:
 
 
 def test_one_that_does_nothing_is_given_ten_times_as_long() -> None:
-    """It sleeps, and nothing moves."""
+    """A sleeping agent that moves nothing has ten times the limit."""
     assert first_seen("S") == pytest.approx(88, abs=2)
 
 
 @pytest.mark.slow
 def test_a_stopped_agent_costs_one_save(tmp_path: Path) -> None:
-    """In a real job: it is found, ended, and the saves behind it are made by another."""
+    """In a real job the stopped agent is found and ended, and another agent makes the later saves."""
     job = Job(tmp_path, [], JOB_EVERY="3", JOB_STEP_S="0.15")
     process = job.start(steps=120)
     try:

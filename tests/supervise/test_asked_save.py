@@ -60,7 +60,7 @@ def run(tmp_path: Path) -> Run:
     return Run(open_bytes(str(make_store(tmp_path / "runs", 1, 2))), "run-000")
 
 
-def test_what_is_asked_is_heard_once_and_not_by_two(run: Run) -> None:
+def test_a_request_is_obeyed_once_by_one_supervisor(run: Run) -> None:
     """Of two supervisors the first that polls obeys the request. The other, and a second poll, do nothing."""
     first, second = Watching(run), Watching(run)
     seq = ask_for_save(run, "anna", "before  lunch")
@@ -82,7 +82,7 @@ def test_what_was_asked_before_the_job_began_is_not_obeyed(run: Run) -> None:
     assert later.poll() == ["bert, carl"], "one save is for both"
 
 
-def test_after_a_store_was_away_only_what_is_not_a_minute_old_is_obeyed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_outage_only_requests_of_the_last_minute_are_obeyed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A poll raises the store's errors, and the next poll begins at the same record."""
     for away_s, since_s, obeyed in ((600.0, OLD_S + 5, []), (600.0, OLD_S - 5, ["anna"])):
         watching = Watching(run)
@@ -100,7 +100,7 @@ def test_after_a_store_was_away_only_what_is_not_a_minute_old_is_obeyed(run: Run
         assert bool(outcome_of(run.history(), seq).heard) is bool(obeyed)
 
 
-def test_a_job_that_cannot_be_asked_says_so(run: Run) -> None:
+def test_a_job_that_cannot_save_on_request_reports_it(run: Run) -> None:
     """The caller of a request that cannot be obeyed gets the reason at once."""
     watching = Watching(run, cannot="no rank takes SIGUSR1")
     seq = ask_for_save(run, "anna")
@@ -109,7 +109,7 @@ def test_a_job_that_cannot_be_asked_says_so(run: Run) -> None:
     assert answer.over and "no rank takes SIGUSR1" in describe_outcome(answer, 1.0)
 
 
-def test_a_damaged_record_does_not_hide_the_request_behind_it(run: Run, tmp_path: Path) -> None:
+def test_a_damaged_record_does_not_hide_the_request_after_it(run: Run, tmp_path: Path) -> None:
     """A request after a damaged record is obeyed. Readers of the log report the damage."""
     watching = Watching(run)
     head = run.view().head
@@ -127,7 +127,7 @@ def test_what_no_reason_can_be_is_refused_before_anything_is_written(run: Run, w
     assert run.view().head == head
 
 
-def test_who_asked_is_taken_once_and_by_the_rank_that_it_is_told(tmp_path: Path) -> None:
+def test_the_requester_is_read_once_by_the_signalled_rank(tmp_path: Path) -> None:
     """A SIGUSR1 without a request has no author. The request file may have any content."""
     page = tmp_path / "pulse-0"
     anna = requested_by("anna")

@@ -43,7 +43,7 @@ ONE = {
 
 
 @pytest.mark.parametrize("words", ONE)
-def test_by_what_it_said(words: str) -> None:
+def test_by_the_message_of_the_exception(words: str) -> None:
     """An exception of one rank has the same kind whether it was recorded or only printed."""
     for worker in (Worker(0, 1, 5.0, words, beat=WELL), Worker(0, 1, 5.0, "", ("Traceback …", "  File", words, ""), WELL)):
         failure = classify(FailureEvidence((worker,)))
@@ -62,7 +62,7 @@ def test_by_a_signal(number: str, kind: str) -> None:
     assert (failure.kind, failure.rank) == (kind, 0) and number in failure.why
 
 
-def test_a_kill_for_want_of_memory_is_told_from_others() -> None:
+def test_a_kill_for_lack_of_memory_is_distinguished() -> None:
     """A kill for lack of memory is detected by the kernel's counter or log."""
     dead = Worker(1, -9, 5.0, beat=WELL)
     assert classify(FailureEvidence((Worker(0, beat=WELL), dead))).kind == "killed"
@@ -90,7 +90,7 @@ def test_who_lost_another_is_not_the_cause(first: int) -> None:
 
 
 @pytest.mark.parametrize("code", [3, 1])
-def test_one_that_ended_without_a_word_is_the_cause_all_the_same(code: int) -> None:
+def test_a_rank_that_ended_without_a_message_is_the_cause(code: int) -> None:
     """A rank that ended without a message is the cause, although ranks that lost it have long messages."""
     failure = classify(FailureEvidence((Worker(0, code, 5.1, beat=WELL), Worker(1, 1, 5.0, PEER, beat=WELL))))
     assert (failure.kind, failure.rank) == ("unknown", 0)
@@ -102,7 +102,7 @@ def test_ranks_that_were_stopped_are_no_clue() -> None:
     assert failure.rank == 1 and failure.kind == "unknown" and "exit code 3" in failure.why
 
 
-def test_one_that_said_why_and_was_slow_to_end_is_the_cause() -> None:
+def test_a_rank_that_reported_its_error_and_ended_slowly_is_the_cause() -> None:
     """A rank that reported its error is the cause, although it was stopped before it ended."""
     slow = Worker(0, None, 0.0, "TypeError: object of type 'int' has no len()", beat=NEW, stopped=True)
     failure = classify(FailureEvidence((slow, Worker(1, 1, 5.0, PEER, beat=NEW))))
@@ -110,7 +110,7 @@ def test_one_that_said_why_and_was_slow_to_end_is_the_cause() -> None:
 
 
 def test_hangs_preemptions_and_nothing() -> None:
-    """Failures that the supervisor observed, and failures without evidence."""
+    """Failures that the supervisor observed have their kinds. Failures without evidence are unknown."""
     two = (Worker(0, beat=WELL, stopped=True), Worker(1, beat=WELL, stopped=True))
     assert classify(FailureEvidence(two, hung="no progress: rank 1")).kind == "hang"
     assert classify(FailureEvidence(two, asked_to_end="SIGTERM came")).kind == "preemption"
@@ -140,7 +140,7 @@ def test_all_kinds_are_known() -> None:
     assert set(ONE.values()) <= set(KINDS)
 
 
-def test_who_computes_wrongly_is_the_one_that_differs_from_most() -> None:
+def test_a_rank_that_computes_wrongly_differs_from_most() -> None:
     """All ranks report a difference. Between two ranks the wrong one is unknown."""
     most = "relight.errors.ReplicasDiffer: model/0.weight on rank 2 is not what it is on 0, 1, 3 [before step 7]"
     result = classify(FailureEvidence(tuple(Worker(rank, 1, died_at=float(rank), error=most) for rank in range(4))))

@@ -25,8 +25,8 @@ def failure(kind: str, step: int = 100, steps: int = 50, **more: object) -> Fail
 def after(*failures: Failure, rules: SuperviseRules = RULES) -> Decision:
     """Return the decision about the last failure, after decisions about all before it."""
     history: list[Past] = []
-    for number, one in enumerate(failures):
-        history.append(Past(one, decide(one, history, rules, float(number)), float(number)))
+    for number, failure_ in enumerate(failures):
+        history.append(Past(failure_, decide(failure_, history, rules, float(number)), float(number)))
     return history[-1].decision
 
 
@@ -67,7 +67,7 @@ def test_an_error_of_the_script_stops_at_once_only_if_nothing_worked() -> None:
 
 
 def test_waiting_grows_and_is_bounded() -> None:
-    """At once, then 1, 2, 4 … 60 s, as long as no step is reached that was not reached before."""
+    """The delay is 0, then 1, 2, 4 … 60 s, until a step is reached that was not reached before."""
     rules = SuperviseRules(failures=100)
     assert [after(*[failure("network")] * times, rules=rules).delay_s for times in range(1, 10)] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
     assert after(*[failure("network")] * 5, failure("network", 101), rules=rules).delay_s == 0
@@ -78,7 +78,7 @@ def test_a_job_that_gets_on_may_fail_for_ever() -> None:
     assert after(*[failure("killed", step) for step in range(1000)]).action == "resume"
 
 
-def test_a_machine_whose_hardware_fails_again_and_again_is_left() -> None:
+def test_a_machine_with_repeated_hardware_failures_is_left() -> None:
     """A machine stops after three hardware failures at any steps.
 
     Failures of other machines and other kinds do not count.
@@ -86,17 +86,17 @@ def test_a_machine_whose_hardware_fails_again_and_again_is_left() -> None:
     broken = [failure("hardware", step) for step in (100, 500, 900)]
     assert after(*broken).action == "exclude_node" and "third time" in after(*broken).reason
     assert after(*broken[:2], failure("killed", 700), failure("network", 800)).action == "resume"
-    elsewhere = [replace(one, here=False) for one in broken]
+    elsewhere = [replace(failure_, here=False) for failure_ in broken]
     assert after(*elsewhere, *elsewhere, broken[0]).action == "resume"
     assert after(*broken, rules=SuperviseRules(node_failures=4)).action == "resume"
 
 
-def test_what_failed_more_than_a_day_ago_is_no_reason_to_leave_a_machine() -> None:
+def test_failures_of_more_than_a_day_ago_exclude_no_machine() -> None:
     """In a job of weeks each machine may fail three times in total."""
     history: list[Past] = []
     for day, step in enumerate((100, 500, 900)):
-        one = failure("hardware", step)
-        history.append(Past(one, decide(one, history, RULES, 86400.0 * day), 86400.0 * day))
+        failure_ = failure("hardware", step)
+        history.append(Past(failure_, decide(failure_, history, RULES, 86400.0 * day), 86400.0 * day))
     assert history[-1].decision.action == "resume"
     assert decide(failure("hardware", 950), [*history, history[-1]], RULES, 86400.0 * 2 + 5).action == "exclude_node"
 
@@ -110,8 +110,8 @@ def test_failures_without_progress_are_counted() -> None:
 def test_going_back_goes_further_each_time() -> None:
     """Further rollbacks go further back and skip more samples, three times at most."""
     first = failure("numerical", 109, 10, onset=105, restored=99)
-    one = after(first)
-    assert (one.action, dict(one.settings)) == ("roll back", {BEFORE: "105", SKIP: "105-105"})
+    decision = after(first)
+    assert (decision.action, dict(decision.settings)) == ("roll back", {BEFORE: "105", SKIP: "105-105"})
     two = after(first, replace(first, restored=99))
     assert dict(two.settings) == {BEFORE: "99", SKIP: "105-106"}
     three = after(first, first, replace(first, restored=89))
@@ -120,7 +120,7 @@ def test_going_back_goes_further_each_time() -> None:
     assert after(first, first, first, replace(first, onset=5000, step=5003)).action == "roll back"
 
 
-def test_a_life_that_did_not_come_to_it_is_told_again() -> None:
+def test_an_incarnation_that_died_before_its_rollback_passes_it_on() -> None:
     """If the incarnation died before it rolled back, the next one gets the rollback again."""
     first, died = failure("numerical", onset=90), failure("killed", -1, 0, restored=-2)
     assert dict(after(first, died).settings) == {BEFORE: "90", SKIP: "90-90"}
@@ -130,9 +130,9 @@ def test_a_life_that_did_not_come_to_it_is_told_again() -> None:
 def test_micro_batches_shrink_where_that_is_allowed() -> None:
     """The batch is split by 2, 4, 8 and 16. Later incarnations keep the split."""
     rules = SuperviseRules(split=True)
-    told = [after(*[failure("device memory")] * times, rules=rules) for times in range(1, 6)]
-    assert [dict(one.settings) for one in told[:4]] == [{SPLIT: "2"}, {SPLIT: "4"}, {SPLIT: "8"}, {SPLIT: "16"}]
-    assert told[4].action == "stop"
+    decisions = [after(*[failure("device memory")] * times, rules=rules) for times in range(1, 6)]
+    assert [dict(decision.settings) for decision in decisions[:4]] == [{SPLIT: "2"}, {SPLIT: "4"}, {SPLIT: "8"}, {SPLIT: "16"}]
+    assert decisions[4].action == "stop"
     assert dict(after(failure("device memory"), failure("killed", 200), rules=rules).settings) == {SPLIT: "2"}
     assert after(failure("device memory")).action == "resume"
 
@@ -147,7 +147,7 @@ def test_rules_are_checked(wrong: dict[str, object]) -> None:
         SuperviseRules(**wrong)  # type: ignore[arg-type]
 
 
-def test_all_nodes_are_told_the_same() -> None:
+def test_all_nodes_get_the_same_settings() -> None:
     """Nodes agree on the earliest rollback with its samples, and on the smallest batches.
 
     Without settings they agree on none.

@@ -30,7 +30,7 @@ ENDED = (Worker(0, -15, 5.0), Worker(1, -15, 5.1))
 
 
 def decided(facts: FailureEvidence) -> tuple[str, str]:
-    """Action and reason."""
+    """Return the action and the reason of the decision."""
     decision = decide(classify(facts), (), SuperviseRules(), 0.0)
     return decision.action, decision.reason
 
@@ -57,7 +57,7 @@ def test_a_failure_of_its_own_is_not_a_departure() -> None:
 
 
 def test_what_a_node_announces_the_others_read() -> None:
-    """Which nodes go, and whether enough are left; a job of one node has no other to announce it to."""
+    """Others read which nodes leave, and whether enough are left. A job of one node has no other to announce it to."""
     store = HashStore()
     first, second, third = Departing(2), Departing(2), Departing(2)
     assert third.others(store, 3) is None
@@ -74,7 +74,7 @@ def test_what_a_node_announces_the_others_read() -> None:
 
 
 def test_a_store_that_does_not_answer_costs_little_of_the_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks are signalled after two seconds at most, here a tenth; an error is as no answer."""
+    """Ranks are signalled after two seconds at most, here a tenth. An error counts as no answer."""
     monkeypatch.setattr(departing, "_ANSWER_S", 0.1)
     silent: Any = SimpleNamespace(set=lambda *_: threading.Event().wait(), check=lambda *_: threading.Event().wait())
     broken: Any = SimpleNamespace(set=lambda *_: 1 / 0, check=lambda *_: 1 / 0)
@@ -86,7 +86,7 @@ def test_a_store_that_does_not_answer_costs_little_of_the_grace_period(monkeypat
 
 
 class Handler:
-    """As much of torch's dynamic handler as a departure uses. The others meet again after ``meets_s``."""
+    """The part of torch's dynamic handler that a departure uses. The others meet again after ``meets_s``."""
 
     def __init__(self, meets_s: float) -> None:
         self.did: list[str] = []

@@ -14,10 +14,10 @@ from relight.supervise.goodput import Account, Goodput, merged, once_each
 from relight.supervise.incidents import IncidentLog, read_accounts
 
 
-def kept(*looks: tuple[float, str, int, int] | str) -> Account:
+def kept(*observations: tuple[float, str, int, int] | str) -> Account:
     """Return the account of observations and failures. A failure happens at the time of the observation before it."""
     book, now = Goodput(0.0), 0.0
-    for observation in looks:
+    for observation in observations:
         if isinstance(observation, str):
             book.failed(now, observation)
         else:
@@ -73,7 +73,7 @@ def test_the_time_that_stock_taking_takes_is_counted_once() -> None:
     assert result.spent == {"training": 10} and result.lost == {"killed": {"stuck": 4, "down": 6}} and result.seconds == 20
 
 
-def test_a_life_that_others_ended_is_counted_anew() -> None:
+def test_an_incarnation_that_another_node_ended_has_its_own_account() -> None:
     """If another node ended the incarnation, the cost has no cause until the cause is known."""
     book = Goodput(0.0)
     book.update(10, "training", 9, 10)

@@ -61,7 +61,7 @@ def test_a_healthy_replica_saves_what_a_dead_rank_held(tmp_path: Path, kinds: li
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_behind_its_update_costs_nothing_either(tmp_path: Path) -> None:
+def test_a_rank_that_dies_after_its_update_costs_nothing_either(tmp_path: Path) -> None:
     """If a rank dies after its update, the other completes that step.
 
     Both resume after it, the dead rank with its generators from before the update.
@@ -77,7 +77,7 @@ def test_a_rank_that_dies_behind_its_update_costs_nothing_either(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_first_step_of_a_life_is_not_lost(tmp_path: Path) -> None:
+def test_the_first_step_of_an_incarnation_is_not_lost(tmp_path: Path) -> None:
     """At the end of the first step ranks know which state they share, so a failure in the second step can resume from
     it."""
     _, incidents, output = run(tmp_path / "again", [{"rank": n % 2, "step": 7 + n, "what": "kill"} for n in range(3)])
@@ -86,7 +86,7 @@ def test_the_first_step_of_a_life_is_not_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_need_not_say_with(tmp_path: Path) -> None:
+def test_a_script_needs_no_with(tmp_path: Path) -> None:
     """A script without ``with`` hands over as well."""
     _, incidents, output = run(
         tmp_path / "plain", [{"rank": 0, "step": 9, "what": "kill"}, {"rank": 0, "step": 17, "what": "value"}], JOB_PLAIN="1"

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 
 def play(script: str, *arguments: str, timeout_s: float = 280) -> str:
-    """What it printed; it must have found nothing wrong."""
+    """Run a script of scenes. Return its output; it must report no violation."""
     if lacks := missing():
         pytest.skip(lacks)
     process = subprocess.Popen(
@@ -41,28 +41,29 @@ def play(script: str, *arguments: str, timeout_s: float = 280) -> str:
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_a_machine_that_is_cut_off_comes_back() -> None:
-    """Two of three go on without it; healed, they are three again; one group at a time has made progress that was committed.
+    """Two of three machines continue without the third, then all three train again. Only one group at a time commits.
 
-    Once in a while torch's rendezvous leaves the one that comes back waiting, on a busy machine: it is played once more then, but for
-    what must never be.
+    On a busy machine torch's rendezvous sometimes leaves the returning node waiting. The scene is then played once
+    more, unless its error is one that must never happen.
     """
     try:
-        said = play("hosts.py", "--scene", "partition", "--seeds", "1", "--patience", "80", timeout_s=140)
+        output = play("hosts.py", "--scene", "partition", "--seeds", "1", "--patience", "80", timeout_s=140)
     except AssertionError as first:
         assert "do not train together" in str(first) and "was accepted behind" not in str(first) and "at one time" not in str(first)
-        said = play("hosts.py", "--scene", "partition", "--seeds", "1", "--patience", "80", timeout_s=140)
-    assert "two go on" in said and "three again" in said
+        output = play("hosts.py", "--scene", "partition", "--seeds", "1", "--patience", "80", timeout_s=140)
+    assert "two go on" in output and "three again" in output
 
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_a_machine_that_is_wanted_back_says_whether_the_last_step_is_stored() -> None:
-    """With five seconds, and with one."""
+def test_a_preempted_machine_reports_whether_the_last_step_is_stored() -> None:
+    """The exit code is right with five seconds of grace, and with one."""
     play("preempt.py", "--grace", "5", "--grace", "1", "--count", "1")
 
 
 def test_a_save_is_begun_only_if_it_fits() -> None:
-    """The slowest rank and the one with least time count; where nothing is known it is tried; a save that is under way comes first."""
+    """The slowest rank and the least time count. Without measurements a save is tried. Writing of earlier saves
+    comes first."""
     assert fits([GraceState(4.0, 3.0, 0.0), GraceState(5.0, 3.5, 0.0)]).fits
     assert not fits([GraceState(4.0, 3.0, 0.0), GraceState(5.0, 4.5, 0.0)]).fits
     assert not fits([GraceState(4.0, 3.0, 0.5)]).fits and not fits([GraceState(3.0, 3.0, 0.0)]).fits
@@ -72,13 +73,14 @@ def test_a_save_is_begun_only_if_it_fits() -> None:
 
 
 def test_some_of_the_grace_is_kept_back() -> None:
-    """For ending: a tenth, a quarter of a second at least, a second at most; what is no time is none."""
+    """A tenth is reserved for ending, a quarter of a second at least and a second at most. An invalid time counts as
+    none."""
     assert [kept_back(grace_s) for grace_s in (0.5, 1.0, 5.0, 30.0, 600.0)] == [0.4, 0.4, 0.5, 1.5, 1.5]
     assert [grace_of(text) for text in ("", "soon", "-1", "0", "nan", "inf", "2.5")] == [None] * 6 + [2.5]
 
 
 def test_the_first_signal_begins_the_last_moments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From then on every wait ends in time; without a word about grace none is shortened."""
+    """After the signal every wait ends in time. If the grace period is unknown, no wait is shortened."""
     now = [100.0]
     monkeypatch.setenv(GRACE, "5")
     moments = GracePeriod(lambda: now[0])

@@ -22,15 +22,15 @@ class Handler:
         self.answer, self.meets, self.closed = answer, meets, False
 
     def num_nodes_waiting(self) -> int:
-        """Planned."""
+        """Return or raise the planned answer."""
         return self._give(self.answer)
 
     def next_rendezvous(self) -> Any:
-        """Planned."""
+        """Return or raise the planned meeting."""
         return self._give(self.meets)
 
     def shutdown(self) -> bool:
-        """Taken note of."""
+        """Record the call."""
         self.closed = True
         return True
 
@@ -55,9 +55,9 @@ def test_who_waits_is_asked_without_waiting() -> None:
     assert joining.num_nodes_waiting() == 2
 
 
-def test_a_rendezvous_that_is_lost_ends_nobodys_training() -> None:
-    """Nobody waits, as far as is known; it is joined through a new connection; and what is lost is not closed for
-    others."""
+def test_a_lost_rendezvous_ends_no_training() -> None:
+    """A lost rendezvous counts as without waiting nodes. It is joined through a new connection, and is not closed for
+    other nodes."""
     made = [Handler(RendezvousConnectionError("gone"), RendezvousConnectionError("gone")), Handler(meets="again")]
     first = made[0]
     joining = Joining(lambda: made.pop(0), 60)  # type: ignore[arg-type,return-value]
@@ -68,7 +68,7 @@ def test_a_rendezvous_that_is_lost_ends_nobodys_training() -> None:
     assert joining.shutdown()
 
 
-def test_one_that_does_not_answer_is_joined_anew() -> None:
+def test_a_rendezvous_that_does_not_answer_is_joined_again() -> None:
     """A cut connection may be silent for minutes, although the network works again."""
     made = [Handler(threading.Event()), Handler(meets="again")]
     joining = Joining(lambda: made.pop(0), 60)  # type: ignore[arg-type,return-value]
@@ -77,25 +77,25 @@ def test_one_that_does_not_answer_is_joined_anew() -> None:
 
 
 def test_patience_has_an_end() -> None:
-    """Then the error is raised that was there."""
+    """After the timeout the connection's error is raised."""
     joining = Joining(Handler, 0.0)  # type: ignore[arg-type]
     error = RendezvousConnectionError("gone")
     with pytest.raises(RendezvousConnectionError):
         joining.lost(error)
 
 
-def test_what_is_no_loss_is_told() -> None:
-    """A rendezvous that was closed, say."""
+def test_errors_other_than_a_lost_connection_are_raised() -> None:
+    """For example, a rendezvous that was closed."""
     joining = Joining(lambda: Handler(RendezvousClosedError("over")), 60)  # type: ignore[arg-type,return-value]
     with pytest.raises(RendezvousClosedError):
         joining.num_nodes_waiting()
 
 
-def test_nobody_waits_for_those_who_have_ended_the_job() -> None:
+def test_no_node_waits_for_nodes_that_have_ended_the_job() -> None:
     """A node that was left out may host the rendezvous itself, and would wait there until its timeout."""
     joining = Joining(lambda: Handler(meets=threading.Event()), 60)  # type: ignore[arg-type,return-value]
-    looks = iter(["", "", "fenced"])
-    joining.over = lambda: next(looks)
+    answers = iter(["", "", "fenced"])
+    joining.over = lambda: next(answers)
     began = time.monotonic()
     with pytest.raises(EndedElsewhere, match="fenced"):
         joining.next_rendezvous()
@@ -107,9 +107,9 @@ def test_a_connection_is_not_tried_again_for_a_job_that_is_over() -> None:
     joining = Joining(Handler, 60)  # type: ignore[arg-type]
     joining.over = lambda: "fenced"
     error = RendezvousConnectionError("gone")
-    with pytest.raises(EndedElsewhere, match="fenced") as found:
+    with pytest.raises(EndedElsewhere, match="fenced") as caught:
         joining.lost(error)
-    assert found.value.__cause__ is error
+    assert caught.value.__cause__ is error
 
 
 def test_what_goes_wrong_at_the_meeting_is_raised_there() -> None:

@@ -30,7 +30,7 @@ from relight.supervise.supervisor import Supervisor
 
 
 @pytest.mark.parametrize(
-    ("error", "says", "closed"),
+    ("error", "words", "closed"),
     [
         (RendezvousConnectionError("The connection to the C10d store has failed."), "can no longer be reached", 0),
         (RendezvousClosedError(), "another node has ended the job", 1),
@@ -39,7 +39,7 @@ from relight.supervise.supervisor import Supervisor
     ids=["cut off", "closed", "too few"],
 )
 def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, says: str, closed: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, words: str, closed: int
 ) -> None:
     """A node that is cut off stops with the reason and leaves the rendezvous open.
 
@@ -53,7 +53,7 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
             return True
 
     class Broken:
-        def __init__(self, **told: Any) -> None:
+        def __init__(self, **arguments: Any) -> None:
             pass
 
         def run(self) -> None:
@@ -64,7 +64,7 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
     monkeypatch.setattr(launch.Meetings, "handler", lambda self: Rendezvous())
     monkeypatch.setattr(launch, "SupervisedAgent", Broken)
     ended = launch.launch(launch.parse(["train.py"]), RunSettings(), tmp_path)
-    assert ended.code == 1 and says in ended.say and len(closings) == closed
+    assert ended.code == 1 and words in ended.say and len(closings) == closed
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_rank_that_is_ended_as_it_writes_its_error_down_does_not_end_the_super
         (["train.py"], "train.py", []),
     ],
 )
-def test_what_is_behind_the_script_is_the_scripts(given: list[str], script: str, its: list[str]) -> None:
+def test_what_is_after_the_script_is_the_scripts(given: list[str], script: str, its: list[str]) -> None:
     """Arguments after the script are the script's, also abbreviations of torchrun's options."""
     options = launch.parse(given)
     assert (options.training_script, options.training_script_args) == (script, its)
@@ -113,7 +113,7 @@ def supervisor(tmp_path: Path) -> Any:
         made.close()
 
 
-def test_a_signal_that_somebody_took_for_an_error_of_its_own_counts_all_the_same(supervisor: Supervisor) -> None:
+def test_a_signal_that_a_store_client_took_for_its_own_error_counts(supervisor: Supervisor) -> None:
     """A store client may treat the signal's exception as its own error. The next poll raises it again."""
     agent: Any = SimpleNamespace(_supervisor=supervisor)
     SupervisedAgent._end_if_announced(agent)
@@ -157,7 +157,7 @@ def test_further_signals_do_not_end_the_wait_for_the_ranks(tmp_path: Path, names
             time.sleep(0.3)
         output = job.communicate(timeout=100)[0]
     assert job.returncode == code and words in output, output
-    stored = [one.step for one in fold(Log(open_bytes(tmp_path), "run").read()).live]
+    stored = [checkpoint.step for checkpoint in fold(Log(open_bytes(tmp_path), "run").read()).live]
     assert stored == ([1] if code == 75 else []), output
 
 
@@ -251,18 +251,18 @@ def test_own_options_of_a_drill_stand_anywhere_before_the_script() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "words"),
     [
         (["--nprocs-per-node", "2", "train.py"], "--nproc-per-node"),
         (["--nnodes", "1"], "no script"),
         (["--nnodes"], "expected one argument"),
     ],
 )
-def test_a_wrong_flag_is_one_line(given: list[str], says: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_flag_is_one_line(given: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
     """A usage error is one of Relight's errors, with the nearest flag, and not torchrun's usage of sixty lines."""
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as caught:
         launch.parse(given)
-    assert says in str(found.value) and capfd.readouterr().err == ""
+    assert words in str(caught.value) and capfd.readouterr().err == ""
 
 
 def test_an_option_of_relight_itself_is_named_with_its_place() -> None:

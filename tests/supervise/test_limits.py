@@ -129,7 +129,7 @@ def test_a_hang_is_found_in_time(usual: float, how: str) -> None:
         assert "stopped by a signal" in verdict.why
 
 
-def test_who_waits_for_one_that_is_not_late_does_not_hang() -> None:
+def test_a_rank_that_waits_for_one_that_is_not_late_does_not_hang() -> None:
     """If rank 0 declares an evaluation, rank 1 may wait in a collective without a hang."""
     ranks = [Rank(lambda: 0.5), Rank(lambda: 0.5)]
     watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
@@ -142,7 +142,7 @@ def test_who_waits_for_one_that_is_not_late_does_not_hang() -> None:
 
 
 def test_a_long_wait_in_a_save_is_no_hang_and_a_stopped_one_is() -> None:
-    """Rank 0 waits for memory, as Relight has told; rank 1 is through and waits for it."""
+    """Rank 0 waits for memory, and Relight has reported this. Rank 1 has finished its save and waits for rank 0."""
     ranks = [Rank(lambda: 0.1), Rank(lambda: 0.1)]
     watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
     run(ranks, 20, watch, clock)
@@ -154,8 +154,8 @@ def test_a_long_wait_in_a_save_is_no_hang_and_a_stopped_one_is() -> None:
     assert verdict.what == "hang" and verdict.ranks == (0,) and clock[0] - began < 6
 
 
-def test_one_that_is_left_behind_by_others_hangs() -> None:
-    """They do not wait for it, and go on."""
+def test_a_rank_that_the_others_overtake_hangs() -> None:
+    """The other ranks do not wait for it, and continue."""
     ranks = [Rank(lambda: 0.5), Rank(lambda: 0.5)]
     watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
     run(ranks, 20, watch, clock)
@@ -165,7 +165,7 @@ def test_one_that_is_left_behind_by_others_hangs() -> None:
 
 
 def test_what_moves_is_given_time_and_not_for_ever() -> None:
-    """It works and gets nowhere: ten limits."""
+    """A rank that works without progress has ten times the limit."""
     rank = Rank(lambda: 0.5)
     watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
     run([rank], 20, watch, clock)
@@ -174,8 +174,8 @@ def test_what_moves_is_given_time_and_not_for_ever() -> None:
     assert verdict.what == "hang" and 20 < clock[0] - began < 200
 
 
-def test_before_anything_is_known_it_waits_as_it_was_told() -> None:
-    """For the first step, and for a phase that never was."""
+def test_before_anything_is_known_the_settings_limit_the_wait() -> None:
+    """This is true of the first step, and of a phase that never was before."""
     rank = Rank(lambda: 1e9)
     rank.stands = True
     watch, clock = JobWatch(LearnedDurations(HangTimeouts(start_s=30.0, phase_s=50.0)), 0.0), [0.0]
@@ -188,7 +188,7 @@ def test_before_anything_is_known_it_waits_as_it_was_told() -> None:
     assert run([other], 29, watch, clock).what == "hang"
 
 
-def test_what_was_learned_outlives_a_life() -> None:
+def test_learned_durations_outlive_an_incarnation() -> None:
     """The first step of the next life has a limit that is known."""
     usual = LearnedDurations(HangTimeouts())
     rank, clock = Rank(lambda: 0.5), [0.0]
@@ -201,8 +201,8 @@ def test_what_was_learned_outlives_a_life() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 30])
-def test_steps_that_ended_between_two_looks_are_learned_from(steps: int) -> None:
-    """It stood before it was seen twice."""
+def test_steps_that_ended_between_two_polls_are_learned_from(steps: int) -> None:
+    """The rank stopped moving before it was polled twice."""
     rank = Rank(lambda: 0.01)
     watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
     watch.update(0.05, {0: rank.sight})
@@ -211,7 +211,7 @@ def test_steps_that_ended_between_two_looks_are_learned_from(steps: int) -> None
     assert run([rank], 20, watch, clock).what == "hang" and clock[0] < 7
 
 
-def test_a_rank_that_never_said_anything_is_waited_for_as_starting() -> None:
+def test_a_rank_without_a_heartbeat_is_waited_for_as_starting() -> None:
     """No page was written."""
     watch = JobWatch(LearnedDurations(HangTimeouts(phase_s=10.0)), 0.0)
     verdicts = []

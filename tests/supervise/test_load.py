@@ -26,17 +26,17 @@ from relight.supervise.supervisor import Supervisor
 
 
 def alarm(kind: str = "heat", action: str = "reduce load") -> Alarm:
-    """One."""
+    """Return an alarm."""
     return Alarm(0.0, kind, action, "why", "reason", 0.9, "rules")
 
 
 def heat(celsius: float) -> NodeSample:
-    """A node whose second accelerator has that temperature."""
+    """Return a sample of a node with that temperature at its second accelerator."""
     return NodeSample(0.0, accelerators=(Accelerator(40.0), Accelerator(celsius)))
 
 
 class Node:
-    """One whose load is reduced, with a clock that is set."""
+    """A node with a load that can be reduced, and a clock that the test sets."""
 
     def __init__(self, pause: float = 0.2, can_pause: bool = True, limits: list[tuple[float, float]] | None = None) -> None:
         self.now, self.eased, self.power = 1000.0, list[tuple[float, float]](), list[str]()
@@ -48,16 +48,16 @@ class Node:
         return self._can
 
     def lower_power(self, share: float) -> list[tuple[float, float]]:
-        """Planned."""
+        """Record the request. Return the planned limits."""
         self.power.append(f"{share:g}")
         return self._limits
 
     def restore_power(self) -> None:
-        """Taken note of."""
+        """Record the request."""
         self.power.append("restored")
 
     def passes(self, seconds: float, sample: NodeSample) -> None:
-        """So long, a reading a second."""
+        """Let that many seconds pass, with one reading a second."""
         for _ in range(int(seconds)):
             self.now += 1
             self.load.update(sample)
@@ -65,10 +65,10 @@ class Node:
 
 @pytest.fixture
 def events() -> Any:
-    """What is emitted."""
-    found: list[Event] = []
-    end = subscribe(found.append)
-    yield found
+    """Yield the list of emitted events."""
+    emitted: list[Event] = []
+    end = subscribe(emitted.append)
+    yield emitted
     end()
 
 
@@ -126,7 +126,8 @@ def test_only_what_keeps_a_failure_away_counts_as_averted(tmp_path: Path) -> Non
 
 
 def test_ranks_pause_for_their_share_of_the_time(tmp_path: Path) -> None:
-    """A fifth of the time; not after the supervisor has stopped asking, nor longer than five seconds at once."""
+    """Ranks pause a fifth of the time, at most five seconds at once, and not after the supervisor's request has
+    ended."""
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     now, slept = [100.0], list[float]()
     pauses = StepPauses(lambda: now[0], slept.append)
@@ -151,7 +152,7 @@ def test_ranks_pause_for_their_share_of_the_time(tmp_path: Path) -> None:
     "data", [b"", b"{", b"[]", b"[1, 2, 3]", b"[2, 5]", b"[-1, 5]", b"[0.5, 1e999]", b'["x", 1]', b"[NaN, 5]", b"[" * 9000]
 )
 def test_an_invalid_page_asks_for_no_pause(tmp_path: Path, data: bytes) -> None:
-    """Whatever is in the file."""
+    """Invalid contents of the file ask for no pause."""
     page = tmp_path / "pulse-0"
     write_ease(page, Eased(0.5, 7.0))
     assert read_ease(page) == Eased(0.5, 7.0) and json.loads(ease_path(page).read_bytes()) == [0.5, 7.0]

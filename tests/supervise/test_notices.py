@@ -37,7 +37,7 @@ class Metadata(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def metadata() -> Iterator[str]:
-    """Its address."""
+    """Start a metadata server. Yield its address."""
     Metadata.answer = None
     server = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -46,17 +46,17 @@ def metadata() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize(("body", "heard"), [
+@pytest.mark.parametrize(("body", "is_notice"), [
     ('{"action": "terminate", "time": "2026-01-01T00:00:00Z"}', True), ("TRUE", True), ("FALSE", False), ("", False), ("NONE\n", False),
     ('{"DocumentIncarnation": 1, "Events": []}', False), ('{"Events": [{"EventType": "Reboot"}]}', False),
     ('{"Events": [{"EventType": "Freeze"}, {"EventType": "Preempt", "NotBefore": "x"}]}', True), ('{"Events": [4, {}]}', False), ("{", True),  # a truncated notice counts
 ])  # fmt: skip
-def test_what_clouds_say(body: str, heard: bool) -> None:
+def test_answers_of_clouds(body: str, is_notice: bool) -> None:
     """Return a reason for notices of three clouds, and nothing for their usual answers."""
-    assert bool(says(body)) is heard
+    assert bool(says(body)) is is_notice
 
 
-def test_an_announcement_is_heard(metadata: str) -> None:
+def test_an_announcement_is_received(metadata: str) -> None:
     """A notice is detected after it is published. An address without a server has none."""
     notices = Notices([metadata, "http://127.0.0.1:9/none"], 0.05)
     time.sleep(0.4)
@@ -106,7 +106,7 @@ class Odd(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def odd() -> Iterator[str]:
-    """Its address."""
+    """Start a server with odd answers. Yield its address."""
     Odd.tokens, Odd.asked = (), 0
     server = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -116,7 +116,7 @@ def odd() -> Iterator[str]:
 
 
 @pytest.fixture
-def told() -> Iterator[list[dict[str, Any]]]:
+def reports() -> Iterator[list[dict[str, Any]]]:
     """Collect the fields of ``run.notices`` events."""
     events: list[dict[str, Any]] = []
     undo = subscribe(lambda event: events.append(dict(event.fields)) if event.name == "run.notices" else None)
@@ -128,40 +128,40 @@ def told() -> Iterator[list[dict[str, Any]]]:
     ("kind", "why"),
     [
         ("status401", "HTTP status 401"), ("status500", "HTTP status 500"), ("html", "HTML"), ("binary", "binary"), ("error", "unauthorized"),
-        ("redirect", "redirect to /html/login"), ("gone", ""), ("nobody", "refused"),
+        ("redirect", "redirect to /html/login"), ("gone", ""), ("closed", "refused"),
     ],
 )  # fmt: skip
-def test_a_source_that_answers_with_an_error_is_reported_once(odd: str, told: list[dict[str, Any]], kind: str, why: str) -> None:
+def test_a_source_that_answers_with_an_error_is_reported_once(odd: str, reports: list[dict[str, Any]], kind: str, why: str) -> None:
     """An answer that is neither a notice nor its absence is reported once with the reason, and never counts as a
     notice."""
-    url = f"{odd}/{kind}/spot" if kind != "nobody" else "http://127.0.0.1:9/none"
+    url = f"{odd}/{kind}/spot" if kind != "closed" else "http://127.0.0.1:9/none"
     notices = Notices([url], 0.01)
     ends = time.monotonic() + 10
-    while time.monotonic() < ends and (Odd.asked < 8 if kind != "nobody" else not told):
+    while time.monotonic() < ends and (Odd.asked < 8 if kind != "closed" else not reports):
         time.sleep(0.01)
     notices.close()
     assert not notices.heard
-    assert ([why in event["why"] and event["url"] == url for event in told] == [True]) if why else not told
+    assert ([why in event["why"] and event["url"] == url for event in reports] == [True]) if why else not reports
 
 
-def test_a_source_that_answers_again_is_reported(metadata: str, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_answers_again_is_reported(metadata: str, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """After a reported failure the first valid answer is reported too, and a notice is detected."""
     notices = Notices([metadata], 0.01)
     get = Notices._get
     monkeypatch.setattr(Notices, "_get", lambda self, source: (_ for _ in ()).throw(OSError(111, "Connection refused")))
     ends = time.monotonic() + 10
-    while not told and time.monotonic() < ends:
+    while not reports and time.monotonic() < ends:
         time.sleep(0.01)
     monkeypatch.setattr(Notices, "_get", get)
-    while len(told) < 2 and time.monotonic() < ends:
+    while len(reports) < 2 and time.monotonic() < ends:
         time.sleep(0.01)
     Metadata.answer = "TRUE"
     while not notices.heard and time.monotonic() < ends:
         time.sleep(0.01)
-    assert [bool(event["why"]) for event in told] == [True, False] and "TRUE" in notices.heard
+    assert [bool(event["why"]) for event in reports] == [True, False] and "TRUE" in notices.heard
 
 
-def test_a_server_that_wants_a_session_token_gets_one(odd: str, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_wants_a_session_token_gets_one(odd: str, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """With IMDSv2 the first answer is 401; a token is fetched and the notice is detected."""
     monkeypatch.setitem(CLOUDS, "aws", NoticeEndpoint(f"{odd}/imds2/spot", {}, f"{odd}/token"))
     notices = Notices(["aws"], 0.01)
@@ -169,7 +169,7 @@ def test_a_server_that_wants_a_session_token_gets_one(odd: str, told: list[dict[
     while not notices.heard and time.monotonic() < ends:
         time.sleep(0.01)
     notices.close()
-    assert "stop" in notices.heard and not told
+    assert "stop" in notices.heard and not reports
 
 
 def test_names_of_clouds_and_nonsense() -> None:
@@ -179,7 +179,7 @@ def test_names_of_clouds_and_nonsense() -> None:
         sources_of(["ftp://x"])
 
 
-def test_a_job_ends_as_it_is_announced(tmp_path: Path, metadata: str) -> None:
+def test_a_job_ends_when_its_end_is_announced(tmp_path: Path, metadata: str) -> None:
     """After a notice the job saves its last step and ends with exit code ``SAVED``.
 
     A SIGUSR1 before that only saves.

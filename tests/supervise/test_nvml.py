@@ -1,4 +1,4 @@
-"""Accelerators as their library tells of them: here a library that is made up, as it is documented."""
+"""Accelerators as their library reports them: here a fake library with the documented behaviour."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relight.supervise.nvml import Nvml, find_nvml
 
 
 class Library(ModuleType):
-    """Two devices; the second says little, and falls silent when it is told to."""
+    """Two devices. The second reports little, and nothing once ``silent`` is set."""
 
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_VOLATILE_ECC, NVML_ERROR_TIMEOUT = 0, 1, 0, 10
     NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvmlEventTypeXidCriticalError = 0, 1, 8
@@ -39,8 +39,8 @@ class Library(ModuleType):
     def nvmlDeviceGetCount(self) -> int:
         return self.count
 
-    def nvmlDeviceGetHandleByIndex(self, at: int) -> int:
-        return at
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
 
     def nvmlDeviceGetPciInfo(self, handle: int) -> Any:
         return SimpleNamespace(busId=f"0000:{handle:02x}:00.0")
@@ -91,8 +91,8 @@ class Library(ModuleType):
         pass
 
 
-def test_what_each_says() -> None:
-    """Numbers in the units that detectors expect; none of what a device does not say, or if it has gone."""
+def test_what_each_device_reports() -> None:
+    """Numbers have the units that detectors expect. A missing value, or a device that has gone, is NaN."""
     library = Library()
     nvml = Nvml(library)
     first, second = nvml.read()
@@ -105,7 +105,7 @@ def test_what_each_says() -> None:
 
 
 def test_a_power_limit_is_lowered_where_that_is_allowed_and_given_back() -> None:
-    """A device that refuses keeps its limit; none goes below the lowest that it allows."""
+    """A device that refuses keeps its limit. No limit goes below the device's lowest."""
     library = Library()
     limits, lowest = {0: 700_000, 1: 300_000}, {0: 200_000, 1: 280_000}
 
@@ -129,20 +129,20 @@ def test_a_power_limit_is_lowered_where_that_is_allowed_and_given_back() -> None
     assert Nvml(Library()).lower_power(0.8) == [], "a library without power limits"
 
 
-def test_errors_that_the_driver_tells_of() -> None:
-    """Each once; those of a device that has failed are hardware, those of a program that wrote where it should not are not."""
+def test_errors_that_the_driver_reports() -> None:
+    """Each is reported once. Errors of a failed device are hardware errors, those of a program's bad write are not."""
     library = Library()
     nvml = Nvml(library)
     library.events.put((1, 79))
-    found: list[str] = []
+    errors: list[str] = []
     ends = time.monotonic() + 10
-    while not found and time.monotonic() < ends:
+    while not errors and time.monotonic() < ends:
         time.sleep(0.02)
-        found = nvml.xids()
-    assert found == ["NVRM: Xid (GPU 1): 79"] and nvml.xids() == []
+        errors = nvml.xids()
+    assert errors == ["NVRM: Xid (GPU 1): 79"] and nvml.xids() == []
     nvml.close()
     gone = Worker(0, -11, died_at=1.0)
-    assert classify(FailureEvidence((gone,), kernel=tuple(found))).kind == "hardware"
+    assert classify(FailureEvidence((gone,), kernel=tuple(errors))).kind == "hardware"
     assert classify(FailureEvidence((gone,), kernel=("NVRM: Xid (PCI:0000:3b:00): 31, pid=1, MMU Fault",))).kind == "crash"
     assert (
         classify(FailureEvidence((gone,), kernel=("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",))).kind
@@ -151,8 +151,10 @@ def test_errors_that_the_driver_tells_of() -> None:
 
 
 @pytest.mark.parametrize(("library", "there"), [(Library(), True), (Library(0), False), (Library(2, broken=True), False), (None, False)])
-def test_where_there_is_nothing_there_is_none(monkeypatch: pytest.MonkeyPatch, library: Library | None, there: bool) -> None:
-    """No library, no driver, no device."""
+def test_without_a_library_driver_or_device_there_is_no_reader(
+    monkeypatch: pytest.MonkeyPatch, library: Library | None, there: bool
+) -> None:
+    """If the library, the driver or a device is missing, there is no reader."""
     monkeypatch.setitem(sys.modules, "pynvml", library)
     result = find_nvml()
     assert (result is not None) is there

@@ -30,7 +30,7 @@ def test_a_port_is_free_and_given_to_no_connection() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::"])
-def test_what_somebody_listens_at_is_not_free(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+def test_a_port_in_use_is_not_free(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     """A port in use at any address is not chosen; the next drawn port is."""
     used, unused = free_port(), free_port()
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as taken:
@@ -43,12 +43,14 @@ def test_what_somebody_listens_at_is_not_free(monkeypatch: pytest.MonkeyPatch, a
         assert free_port() == unused
 
 
-@pytest.mark.parametrize("told", ["1024 65000\n", "20000 60999\n", ""])
-def test_where_connections_may_be_given_any_port_the_kernel_chooses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize("range_text", ["1024 65000\n", "20000 60999\n", ""])
+def test_where_connections_may_be_given_any_port_the_kernel_chooses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, range_text: str
+) -> None:
     """If the kernel's range overlaps, the kernel chooses. If the range is unknown, Linux' default counts."""
-    (tmp_path / "range").write_text(told, encoding="ascii")
+    (tmp_path / "range").write_text(range_text, encoding="ascii")
     monkeypatch.setattr(ports, "_GIVEN", tmp_path / "range")
-    assert (FIRST <= free_port() <= LAST) == (not told)
+    assert (FIRST <= free_port() <= LAST) == (not range_text)
 
 
 def agreed(store: HashStore, rank: int, world: int) -> RendezvousInfo:
@@ -56,7 +58,7 @@ def agreed(store: HashStore, rank: int, world: int) -> RendezvousInfo:
     return RendezvousInfo(store, rank, world, RendezvousStoreInfo("head", 40_000))
 
 
-def test_all_nodes_are_told_what_the_first_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_nodes_use_the_port_that_the_first_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """All nodes use the port that the first one chose, in any order of arrival."""
     monkeypatch.setenv(OWN_STORE, "1")
     store, results = HashStore(), dict[int, RendezvousStoreInfo]()

@@ -17,7 +17,7 @@ from relight.heartbeat.heartbeat_page import make_page
 
 
 def page_at(tmp_path: Path) -> Path:
-    """A new one."""
+    """Make a heartbeat page and return its path."""
     path = tmp_path / "pulse-0"
     make_page(path)
     return path
@@ -40,8 +40,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 100, b"\0" * PAGE_BYTES, b"rlpulse1" + b"\1" + b"\0" * (PAGE_BYTES - 9)])
-def test_what_is_no_page_is_none(tmp_path: Path, data: bytes) -> None:
-    """Short, empty, or left in the midst of a write."""
+def test_an_invalid_page_has_no_heartbeat(tmp_path: Path, data: bytes) -> None:
+    """The page is short, empty, or left during a write."""
     path = tmp_path / "pulse"
     path.write_bytes(data)
     assert read_beat(path) is None
@@ -70,46 +70,46 @@ def test_a_reader_gets_a_whole_page_or_none(tmp_path: Path) -> None:
     assert whole > 100
 
 
-def test_what_a_trainer_tells(tmp_path: Path) -> None:
-    """Phases, steps, saves."""
+def test_what_a_trainer_publishes(tmp_path: Path) -> None:
+    """A heartbeat has phases, steps and saves."""
     path = page_at(tmp_path)
-    teller = HeartbeatWriter(str(path))
+    writer = HeartbeatWriter(str(path))
     beat = read_beat(path)
     assert beat is not None and (beat.phase, beat.pid, beat.restored) == ("starting", os.getpid(), -2)
-    teller.phase("restoring")
+    writer.phase("restoring")
     time.sleep(0.01)
-    teller.restored(4)
+    writer.restored(4)
     beat = read_beat(path)
     assert beat is not None and beat.restored == 4 and beat.restore_s >= 0.01 and beat.phase == "training"
-    teller.stepped(5, 0.5)
-    teller.save_requested(5)
+    writer.stepped(5, 0.5)
+    writer.save_requested(5)
     beat = read_beat(path)
     assert beat is not None and (beat.step, beat.steps, beat.loss, beat.phase) == (5, 1, 0.5, "training") and beat.save_since > 0
-    teller.stepped(6)
-    teller.sealed(5)
-    teller.over(5, durable=True)
+    writer.stepped(6)
+    writer.sealed(5)
+    writer.over(5, durable=True)
     beat = read_beat(path)
     assert beat is not None and (beat.sealed, beat.durable, beat.save_since, beat.saves) == (5, 5, 0.0, 1) and math.isnan(beat.loss)
-    teller.save_requested(6)
+    writer.save_requested(6)
     beat = read_beat(path)
     assert beat is not None and beat.save_since > 0
-    teller.over(6, durable=False)
+    writer.over(6, durable=False)
     beat = read_beat(path)
     assert beat is not None and (beat.phase, beat.durable, beat.saves) == ("training", 5, 1)
-    with teller.during("evaluating", 60.0):
+    with writer.during("evaluating", 60.0):
         beat = read_beat(path)
         assert beat is not None and (beat.phase, beat.expected_s) == ("evaluating", 60.0)
     beat = read_beat(path)
     assert beat is not None and beat.phase == "training"
 
 
-def test_without_a_page_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing breaks: no setting, or one that leads nowhere."""
+def test_without_a_page_nothing_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the setting, or with a path that does not exist, calls have no effect and raise nothing."""
     for path in ("", "/nonexistent/pulse"):
-        teller = HeartbeatWriter(path)
-        assert not teller.has_reader
-        teller.stepped(1, 0.1)
-        teller.over(1, durable=True)
+        writer = HeartbeatWriter(path)
+        assert not writer.has_reader
+        writer.stepped(1, 0.1)
+        writer.over(1, durable=True)
     with relight.phase("evaluating"):
         pass
 

@@ -168,8 +168,8 @@ def test_the_address_of_rank_0_is_taken_from_its_own_node(monkeypatch: pytest.Mo
     """torch writes ``MASTER_ADDR`` without a seal, so its value is not used."""
     monkeypatch.setenv(OWN_STORE, "1")
     made = RendezvousParameters("c10d", "127.0.0.1:1", "job", 1, 2, local_addr="10.0.0.1")
-    found = Meetings(made, SECRET).seen(RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("6.6.6.6", 666))).bootstrap_store_info
-    assert found is not None and found.master_addr == "10.0.0.1" and found.master_port != 666
+    own = Meetings(made, SECRET).seen(RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("6.6.6.6", 666))).bootstrap_store_info
+    assert own is not None and own.master_addr == "10.0.0.1" and own.master_port != 666
 
 
 def test_several_nodes_need_a_secret_or_the_word_none(tmp_path: Path) -> None:
@@ -208,9 +208,9 @@ def test_one_node_meets_in_memory_and_its_ranks_at_the_loopback_address() -> Non
 
     Each incarnation has its own store, at the user's port if there is one.
     """
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        free = one.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = probe.getsockname()[1]
     before = list(listening(os.getpid()))
     for given in (0, free):
         made = RendezvousParameters("static" if given else "c10d", f"anywhere:{given}", "job", 1, 1, rank=0)
@@ -221,8 +221,8 @@ def test_one_node_meets_in_memory_and_its_ranks_at_the_loopback_address() -> Non
         first.store.set("a", "1")
         second = meetings.seen(handler.next_rendezvous())
         assert not second.store.check(["a"]) and second.world_size == 1
-        told = second.bootstrap_store_info
-        assert told is not None and told.master_addr == "127.0.0.1" and told.master_port == (given or told.master_port)
+        address = second.bootstrap_store_info
+        assert address is not None and address.master_addr == "127.0.0.1" and address.master_port == (given or address.master_port)
         assert sorted(listening(os.getpid())) == sorted([*before, "0100007F"])
         assert handler.shutdown() and handler.is_closed()
 
@@ -244,14 +244,14 @@ def test_a_back_end_of_another_package_gets_the_codec_as_well(monkeypatch: pytes
     """
     made = RendezvousParameters("theirs", "", "job", 1, 2)
 
-    def theirs(told: RendezvousParameters) -> Any:
+    def theirs(parameters: RendezvousParameters) -> Any:
         backend: Any = SimpleNamespace(name="theirs", get_state=lambda: (pickle.dumps(1), b""))
-        return dynamic_rendezvous.create_handler(HashStore(), backend, told)
+        return dynamic_rendezvous.create_handler(HashStore(), backend, parameters)
 
     monkeypatch.setattr(torch_registry, "get_rendezvous_handler", theirs)
     with pytest.raises(Forged):
         Meetings(made, SECRET).handler()
-    monkeypatch.setattr(torch_registry, "get_rendezvous_handler", lambda told: SimpleNamespace())
+    monkeypatch.setattr(torch_registry, "get_rendezvous_handler", lambda parameters: SimpleNamespace())
     with pytest.raises(InternalError):
         Meetings(RendezvousParameters("c10d", "", "job", 1, 2), SECRET).handler()
 

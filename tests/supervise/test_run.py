@@ -78,7 +78,7 @@ class Job:
 
 
 def spares_in(folder: Path) -> list[psutil.Process]:
-    """Return the spare processes whose working directory is in ``folder``."""
+    """Return the spare processes with a working directory in ``folder``."""
     spares = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -96,7 +96,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> str:
     return job.end
 
 
-def test_whatever_ends_a_rank_training_goes_on(tmp_path: Path, straight: str) -> None:
+def test_whatever_ends_a_rank_training_continues(tmp_path: Path, straight: str) -> None:
     """A run with five failures, each of another kind, ends with the weights of a run without failures."""
     kinds = {"kill": "killed", "segv": "crash", "value": "user", "full": "storage", "exit": "unknown"}
     plan = [{"rank": n % 2, "step": 7 * n + 6, "what": what} for n, what in enumerate(kinds)]
@@ -111,7 +111,7 @@ def test_whatever_ends_a_rank_training_goes_on(tmp_path: Path, straight: str) ->
         assert incident.after.seconds["noticed"] + incident.after.seconds["decided"] < 2
 
 
-def test_a_hang_is_found_and_says_where_everybody_stood(tmp_path: Path, straight: str) -> None:
+def test_a_hang_is_found_and_has_every_rank_s_stack(tmp_path: Path, straight: str) -> None:
     """One rank waits for ever, and one is stopped by a signal.
 
     The stacks of the other ranks show what they waited for.
@@ -163,7 +163,7 @@ def test_the_same_again_stops(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["poison", pytest.param("jump", marks=pytest.mark.slow)])
-def test_a_loss_that_went_wrong_is_gone_back_behind(tmp_path: Path, what: str) -> None:
+def test_a_loss_that_went_wrong_is_rolled_back(tmp_path: Path, what: str) -> None:
     """After a NaN loss or a jump of the weights the run is rolled back and skips the samples.
 
     The log has the record.
@@ -183,7 +183,7 @@ def test_a_loss_that_went_wrong_is_gone_back_behind(tmp_path: Path, what: str) -
 
 
 @pytest.mark.parametrize("saves", [pytest.param("1", marks=pytest.mark.slow), "1000000"])
-def test_asked_to_end_it_says_whether_the_last_step_is_stored(tmp_path: Path, straight: str, saves: str) -> None:
+def test_asked_to_end_it_reports_whether_the_last_step_is_stored(tmp_path: Path, straight: str, saves: str) -> None:
     """After SIGTERM to the supervisor the ranks save and end.
 
     A second start completes the run with the same weights.
@@ -237,7 +237,7 @@ def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_nodes_at_a_fixed_port_need_one_life_more_for_one_failure(tmp_path: Path, straight: str) -> None:
+def test_two_nodes_at_a_fixed_port_need_one_restart_for_one_failure(tmp_path: Path, straight: str) -> None:
     """With ``--master-port`` no rank connects to an address of an ended incarnation: one killed rank costs one restart
     of each node."""
     flags = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
@@ -334,7 +334,7 @@ def test_a_spare_runs_the_script_ahead(tmp_path: Path, straight: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_that_cannot_be_run_ahead_goes_on_all_the_same(tmp_path: Path, straight: str) -> None:
+def test_a_script_that_cannot_be_run_ahead_continues_anyway(tmp_path: Path, straight: str) -> None:
     """A script that reads its rank before standby() is reported once, with its own error.
 
     The ranks are started without spares.

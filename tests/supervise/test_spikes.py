@@ -12,41 +12,41 @@ from relight.policy.spikes import Spikes, spikes_of
 
 
 def falling(rng: random.Random, step: int) -> float:
-    """A loss as they are: falling, noisy, now and then a bad batch."""
+    """Return a realistic loss: falling, noisy, now and then a bad batch."""
     return 2 + 8 / (1 + step / 50) + rng.gauss(0, 0.1) + (rng.expovariate(2) if rng.random() < 0.02 else 0)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_ordinary_run_has_none(seed: int) -> None:
-    """Ten thousand steps."""
+    """Ten thousand steps of an ordinary loss have no spike."""
     rng, spikes = random.Random(seed), Spikes()
     assert not any(spikes.update(step, falling(rng, step)) for step in range(10_000))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_is_one_at_once(value: float) -> None:
-    """Even the first."""
-    found = Spikes().update(7, value)
-    assert found is not None and found.onset == 7 and "step 7" in found.why
+def test_a_loss_that_is_not_finite_is_a_spike_at_once(value: float) -> None:
+    """This is true even of the first loss."""
+    spike = Spikes().update(7, value)
+    assert spike is not None and spike.onset == 7 and "step 7" in spike.why
     assert Spikes(0).update(7, value) is not None
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_one_that_stays_is_found_and_its_onset_named(seed: int) -> None:
-    """Five steps behind it; one that passes by is none."""
+    """The spike is reported five steps after its onset. A jump that passes is none."""
     rng, spikes = random.Random(seed), Spikes()
     for step in range(500):
         assert spikes.update(step, falling(rng, step)) is None
     for step in range(500, 503):
         assert spikes.update(step, 20.0) is None
     assert spikes.update(503, falling(rng, 503)) is None
-    found = [spikes.update(step, 12 + rng.gauss(0, 1)) for step in range(504, 510)]
-    first = next(one for one in found if one is not None)
-    assert first.onset == 504 and found.index(first) == 4
+    results = [spikes.update(step, 12 + rng.gauss(0, 1)) for step in range(504, 510)]
+    first = next(result for result in results if result is not None)
+    assert first.onset == 504 and results.index(first) == 4
 
 
-def test_no_number_behind_a_jump_began_with_it() -> None:
-    """The onset is the jump's."""
+def test_a_nan_after_a_jump_has_the_jump_s_onset() -> None:
+    """The onset of the NaN is the jump's step."""
     spikes = Spikes()
     for step in range(200):
         spikes.update(step, 2 + 0.01 * (step % 7))
@@ -55,8 +55,8 @@ def test_no_number_behind_a_jump_began_with_it() -> None:
     assert result is not None and result.onset == 200
 
 
-def test_a_setting_says_how_far() -> None:
-    """0 for none; words are refused."""
+def test_a_setting_has_the_threshold() -> None:
+    """0 switches detection off. Invalid values are refused."""
     spikes = spikes_of("0")
     assert not any(spikes.update(step, 1.0 if step < 300 else 1e9) for step in range(400))
     assert spikes_of("")._sigmas == 10

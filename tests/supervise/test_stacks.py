@@ -25,18 +25,18 @@ SCRIPTS = {
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes, ended behind the test."""
-    found: list[subprocess.Popen[bytes]] = []
-    yield found
-    for one in found:
-        one.kill()
-        one.wait()
-        if one.stdout is not None:
-            one.stdout.close()
+    """Yield a list of processes, which are ended after the test."""
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def start(path: Path, script: str, *, offers: bool = True) -> subprocess.Popen[bytes]:
-    """One that runs it, its stacks on offer."""
+    """Start a process that runs the script. With ``offers``, its stacks can be taken."""
     code = ("from relight.supervise import stacks; stacks.offer()\n" if offers else "") + f"print('here', flush=True)\n{script}"
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, stacks.SETTING: str(path)}, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
@@ -45,8 +45,8 @@ def start(path: Path, script: str, *, offers: bool = True) -> subprocess.Popen[b
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_process_says_where_it_stands(tmp_path: Path, name: str, started: list[subprocess.Popen[bytes]]) -> None:
-    """Whatever it does; twice the same if it stands."""
+def test_a_process_reports_its_stack(tmp_path: Path, name: str, started: list[subprocess.Popen[bytes]]) -> None:
+    """The stack is taken whatever the process does. Two stacks of a process that does not move are equal."""
     path = tmp_path / "stacks"
     process = start(path, SCRIPTS[name])
     started.append(process)
@@ -58,7 +58,7 @@ def test_a_process_says_where_it_stands(tmp_path: Path, name: str, started: list
 
 
 def test_only_the_main_thread_is_compared(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
-    """Another one polls, and stands elsewhere each time."""
+    """Another thread polls and has another stack each time. That does not count."""
     script = tmp_path / "script.py"
     script.write_text(
         "import threading, time\nprint('here', flush=True)\ndef polls():\n    while True:\n        time.sleep(0.001)\n        sum(range(100))\n"
@@ -70,14 +70,14 @@ def test_only_the_main_thread_is_compared(tmp_path: Path, started: list[subproce
     started.append(process)
     assert process.stdout is not None and process.stdout.readline()
     time.sleep(0.2)
-    found = [stacks.take({0: process.pid}, {0: path})[0] for _ in range(5)]
-    assert all("polls" in one for one in found)
-    assert len({stacks.of_main_thread(one) for one in found}) == 1
-    assert "polls" not in stacks.of_main_thread(found[0]) and "wait" in stacks.of_main_thread(found[0])
+    dumps = [stacks.take({0: process.pid}, {0: path})[0] for _ in range(5)]
+    assert all("polls" in dump for dump in dumps)
+    assert len({stacks.of_main_thread(dump) for dump in dumps}) == 1
+    assert "polls" not in stacks.of_main_thread(dumps[0]) and "wait" in stacks.of_main_thread(dumps[0])
 
 
-def test_one_that_does_not_answer_is_told_of_and_lives(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
-    """Stopped; without a handler, which the signal would end; gone. Within a second or so."""
+def test_a_process_that_does_not_answer_is_reported_and_lives(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
+    """Stopped, without a handler (the signal would end it), and gone processes are reported, together within 3 s."""
     stopped = start(tmp_path / "0", SCRIPTS["waits"])
     deaf = start(tmp_path / "1", SCRIPTS["waits"], offers=False)
     gone = start(tmp_path / "2", "pass")
@@ -92,8 +92,8 @@ def test_one_that_does_not_answer_is_told_of_and_lives(tmp_path: Path, started: 
     assert deaf.poll() is None and not catches(deaf.pid, stacks.SIGNAL) and catches(stopped.pid, stacks.SIGNAL)
 
 
-def test_what_the_kernel_says_of_a_process(started: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    """Processor time and bytes go on in one that works."""
+def test_what_the_kernel_reports_of_a_process(started: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """Processor time and bytes of a working process grow."""
     process = start(tmp_path / "0", "import os\nwhile True: os.write(os.open('/dev/null', os.O_WRONLY), b'x' * 1000) and sum(range(10000))")
     started.append(process)
     first = sample_process(process.pid)

@@ -1,4 +1,4 @@
-"""Where a script may be left waiting, and the processes that wait there."""
+"""Scripts that wait at ``standby()``, and the spare processes that wait there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKER = child_command("relight.supervise.worker", unbuffered=True)
 
 
 def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A script of its own."""
+    """Run a script in a process of its own."""
     import os
 
     return subprocess.run(
@@ -27,14 +27,14 @@ def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_anybody_who_watches_it_does_nothing() -> None:
-    """Once, and again; torch is not imported for it."""
+def test_without_a_supervisor_standby_does_nothing() -> None:
+    """Repeated calls have no effect either, and torch is not imported."""
     done = run("import relight, sys; relight.standby(); relight.standby(); print('torch' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
 
 
-def test_a_rank_says_what_it_held_there(tmp_path: Path) -> None:
-    """More than nothing, less than the machine has."""
+def test_a_rank_publishes_its_memory_at_standby(tmp_path: Path) -> None:
+    """The value is more than the script allocated, and less than the machine has."""
     make_page(tmp_path / "page")
     assert run("import relight; held = bytearray(64 << 20); relight.standby()", RELIGHT_PULSE=str(tmp_path / "page")).returncode == 0
     beat = read_beat(tmp_path / "page")
@@ -52,14 +52,14 @@ def test_a_rank_says_what_it_held_there(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_too_late_is_said_at_once(tmp_path: Path, before: str, named: str) -> None:
-    """In the first life of the job, not when a spare is wanted."""
+def test_a_late_standby_fails_at_once(tmp_path: Path, before: str, named: str) -> None:
+    """The error comes in the job's first incarnation, not when a spare is needed."""
     done = run(f"import os, relight; os.chdir({str(tmp_path)!r})\n{before}\nrelight.standby()")
     assert done.returncode == 1 and named in done.stderr and "call standby() before anything that depends on the rank" in done.stderr
 
 
 def test_nothing_of_a_rank_happens_in_a_spare(tmp_path: Path) -> None:
-    """A Checkpointer in front of standby() would be a second writer: it is refused there, and the store is not even made."""
+    """A Checkpointer before standby() would be a second writer: it is refused there, and the store is not even made."""
     source = f"""
 import relight
 from relight.heartbeat.standby import wait_with
@@ -74,16 +74,16 @@ relight.Checkpointer({str(tmp_path / "store" / "run")!r}, value=1)
 
 
 def fill(spares: Spares, ahead_bytes: int) -> None:
-    """Until there is one that is ready."""
+    """Start spares, and wait until one is ready."""
     ends = time.monotonic() + 60
     spares.fill(ahead_bytes)
-    while not any(spare._is_ready(one.channel) for one in spares._waiting):
+    while not any(spare._is_ready(process.channel) for process in spares._waiting):
         time.sleep(0.02)
         assert time.monotonic() < ends
 
 
 def test_it_is_run_ahead_only_where_there_is_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two that are missing, with what one of them needs, less than half of what is available."""
+    """A spare runs the script ahead only if all missing spares together need at most half of the available memory."""
     script = tmp_path / "script.py"
     script.write_text(f"import relight, pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nrelight.standby()\n")
     for available, ran in ((4 * 100 - 1, False), (4 * 100, True)):
@@ -97,8 +97,8 @@ def test_it_is_run_ahead_only_where_there_is_the_memory(tmp_path: Path, monkeypa
             spares.close()
 
 
-def test_one_that_is_killed_is_made_again_and_one_that_fails_is_not(tmp_path: Path) -> None:
-    """The kernel may want its memory; a script that raises would raise again."""
+def test_a_killed_spare_is_replaced_and_a_failed_one_is_not(tmp_path: Path) -> None:
+    """A killed spare may have been killed for its memory. A script that raised would raise again."""
     script = tmp_path / "script.py"
     script.write_text("import relight, os\nprint(os.getpid())\nrelight.standby()\n")
     spares = Spares(1, ())

@@ -32,37 +32,37 @@ def node(port: int, rank: int, secret: bytes = b"", timeout_s: int = 20) -> Meet
 
 
 def meet(meetings: list[Meetings], handlers: list[RendezvousHandler]) -> list[Any]:
-    """Have all nodes join at once. Return what each got: information about the life, or an error."""
-    found: list[Any] = [None] * len(handlers)
+    """Have all nodes join at once. Return each node's information about the incarnation, or its error."""
+    results: list[Any] = [None] * len(handlers)
 
     def join(rank: int) -> None:
         try:
-            found[rank] = meetings[rank].seen(handlers[rank].next_rendezvous())
+            results[rank] = meetings[rank].seen(handlers[rank].next_rendezvous())
         except Exception as error:  # noqa: BLE001 compared by the test
-            found[rank] = error
+            results[rank] = error
 
     threads = [threading.Thread(target=join, args=(rank,), daemon=True) for rank in reversed(range(len(handlers)))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    return found
+    return results
 
 
 def as_a_rank(info: RendezvousInfo) -> TCPStore:
-    """What ``init_process_group`` makes of ``MASTER_ADDR`` and ``MASTER_PORT``."""
+    """Return the store that ``init_process_group`` makes from ``MASTER_ADDR`` and ``MASTER_PORT``."""
     where = info.bootstrap_store_info
     assert where is not None
     return TCPStore(where.master_addr, where.master_port, None, False, timeout=timedelta(seconds=5), wait_for_workers=False)
 
 
-def test_a_life_reads_no_address_of_a_dead_life() -> None:
+def test_an_incarnation_reads_no_address_of_an_ended_one() -> None:
     """Ranks of a new life find nothing that ranks of the life before have written, at the same port."""
     port = free_port()
     meetings = [node(port, rank) for rank in range(2)]
     handlers = [meeting.handler() for meeting in meetings]
     first = meet(meetings, handlers)
-    assert [one.rank for one in first] == [0, 1] and handlers[0].num_nodes_waiting() == 0
+    assert [info.rank for info in first] == [0, 1] and handlers[0].num_nodes_waiting() == 0
     dead = as_a_rank(first[1])
     dead.set("default_pg/0//rank_1", "127.0.0.1:35508")
     second = meet(meetings, handlers)  # node 1 asks for it, whichever comes first
@@ -74,8 +74,8 @@ def test_a_life_reads_no_address_of_a_dead_life() -> None:
     assert second[1].store.get("relight/told/0") == b"{}"
 
 
-def test_a_node_whose_ranks_ended_is_heard() -> None:
-    """Node 0 learns that another node waits for a new life; another node learns that node 0 has begun one."""
+def test_a_node_with_ended_ranks_is_noticed() -> None:
+    """Node 0 learns that another node waits for a new incarnation. The other learns that node 0 has begun one."""
     port = free_port()
     meetings = [node(port, rank) for rank in range(2)]
     handlers = [meeting.handler() for meeting in meetings]
@@ -100,7 +100,7 @@ def test_a_node_whose_ranks_ended_is_heard() -> None:
 
 
 def test_a_node_that_ends_the_job_ends_it_for_the_others() -> None:
-    """A node that asks for a new life learns that there is none; without other nodes a node gives up in time."""
+    """A node that asks for a new incarnation learns that there is none. Without other nodes a node gives up in time."""
     port = free_port()
     meetings = [node(port, rank) for rank in range(2)]
     handlers = [meeting.handler() for meeting in meetings]
@@ -114,7 +114,7 @@ def test_a_node_that_ends_the_job_ends_it_for_the_others() -> None:
 
 
 def test_values_of_another_secret_are_refused() -> None:
-    """What nodes exchange has the job's seal, as in a dynamic rendezvous."""
+    """Exchanged values have the job's signature, as in a dynamic rendezvous."""
     port = free_port()
     meetings = [node(port, 0, b"a" * 32), node(port, 1, b"b" * 32)]
     result = meet(meetings, [meeting.handler() for meeting in meetings])
@@ -124,7 +124,7 @@ def test_values_of_another_secret_are_refused() -> None:
 
 
 def test_a_taken_port_and_a_missing_number_are_named() -> None:
-    """Each is an error of the command's options, with the way out."""
+    """Each is an error of the command's options, with a hint."""
     from relight.supervise import static_nodes
 
     with socket.socket() as taken, pytest.MonkeyPatch.context() as patched:

@@ -32,7 +32,7 @@ from relight.supervise.own_memory import MARKER, directories, left_in, sweep_mem
 from relight.supervise.supervisor import Supervisor
 
 
-def test_a_life_that_ended_between_two_looks_went_on_all_the_same(tmp_path: Path) -> None:
+def test_steps_of_an_incarnation_that_ended_between_two_polls_count(tmp_path: Path) -> None:
     """The heartbeat pages have the steps of an incarnation that ended between two polls.
 
     The incident before it is closed with its cost, and the next one is open.
@@ -54,7 +54,7 @@ def test_a_life_that_ended_between_two_looks_went_on_all_the_same(tmp_path: Path
         watched.close()
 
 
-def test_what_an_earlier_life_did_counts_when_it_is_asked_whether_all_is_stored(tmp_path: Path) -> None:
+def test_steps_of_an_earlier_incarnation_count_when_the_job_ends(tmp_path: Path) -> None:
     """If the job must end before the new incarnation has reached the step of the old one, the steps between are not
     stored."""
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
@@ -75,7 +75,7 @@ def test_what_an_earlier_life_did_counts_when_it_is_asked_whether_all_is_stored(
         watched.close()
 
 
-def test_what_ranks_had_not_heard_of_is_stored_all_the_same(tmp_path: Path) -> None:
+def test_a_save_that_no_rank_saw_complete_counts_as_stored(tmp_path: Path) -> None:
     """Ranks ended before they knew that their save was sealed. The run's log has the checkpoint."""
     save(Attempt.begin(LocalStore(tmp_path / "s"), "r"), 12)
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "incidents")
@@ -147,7 +147,7 @@ def test_what_failed_before_the_run_was_known_is_in_its_store_as_well(tmp_path: 
         watched.close()
 
 
-def test_what_is_no_agent_any_more_is_let_be(tmp_path: Path) -> None:
+def test_another_process_with_an_agent_s_id_is_left_alone(tmp_path: Path) -> None:
     """If another process has the process id of an ended agent, it is left alone although saves are late."""
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     process = subprocess.Popen(["sleep", "60"])
@@ -190,7 +190,7 @@ def test_what_another_supervisor_needs_is_not_swept(tmp_path: Path) -> None:
     assert not foreign.exists()
 
 
-def test_a_diary_that_somebody_else_wrote_in_ends_no_job(tmp_path: Path) -> None:
+def test_invalid_incidents_end_no_job(tmp_path: Path) -> None:
     """An incident with an invalid name or invalid settings is skipped, and the job continues."""
     watched = Supervisor(SuperviseRules(split=True), HangTimeouts(), "job", tmp_path / "here")
     try:
@@ -214,7 +214,7 @@ def test_a_diary_that_somebody_else_wrote_in_ends_no_job(tmp_path: Path) -> None
         watched.close()
 
 
-def test_a_node_that_meets_nobody_any_more_hears_that_the_job_was_stopped(tmp_path: Path) -> None:
+def test_a_node_that_meets_no_other_learns_that_the_job_was_stopped(tmp_path: Path) -> None:
     """A node learns of a stop from an incident that another node of its group has written since it began.
 
     An older stop, another group's stop and a decision to continue do not count.
@@ -248,7 +248,7 @@ def test_a_node_that_meets_nobody_any_more_hears_that_the_job_was_stopped(tmp_pa
             supervisor.close()
 
 
-def test_each_node_knows_what_ended_a_life(tmp_path: Path) -> None:
+def test_each_node_knows_what_ended_an_incarnation(tmp_path: Path) -> None:
     """One node fails, another loses its connection, a third sees the membership change.
 
     The account of each has the failure once, with its kind.
@@ -314,7 +314,7 @@ def test_a_job_that_was_taken_over_is_not_started_again_whatever_it_failed_of(tm
 
     mine, other = (Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name) for name in ("mine", "other"))
     try:
-        Attempt.begin(store, "run")  # by this process, which is rank 0 of the second life
+        Attempt.begin(store, "run")  # by this process, which is rank 0 of the second incarnation
         assert life(mine, 0).action == "resume" and life(mine, 1).action == "resume"
         script = "import sys; from relight.store import open_bytes; from relight.commit import Attempt; Attempt.begin(open_bytes(sys.argv[1]), 'run')"
         subprocess.run([sys.executable, "-c", script, str(tmp_path / "store")], check=True)
@@ -328,7 +328,7 @@ def test_a_job_that_was_taken_over_is_not_started_again_whatever_it_failed_of(tm
         other.close()
 
 
-def test_a_log_that_cannot_be_read_in_time_holds_nobody_up() -> None:
+def test_a_log_that_cannot_be_read_in_time_delays_no_job() -> None:
     """If the log cannot be read, or not in time, the job continues as if it had not been checked."""
 
     class Slow(MemoryStore):
@@ -344,18 +344,18 @@ def test_a_log_that_cannot_be_read_in_time_holds_nobody_up() -> None:
 NAN = Worker(0, 1, 1.0, error="relight.errors.Diverged: the loss is nan at step 40")
 
 
-def restored(watched: Supervisor, step: int, *, goes_on: bool = True) -> None:
-    """Begin an incarnation. If it ``goes_on``, it restores and completes steps."""
+def restored(watched: Supervisor, step: int, *, trains: bool = True) -> None:
+    """Begin an incarnation. If it ``trains``, it restores and completes steps."""
     environments = watched.begin([0], {})
     watched.started({0: os.getpid()})
-    if goes_on:
+    if trains:
         HeartbeatPage(environments[0][SETTING]).write(
             Heartbeat(pid=1, phase="training", step=step, steps=5, restored=step - 5, first_at=2.0)
         )
         watched.poll()
 
 
-def test_nobody_goes_back_twice(tmp_path: Path) -> None:
+def test_no_incarnation_rolls_back_twice(tmp_path: Path) -> None:
     """An incarnation rolled back and trained; then nodes joined.
 
     The incarnations after it get no setting to roll back again, whether they restore or not.
@@ -367,13 +367,13 @@ def test_nobody_goes_back_twice(tmp_path: Path) -> None:
         restored(watched, 40)
         assert watched.failed([NAN]).action == "roll back"
         assert watched.decision is not None and {BEFORE, SPLIT} <= watched.decision.settings.keys()
-        restored(watched, 0, goes_on=False)
+        restored(watched, 0, trains=False)
         watched.end_for_membership_change()
         assert BEFORE in watched.decision.settings, "no incarnation has restored yet"
         restored(watched, 50_000)
         watched.end_for_membership_change()
         assert watched.decision.settings == {SPLIT: "2"}
-        restored(watched, 0, goes_on=False)
+        restored(watched, 0, trains=False)
         assert watched.failed([Worker(0, -9, 1.0)]).settings == {SPLIT: "2"}
     finally:
         watched.close()
@@ -389,7 +389,7 @@ def test_the_next_job_does_not_go_back_either(tmp_path: Path) -> None:
     assert done.past("a")[1].settings == {SPLIT: "2"}
 
 
-def test_asked_to_end_between_two_lives(tmp_path: Path) -> None:
+def test_asked_to_end_between_two_incarnations(tmp_path: Path) -> None:
     """The incarnation before is over and accounted for: no step of it was repeated."""
     now = [1000.0]
     store = open_bytes(tmp_path / "store")
@@ -413,7 +413,7 @@ def test_asked_to_end_between_two_lives(tmp_path: Path) -> None:
     assert (kept.steps, kept.again, kept.failures) == (10, 0, {"killed": 1})
 
 
-def test_a_store_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_store_that_does_not_answer_delays_no_job(tmp_path: Path) -> None:
     """A thread of its own stores the account. The supervisor monitors ranks meanwhile, and the job ends."""
 
     class Slow(MemoryStore):
@@ -435,7 +435,7 @@ def test_a_store_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
     assert time.monotonic() - began < 15
 
 
-def test_what_ended_a_life_is_asked_again_where_the_store_did_not_answer(tmp_path: Path) -> None:
+def test_the_cause_of_an_end_is_read_again_if_the_store_did_not_answer(tmp_path: Path) -> None:
     """The cause of an end is read again if the store did not answer, or if only nodes that lost a connection have
     written: the failed node may be late."""
 
@@ -484,7 +484,9 @@ def test_what_ended_a_life_is_asked_again_where_the_store_did_not_answer(tmp_pat
 
 
 @pytest.mark.parametrize("ahead_s", [-1800.0, 1800.0])
-def test_nodes_whose_clocks_differ_know_what_ended_a_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
+def test_nodes_with_different_clocks_know_what_ended_an_incarnation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
     """The nodes agree on a name for each incarnation, so an incident that seems to be half an hour old, or half an hour
     ahead, is assigned to the right one."""
     store = open_bytes(tmp_path / "store")
@@ -589,7 +591,7 @@ def test_a_directory_of_another_user_is_neither_removed_nor_read(tmp_path: Path,
     assert sweep_memory(tmp_path) == [] and os.getpid() not in directories()
 
 
-def test_a_page_that_is_no_file_has_no_beat(tmp_path: Path) -> None:
+def test_a_page_that_is_not_a_regular_file_has_no_heartbeat(tmp_path: Path) -> None:
     """A heartbeat page that is a pipe or a device is not read, because it might have no end."""
     os.mkfifo(tmp_path / "pulse-0")
     (tmp_path / "pulse-1").symlink_to("/dev/zero")

@@ -49,19 +49,19 @@ def test_a_warning_fades_evenly_and_more_is_never_replaced_by_less(tmp_path: Pat
     ],
     ids=range(13),
 )  # fmt: skip
-def test_what_makes_no_sense_is_no_warning(tmp_path: Path, data: bytes) -> None:
+def test_an_invalid_warning_is_ignored(tmp_path: Path, data: bytes) -> None:
     """An invalid risk file is no warning."""
     risk_path(tmp_path / "pulse-0").write_bytes(data)
     assert read_risk(tmp_path / "pulse-0") is None
     assert read_risk(tmp_path / "none" / "pulse-0") is None
 
 
-def test_the_supervisor_tells_its_ranks_and_a_new_life_knows_nothing_of_it(tmp_path: Path) -> None:
+def test_the_supervisor_warns_its_ranks_until_the_incarnation_ends(tmp_path: Path) -> None:
     """The warning has a probability, a duration and a reason. It ends with the incarnation."""
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     try:
         page = watched.begin([0, 1], {})[1][SETTING]
-        watched.foreseen(Alarm(0.0, "disk", "preventive save", "no room", "as it is", 0.9, "rules", 0.7), False)
+        watched.foreseen(Alarm(0.0, "disk", "preventive save", "no room", "unchanged", 0.9, "rules", 0.7), False)
         warning = read_risk(page)
         assert warning is not None
         assert (warning.likely, warning.within_s, warning.why) == (0.7, HORIZON_S, "no room")
@@ -79,7 +79,7 @@ def test_a_preventive_save_has_the_alarm_as_its_reason(tmp_path: Path, monkeypat
     monkeypatch.setattr("relight.supervise.supervisor.catches", lambda pid, number: True)
     monkeypatch.setattr("relight.supervise.supervisor.os.kill", lambda pid, number: sent.append(number))
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
-    alarm = Alarm(0.0, "disk", "save more often", "2.0 % of the disk are left", "as it is", 0.9, "rules", 0.7)
+    alarm = Alarm(0.0, "disk", "save more often", "2.0 % of the disk are left", "unchanged", 0.9, "rules", 0.7)
 
     def reason() -> SaveReason:
         watched._ask_for_save()

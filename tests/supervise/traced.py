@@ -28,14 +28,14 @@ class Trace:
         self._who = [socket.gethostname(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])]
 
     def hear(self, event: Event) -> None:
-        """Of a save."""
+        """Record when a save was requested, and its time until durable."""
         if event.name == "save.requested":
             self._asked[event.fields["step"]] = time.monotonic()
         elif event.name == "save.durable":
             self._saves.write(f"{time.monotonic() - self._asked[event.fields['step']]}\n")
 
     def place(self, url: str, run: str) -> tuple[str, str]:
-        """Where it is."""
+        """Return the place unchanged."""
         return url, run
 
     def on_start(self, ckpt: relight.Checkpointer) -> None:

@@ -62,7 +62,7 @@ def base(tmp_path: Path) -> Path:
     return tmp_path / "s" / "base"
 
 
-def test_a_branch_goes_on_from_where_it_left(base: Path) -> None:
+def test_a_branch_continues_from_its_checkpoint(base: Path) -> None:
     """A branch starts with that step's state under its own name. Neither run sees the other's saves."""
     made = branch(run_at(base), run_at(base).history().live[2], "other", by="me", why="try")
     assert (made.name, made.home, made.checkpoint.step, made.made) == ("other", "base", 2, True)
@@ -70,7 +70,7 @@ def test_a_branch_goes_on_from_where_it_left(base: Path) -> None:
     assert train(base, 1, 1.0) == [6.0]
     assert steps_of(run_at(base.parent / "other")) == [(2, "base"), (3, ""), (4, "")]
     assert [step for step, _ in steps_of(run_at(base))] == [0, 1, 2, 3, 4, 5]
-    assert [(one.name, one.checkpoint.step) for one in branches_of(run_at(base))] == [("other", 2)]
+    assert [(made_.name, made_.checkpoint.step) for made_ in branches_of(run_at(base))] == [("other", 2)]
     first = run_at(base.parent / "other").history().live[1]
     assert first.body.parents == [made.checkpoint.id]
     assert sound(run_at(base)) and sound(run_at(base.parent / "other"))
@@ -84,7 +84,7 @@ def test_it_costs_records_and_no_bytes(base: Path) -> None:
     assert sum(len(list((base.parent / name / "log").iterdir())) for name in ("other",)) == 2
 
 
-def test_said_again_it_changes_nothing_and_a_run_is_not_taken_over(base: Path) -> None:
+def test_the_same_branch_again_changes_nothing_and_a_run_is_not_taken_over(base: Path) -> None:
     """The same branch again changes nothing.
 
     A name that is used by another branch, the run itself or another run is refused.
@@ -100,9 +100,9 @@ def test_said_again_it_changes_nothing_and_a_run_is_not_taken_over(base: Path) -
     ):
         with pytest.raises(ConfigError, match=words):
             branch(run, checkpoint, name)
-    train(base.parent / "somebody", 1, 1.0)
-    with pytest.raises(ConfigError, match="there is a run 'somebody' already"):
-        branch(run, first, "somebody")
+    train(base.parent / "taken", 1, 1.0)
+    with pytest.raises(ConfigError, match="there is a run 'taken' already"):
+        branch(run, first, "taken")
     assert run.view().head == records
 
 
@@ -134,13 +134,13 @@ def test_as_long_as_it_may_be_recalled_it_is_held(base: Path) -> None:
     assert [step for step, _ in steps_of(other)] == [1, 3, 4] and sound(other)
 
 
-def test_a_branch_of_a_branch_lies_where_the_bytes_are(base: Path) -> None:
+def test_a_branch_of_a_branch_names_the_run_with_the_bytes(base: Path) -> None:
     """The run between a run and a branch of its branch may be deleted."""
     run = run_at(base)
     branch(run, run.history().live[3], "second")
     second = run_at(base.parent / "second")
     third = branch(second, second.history().live[0], "third")
-    assert third.home == "base" and [one.name for one in branches_of(run)] == ["second", "third"]
+    assert third.home == "base" and [found_branch.name for found_branch in branches_of(run)] == ["second", "third"]
     import shutil
 
     shutil.rmtree(base.parent / "second")
@@ -275,7 +275,7 @@ def test_it_takes_no_longer_for_a_larger_one(tmp_path: Path) -> None:
     assert counts[0] == counts[1]
 
 
-def test_nobody_else_takes_such_a_tag(base: Path) -> None:
+def test_a_branch_s_tag_cannot_be_changed_by_hand(base: Path) -> None:
     """A branch's tag can be neither moved nor deleted by hand, because the branch needs it."""
     run = run_at(base)
     branch(run, run.history().live[1], "other")
@@ -283,7 +283,7 @@ def test_nobody_else_takes_such_a_tag(base: Path) -> None:
         with pytest.raises(ConfigError, match="hold what branches need"):
             run.tag(f"{PREFIX}other", target)
     with pytest.raises(CheckpointNotFound, match="holds nothing for a branch"):
-        drop(run, "nobody")
+        drop(run, "unknown")
     with (
         pytest.raises(ConfigError, match="hold what branches need"),
         relight.Checkpointer(base, save=None, weights=torch.zeros(1000)) as ckpt,

@@ -60,15 +60,16 @@ def test_the_numbers_are_numpys(dtype: str, elements: int) -> None:
 
 
 def test_of_two_dtypes_the_values_count() -> None:
-    """A float32 and the bfloat16 nearest to it."""
+    """A float32 tensor and its nearest bfloat16 differ by the rounding only."""
     a = np.linspace(1, 2, 1000, dtype="f4")
     b = torch.from_numpy(a).bfloat16()
     result = compare(memoryview(a.tobytes()), "float32", memoryview(b.view(torch.uint8).numpy().tobytes()), "bfloat16")
     assert 0 < result.largest <= 2**-8 and result.relative is not None and result.relative < 2**-8
 
 
-def test_what_is_no_number_is_counted_and_harms_no_sum() -> None:
-    """NaN on both sides is no change; NaN for a number is one; infinities and numbers whose squares overflow."""
+def test_nan_and_infinity_are_counted_and_harm_no_sum() -> None:
+    """NaN on both sides is no change, NaN on one side is one. Infinities, and numbers with overflowing squares, are
+    compared."""
     a = np.array([1, np.nan, np.inf, 2, np.nan, 5], "f4")
     b = np.array([1, np.nan, np.inf, np.nan, 3, 7], "f4")
     result = compare(memoryview(a.tobytes()), "float32", memoryview(b.tobytes()), "float32")
@@ -101,7 +102,7 @@ def test_kinds_that_numpy_lacks_are_compared_by_value(dtype: torch.dtype) -> Non
     """Block by block, over the end of a block."""
     a = torch.linspace(-3, 3, 40_001).to(dtype)
     b = (a.float() * 1.5).to(dtype)
-    raw = [memoryview(one.view(torch.uint8).numpy().tobytes()) for one in (a, b)]
+    raw = [memoryview(tensor.view(torch.uint8).numpy().tobytes()) for tensor in (a, b)]
     name = str(dtype).removeprefix("torch.")
     result = compare(raw[0], name, raw[1], name).to_dict()
     for key, value in expected(a.double().numpy(), b.double().numpy()).items():
@@ -109,13 +110,13 @@ def test_kinds_that_numpy_lacks_are_compared_by_value(dtype: torch.dtype) -> Non
 
 
 def test_zeros_of_two_signs_are_equal() -> None:
-    """As numbers are."""
+    """Zeros compare as numbers."""
     a = np.array([0.0, -0.0, 0.0, -0.0], "f4")
     assert compare(memoryview(a.tobytes()), "float32", memoryview((-a).tobytes()), "float32").changed == 0
     assert compare(memoryview(a.tobytes()), "float32", memoryview((a * 0 - 0.0).tobytes()), "float32").changed == 0
 
 
-def test_a_number_that_is_none_costs_its_own_place_alone() -> None:
+def test_a_nan_costs_its_own_place_alone() -> None:
     """With a NaN and an infinity in one block the sums are those of all other elements."""
     rng = np.random.default_rng(3)
     a = rng.normal(size=100_000)
@@ -151,7 +152,7 @@ def test_nothing_is_read_of_what_is_the_same(tmp_path: Path) -> None:
 
 
 def test_of_a_large_tensor_all_is_compared_and_little_is_held(tmp_path: Path) -> None:
-    """One element in 24 MB, in slabs of 4 MiB; the numbers are exact, and each byte is read once."""
+    """One changed element in 24 MB is found, in slabs of 4 MiB. Numbers are exact, and each byte is read once."""
     weights = torch.arange(6_000_000.0)
     a = saved(tmp_path / "a" / "run", weights=weights)
     weights[4_321_000] += 0.5
@@ -163,7 +164,7 @@ def test_of_a_large_tensor_all_is_compared_and_little_is_held(tmp_path: Path) ->
 
 
 def test_structure_values_and_facts(tmp_path: Path) -> None:
-    """New, gone, of another shape; a plain value, a metric, the step."""
+    """New, removed and reshaped tensors, a plain value, a metric and the step are reported."""
     shared = torch.ones(10)
     a = saved(tmp_path / "a" / "run", one=shared, gone=torch.ones(3), shaped=torch.ones(4), rate=0.1, kept="x")
     relight.save(
@@ -186,7 +187,7 @@ def test_structure_values_and_facts(tmp_path: Path) -> None:
 
 
 def test_changes_by_layer(tmp_path: Path) -> None:
-    """Blocks by their number; what has none, by its module."""
+    """Changes of blocks are grouped by the block's number, others by their module."""
     model = torch.nn.ModuleDict({"h": torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3)), "head": torch.nn.Linear(8, 2)})
     a = saved(tmp_path / "a" / "run", model=model)
     with torch.no_grad():
@@ -204,7 +205,7 @@ def test_changes_by_layer(tmp_path: Path) -> None:
     assert {name: layer_of(name) for name in names} == names
 
 
-def test_damage_is_said_not_compared(tmp_path: Path) -> None:
+def test_damage_is_reported_not_compared(tmp_path: Path) -> None:
     """A flipped bit in the read bytes raises an error."""
     a = saved(tmp_path / "a" / "run", weights=torch.zeros(100_000))
     b = saved(tmp_path / "b" / "run", weights=torch.ones(100_000))
@@ -217,7 +218,7 @@ def test_damage_is_said_not_compared(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """Exit codes, JSON, and a table of 84 columns at most."""
+    """The command has exit codes, JSON, and a table of at most 84 columns."""
     model = torch.nn.Linear(4, 4)
     with relight.Checkpointer(tmp_path / "s" / "run", model=model, save=relight.every(steps=1)) as ckpt:
         ckpt.restore()
@@ -237,7 +238,9 @@ def test_the_command(tmp_path: Path) -> None:
     facts = json.loads(ask("s/run@0", "s/run@1", "--json").stdout)
     changed = [tensor for tensor in facts["tensors"] if tensor["state"] == "changed"]
     assert (
-        [one["name"] for one in changed] == ["model/weight"] and changed[0]["max_abs"] == pytest.approx(0.5) and facts["bytes_read"] == 160
-    )  # the bias lies in the same chunk
+        [tensor["name"] for tensor in changed] == ["model/weight"]
+        and changed[0]["max_abs"] == pytest.approx(0.5)
+        and facts["bytes_read"] == 160
+    )  # the bias is in the same chunk
     assert json.loads(ask("s/run@0", "s/run@1", "--json", "--no-tensors").stdout)["bytes_read"] == 0
     assert ask("s/run@0", "s/nothing").returncode == 1

@@ -36,7 +36,7 @@ def run_at(url: Path) -> Run:
 
 
 def nodes(*edges: tuple[str, str]) -> list[Node]:
-    """Checkpoints by letters, newest first, each with its parents."""
+    """Return checkpoints that are named by letters, newest first, each with its parents."""
     made = []
     for number, (name, parents) in enumerate(edges):
         body = CommitBody(
@@ -65,60 +65,62 @@ def test_the_drawing(edges: list[tuple[str, str]], drawn: list[str]) -> None:
 
 
 def test_all_runs_of_a_store_are_one_graph(tmp_path: Path) -> None:
-    """A branch hangs on where it left; what retention has taken out is between; only what a run comes from, if
-    asked."""
+    """A branch's parent is its checkpoint in the other run. Retired checkpoints between are skipped.
+
+    For one run, only its ancestors are shown.
+    """
     base, other = tmp_path / "base", tmp_path / "other"
     train(base, 3)
     branch(run_at(base), run_at(base).history().live[1], "other")
     train(other, 4, keep=2)
     train(base, 1)
     train(tmp_path / "alone", 1)
-    found, silent = lineage(open_bytes(tmp_path))
-    assert not silent and len(found) == 4 + 2 + 1
-    by_name = {(node.run, node.checkpoint.step): node for node in found}
+    nodes, silent = lineage(open_bytes(tmp_path))
+    assert not silent and len(nodes) == 4 + 2 + 1
+    by_name = {(node.run, node.checkpoint.step): node for node in nodes}
     first = by_name["other", 4]
     assert first.parents == [(by_name["base", 1].id, True)] and by_name["other", 5].parents == [(first.id, False)]
-    order = [node.id for node in found]
-    assert all(order.index(node.id) < order.index(parent) for node in found for parent, _ in node.parents)
+    order = [node.id for node in nodes]
+    assert all(order.index(node.id) < order.index(parent) for node in nodes for parent, _ in node.parents)
     assert {node.run for node in lineage(open_bytes(tmp_path), "other")[0]} == {"base", "other"}
     assert len(lineage(open_bytes(tmp_path), "other")[0]) == 4  # base@1 and its parent
-    picture(found, str(tmp_path / "a" / "graph.png"))
+    picture(nodes, str(tmp_path / "a" / "graph.png"))
     assert (tmp_path / "a" / "graph.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ConfigError, match="no kind of picture"):
-        picture(found, str(tmp_path / "graph.doc"))
+        picture(nodes, str(tmp_path / "graph.doc"))
 
 
-def test_a_run_whose_log_is_gone_hides_no_other(tmp_path: Path) -> None:
+def test_a_run_with_an_unreadable_log_hides_no_other(tmp_path: Path) -> None:
     """An unreadable run is named with the reason."""
     train(tmp_path / "base", 1)
     train(tmp_path / "bad", 1)
     for record in (tmp_path / "bad" / "log").iterdir():
         record.write_bytes(b"x")
-    found, silent = lineage(open_bytes(tmp_path))
-    assert {node.run for node in found} == {"base"} and [name for name, _ in silent] in (["bad"], [])
+    nodes, silent = lineage(open_bytes(tmp_path))
+    assert {node.run for node in nodes} == {"base"} and [name for name, _ in silent] in (["bad"], [])
 
 
 def test_stages_move_on_and_back(tmp_path: Path) -> None:
     """The log has author, time and reason of a stage. The checkpoint is kept, and the last stage has no next one."""
     train(tmp_path / "run", 4)
     run = run_at(tmp_path / "run")
-    one, two = run.history().live[:2]
-    assert [promote(run, one, by="ann", why=f"reason {n}") for n in range(3)] == ["candidate", "staging", "production"]
+    first, second = run.history().live[:2]
+    assert [promote(run, first, by="ann", why=f"reason {n}") for n in range(3)] == ["candidate", "staging", "production"]
     with pytest.raises(ConfigError, match="no later stage"):
-        promote(run, one)
-    promote(run, two, "production", by="bob")
-    assert stages_of(run.history(), one.id) == ["candidate", "staging"] and relight.open(tmp_path / "run").latest().step == 3
-    assert take_back(run, "production", by="bob") == one.id
+        promote(run, first)
+    promote(run, second, "production", by="bob")
+    assert stages_of(run.history(), first.id) == ["candidate", "staging"] and relight.open(tmp_path / "run").latest().step == 3
+    assert take_back(run, "production", by="bob") == first.id
     moves = promotions(run.view().records, "production")
     assert [(move.id, move.by, move.why) for move in moves] == [
-        (one.id, "ann", "reason 2"),
-        (two.id, "bob", ""),
-        (one.id, "bob", "taken back"),
+        (first.id, "ann", "reason 2"),
+        (second.id, "bob", ""),
+        (first.id, "bob", "taken back"),
     ]
     with pytest.raises(CheckpointNotFound):
         take_back(run, "staging")
     with pytest.raises(ConfigError, match="is no stage"):
-        promote(run, one, "live")
+        promote(run, first, "live")
     assert relight.open(tmp_path / "run").plan_prune(relight.keep(last=1)).going == [run.history().live[1].id, run.history().live[2].id]
 
 
@@ -126,13 +128,13 @@ def test_notes_stay(tmp_path: Path) -> None:
     """Notes are in order with their authors. Empty and too long notes are refused."""
     train(tmp_path / "run", 2)
     run = run_at(tmp_path / "run")
-    one = run.history().live[0]
-    write_note(run, one, "first", by="ann")
-    write_note(run, one, "second \x1b[31m", by="bob")
-    assert [(note.text, note.by) for note in notes_of(run.history(), one.id)] == [("first", "ann"), ("second \x1b[31m", "bob")]
+    checkpoint = run.history().live[0]
+    write_note(run, checkpoint, "first", by="ann")
+    write_note(run, checkpoint, "second \x1b[31m", by="bob")
+    assert [(note.text, note.by) for note in notes_of(run.history(), checkpoint.id)] == [("first", "ann"), ("second \x1b[31m", "bob")]
     for text in ("", "  ", "x" * 5000):
         with pytest.raises(ConfigError):
-            write_note(run, one, text)
+            write_note(run, checkpoint, text)
 
 
 def test_what_describes_it(tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_what_describes_it(tmp_path: Path) -> None:
     first, second, third = run.history().live
     assert name_of(run.history(), "run", third) == "run@2"
     run.tag("good", first.id)
-    assert [name_of(run.history(), "run", one) for one in (first, second, third)] == ["run@good", "run@good+1", "run@good+2"]
+    assert [name_of(run.history(), "run", checkpoint) for checkpoint in (first, second, third)] == ["run@good", "run@good+1", "run@good+2"]
     branch(run, second, "other")
     facts = describe(run, second)
     assert (facts["name"], facts["branches"], facts["lies_in"]) == ("run@good+1", ["other"], "run")

@@ -41,24 +41,24 @@ class Net(torch.nn.Module):
         self.w = torch.nn.Parameter(torch.full((size,), 1000.0 * origin))
 
     def forward(self) -> torch.Tensor:
-        """Minus the sum: a step of SGD at rate 1 adds 1."""
+        """Return minus the sum, so that a step of SGD at rate 1 adds 1."""
         return -self.w.sum()
 
 
 def made(origin: int = 2, kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> tuple[Net, torch.optim.Optimizer]:
-    """A model and its optimizer."""
+    """Return a model and its optimizer."""
     model = Net(origin)
     return model, kind(model.parameters(), lr=1.0)
 
 
 def options(**more: object) -> dict[str, object]:
-    """A model and an optimizer as keyword arguments, and more."""
+    """Return a model and an optimizer as keyword arguments, and ``more``."""
     model, optimizer = made()
     return {"model": model, "optimizer": optimizer, **more}
 
 
 def work(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
-    """One step of training: the weight grows by 1."""
+    """Make one step of training, in which the weight grows by 1. Return the loss."""
     optimizer.zero_grad()
     loss = model()
     loss.backward()

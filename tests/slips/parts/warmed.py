@@ -1,4 +1,4 @@
-"""What slips' scripts need before they are forked: modules that torch imports when it is first used."""
+"""Import what slips' scripts need, before they are forked: modules that torch imports on first use."""
 
 import torch
 
