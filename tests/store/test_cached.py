@@ -61,7 +61,7 @@ class TestCachedS3(StoreSuite):
 
 
 @pytest.fixture
-def events_seen() -> Iterator[list[Event]]:
+def emitted() -> Iterator[list[Event]]:
     """Yield the list of this test's events."""
     events: list[Event] = []
     undo = subscribe(events.append)
@@ -125,10 +125,7 @@ def test_a_range_brings_its_blocks_and_no_more(far: CountingStore, tmp_path: Pat
 
 
 def test_only_what_never_changes_is_cached(tmp_path: Path) -> None:
-    """Packs, parts and roots of checkpoints are cached.
-
-    The log, the store's own record, drafts, messages between ranks and other files are not.
-    """
+    """Packs, parts and roots of checkpoints are cached. The log, the store's record and other files are not."""
     for name in ("root.json", "part-00003.msgpack", "pack-00000-012.safetensors"):
         assert is_fixed(f"{DIR}/{name}")
         assert not is_fixed(f"run/{name}")
@@ -203,8 +200,7 @@ def test_a_part_of_a_sound_block_is_not_taken_from_another_file(far: CountingSto
 
 
 def test_a_range_read_twice_is_fetched_again(far: CountingStore, tmp_path: Path) -> None:
-    """A second read of a range by one reader means that its bytes were bad: it is fetched again, and replaces what was
-    cached."""
+    """A second read of a range by one reader means that its bytes were bad: they are fetched again and replaced."""
     store = fresh(far, tmp_path)
     read_all(store, PACK)
     store.blocks.keep(name_of(store.url, PACK), 1, len(DATA), memoryview(bytes(BLOCK_BYTES)))  # damaged before it was cached
@@ -371,8 +367,7 @@ def test_strangers_files_stay(tmp_path: Path) -> None:
 
 
 def test_the_limit_is_a_tenth_of_what_was_free_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a setting the limit is a tenth of the free space. It is stored in the directory, so that it stays
-    equal."""
+    """Without a setting the limit is a tenth of the free space. The directory stores it, so that it stays equal."""
 
     def use() -> int:
         blocks = BlockCache(tmp_path / "cache")
@@ -390,7 +385,7 @@ def test_the_limit_is_a_tenth_of_what_was_free_at_first(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("how", ["full", "below a file"])
 def test_a_disk_that_refuses_means_no_cache_and_one_word(
-    far: CountingStore, tmp_path: Path, events_seen: list[Event], monkeypatch: pytest.MonkeyPatch, how: str
+    far: CountingStore, tmp_path: Path, emitted: list[Event], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """On a full disk, or without a directory, everything is read from the store, only the requested bytes, and reported once."""
     folder = tmp_path / "cache"
@@ -409,7 +404,7 @@ def test_a_disk_that_refuses_means_no_cache_and_one_word(
         store = CachedStore(far, blocks)
         assert read_all(store, PACK) == DATA
         assert store.get(PACK, len(DATA)) == DATA
-    assert [event.name for event in events_seen if event.name == "cache.off"] == ["cache.off"]
+    assert [event.name for event in emitted if event.name == "cache.off"] == ["cache.off"]
     far.bytes.clear()
     reader = store.open(PACK)
     assert read(reader, 7, 5) == DATA[7:12]
@@ -417,9 +412,7 @@ def test_a_disk_that_refuses_means_no_cache_and_one_word(
     assert block_paths(tmp_path) == []
 
 
-def test_threads_that_meet_a_full_disk_together_report_it_once(
-    tmp_path: Path, events_seen: list[Event], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_report_a_full_disk_once(tmp_path: Path, emitted: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
     """Several threads write when the disk refuses: one event."""
     gate = threading.Barrier(4, timeout=20)
 
@@ -434,7 +427,7 @@ def test_threads_that_meet_a_full_disk_together_report_it_once(
         thread.start()
     for thread in threads:
         thread.join()
-    assert [event.name for event in events_seen] == ["cache.off"]
+    assert [event.name for event in emitted] == ["cache.off"]
     assert not blocks.takes_more
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [tmp_path / "cache" / "limit"]
 
@@ -508,7 +501,7 @@ def test_a_second_restore_reads_only_the_log_from_afar(run: CountingStore, tmp_p
 
 
 def test_a_cache_filled_with_damage_costs_a_second_reading_and_no_restore(
-    run: CountingStore, tmp_path: Path, events_seen: list[Event], monkeypatch: pytest.MonkeyPatch
+    run: CountingStore, tmp_path: Path, emitted: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root, part and packs that were damaged before they were cached: found by their hashes, read once more from afar, whole from then on."""
     store = fresh(run, tmp_path)
@@ -520,10 +513,10 @@ def test_a_cache_filled_with_damage_costs_a_second_reading_and_no_restore(
             piece = memoryview(data)[start : start + BLOCK_BYTES]
             store.blocks.keep(name_of(store.url, f"{prefix}/{entry.name}"), start // BLOCK_BYTES, len(data), piece)
     assert same(load(fresh(run, tmp_path), monkeypatch))
-    assert "read.retried" in {event.name for event in events_seen}
-    events_seen.clear()
+    assert "read.retried" in {event.name for event in emitted}
+    emitted.clear()
     assert same(load(fresh(run, tmp_path), monkeypatch))
-    assert "read.retried" not in {event.name for event in events_seen}
+    assert "read.retried" not in {event.name for event in emitted}
 
 
 def test_verifying_reads_the_store_and_not_the_cache(run: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,14 +532,14 @@ def test_verifying_reads_the_store_and_not_the_cache(run: CountingStore, tmp_pat
     assert same(load(fresh(run, tmp_path), monkeypatch))
 
 
-def test_readers_report_hits_and_misses(far: CountingStore, tmp_path: Path, events_seen: list[Event]) -> None:
+def test_readers_report_hits_and_misses(far: CountingStore, tmp_path: Path, emitted: list[Event]) -> None:
     """After each file there is an event with hits, misses and their bytes. The store has the sums."""
     store = fresh(far, tmp_path)
     for _ in range(2):
         reader = store.open(PACK)
         read(reader, 10, 100)
         reader.close()
-    fields = [dict(event.fields) for event in events_seen if event.name == "cache.read"]
+    fields = [dict(event.fields) for event in emitted if event.name == "cache.read"]
     assert fields == [
         {"key": PACK, "hits": 0, "misses": 1, "hit_bytes": 0, "missed_bytes": BLOCK_BYTES},
         {"key": PACK, "hits": 1, "misses": 0, "hit_bytes": 100, "missed_bytes": 0},
