@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer import adaptive_schedule, checkpointer, resource_use
+from relight.checkpointer import adaptive_schedule, checkpointer, resource_use, run_progress
 from relight.checkpointer.resource_use import SAMPLE_S, ResourceUse
 from relight.cost_model import ScheduleDecision
 from relight.errors import ConfigError
@@ -30,7 +30,8 @@ class Clock:
 def clock_fixture(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Replace the loop's clock, and set an interval of 10 seconds whatever saves cost."""
     clock = Clock()
-    monkeypatch.setattr(checkpointer, "monotonic", clock)
+    for module in (checkpointer, run_progress):
+        monkeypatch.setattr(module, "monotonic", clock)
     monkeypatch.setattr(adaptive_schedule.AdaptiveSchedule.__init__, "__defaults__", (clock, None))
     numbers = {"wanted_s": 10.0, "foreseen": 0.0, "guesses": 0.0}
     monkeypatch.setattr(adaptive_schedule, "decide", lambda seen, before, bounds: ScheduleDecision(10.0, 1, "decided", numbers))

@@ -204,7 +204,7 @@ def test_a_large_chunk_gives_the_elements_that_are_in_the_array(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"), [("longer", "more than"), ("shorter", "where"), ("cut", "where"), ("window", "cannot be unpacked")]
+    ("wrong", "words"), [("longer", "more than"), ("shorter", "instead of"), ("cut", "instead of"), ("window", "cannot be unpacked")]
 )
 def test_a_large_chunk_of_wrong_length_is_refused(tmp_path: Path, wrong: str, words: str) -> None:
     """A chunk with too many or too few bytes, a cut frame, or a window beyond the limit is refused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import random
@@ -26,8 +27,10 @@ def command(old: Path, new: Path, engine: str, *more: str) -> list[str]:
 
 
 def packs(folder: Path) -> set[Path]:
-    """The files of bytes, of what is committed and of what is not."""
-    return set(folder.rglob("pack-*"))
+    """Return the packs of committed checkpoints and of unfinished ones, while a migration may move their folders."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return set(folder.rglob("pack-*"))
 
 
 def kill_often(folder: Path, count: int, kills: int, seed: int, engine: str, begin_s: float, work_s: float) -> list[int]:

@@ -23,7 +23,7 @@ class RunProgress:
     """The metrics of that report."""
     saved: At | None = None
     """Step and micro-batch of the last save that was started and has not failed."""
-    saved_s: float = field(default_factory=monotonic)
+    saved_s: float = field(default_factory=lambda: monotonic())  # noqa: PLW0108 - tests replace the clock
     """When that save was started, or failed."""
     returned_s: float = field(default_factory=perf_counter)
     """When ``step()`` returned last, of the performance counter."""
