@@ -15,7 +15,7 @@ BEFORE = {
     "missing-log-recovered": "All three checkpoints were deleted, and there was no command that rebuilds a log.",
     "part-deleted": "`ls`, `show` and `doctor` listed the checkpoint as if it were whole.",
     "best-by-acc": "Took step 5, which has the lowest loss, and not step 1 with the highest `acc`.",
-    "best-of-several": "Refused with \"no checkpoint has a finite metric 'loss'\": a metric that nobody named.",
+    "best-of-several": "Refused with \"no checkpoint has a finite metric 'loss'\": a metric that the caller never named.",
     "best-named": "Refused: no tag of that name.",
     "best-on-command-line": "Showed the checkpoint with the lowest loss, and did not state by what it chose.",
     "metric-misspelt-keep": "Deleted steps 2, 5 and 8 and all others but the newest. No message.",

@@ -189,7 +189,7 @@ assert len(there) >= 4, there
     Slip(
         "tag-of-mine",
         "-",
-        "a checkpoint is tagged and `keep(last=1)` goes on",
+        "a checkpoint is tagged and `keep(last=1)` continues",
         "Keeps what is tagged.",
         "Nothing.",
         """
