@@ -111,10 +111,10 @@ class TierReplicator(Hook):
 
     def on_durable(self, done: CommittedSave) -> None:
         """Drain a checkpoint that this process wrote."""
-        if done.made_here and self._leads and self._attempt is not None:
-            self.made_here(self._attempt)
+        if done.made_here and self._attempt is not None:
+            self._drain_here(self._attempt)
 
-    def made_here(self, attempt: Attempt) -> None:
+    def _drain_here(self, attempt: Attempt) -> None:
         """Drain from this process after a save that it made without the agent; for other saves the agent drains."""
         if not self._names:
             return
@@ -166,7 +166,7 @@ class TierReplicator(Hook):
             paced = any(isinstance(record.body, NoteBody) and record.body.topic == PACE_TOPIC for record in fold(log.read()).notes)
             log.append(lambda view: (note, attempt.epoch))
             if paced:
-                self.made_here(attempt)
+                self._drain_here(attempt)
 
     def on_close(self, polite: bool) -> None:
         """Unsubscribe from events. Abort the copies of this process's own drainer."""

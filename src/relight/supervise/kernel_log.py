@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from relight.store.durable import is_memory
+
 _DEVICE = re.compile(r"(?:\bdev(?:ice)? |\b(?:XFS|EXT4-fs|BTRFS)[\w ]* \((?:device )?)([a-z][\w-]*)")
 """The block device that a message names: ``I/O error, dev sda1, sector 8``, ``XFS (loop0): …``, ``EXT4-fs error (device dm-0): …``."""
 _BLOCK = Path("/sys/class/block")
@@ -67,12 +69,12 @@ def lines_about(lines: Iterable[str], paths: Iterable[str], pids: Iterable[int])
 def _disks_under(path: str) -> set[str] | None:
     """Return the kernel's names of the block device that holds a path, of its disk, and of the devices below it.
 
-    Empty for a file system in memory, None if it cannot be found out.
+    Empty for a tmpfs, None if it cannot be found out.
     """
     with contextlib.suppress(OSError):
-        number = os.stat(path).st_dev
-        if _in_memory(number):
+        if is_memory(path):
             return set()
+        number = os.stat(path).st_dev
         disks_here: set[str] = set()
         pending = [Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve(strict=True)]
         while pending and len(disks_here) < _DISKS_MAX:
@@ -83,12 +85,3 @@ def _disks_under(path: str) -> set[str] | None:
             pending += [below.resolve() for below in (device / "slaves").glob("*")]
         return disks_here
     return None
-
-
-def _in_memory(number: int) -> bool:
-    """Return whether the file system with this device number is a ``tmpfs`` or ``ramfs``."""
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-        mount, _, system = line.partition(" - ")
-        if mount.split(" ")[2] == f"{os.major(number)}:{os.minor(number)}":
-            return system.split(" ")[0] in ("tmpfs", "ramfs")
-    return False
