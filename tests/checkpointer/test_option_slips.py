@@ -223,7 +223,7 @@ def test_without_save_a_run_saves_by_itself(tmp_path: Path, monkeypatch: pytest.
 
     def trigger(**options: Any) -> Any:
         ckpt = made(tmp_path / "run", signals=False, **options)
-        trigger_ = ckpt._trigger
+        trigger_ = ckpt._options.trigger
         ckpt.close()
         return trigger_
 

@@ -25,7 +25,7 @@ def begin_again(ckpt: Checkpointer, failed: Save) -> None:
 
     Does nothing unless the failure policy asks for it, and nothing where several ranks save together: they would have to agree.
     """
-    if not isinstance(failed.error, RunRemoved) or not ckpt._policy.begin_again or ckpt._ranks.several or ckpt._attempt is None:
+    if not isinstance(failed.error, RunRemoved) or not ckpt._options.policy.begin_again or ckpt._ranks.several or ckpt._attempt is None:
         return
     if failed.step <= _renewed.get(ckpt, -1):  # begun before the new log was
         return

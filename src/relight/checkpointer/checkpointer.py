@@ -23,7 +23,7 @@ from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.calls import Calls
 from relight.checkpointer.closed import Closed, RunEnd
 from relight.checkpointer.component_watch import ComponentWatch
-from relight.checkpointer.failure_policy import FailurePolicy, check_failures, ends_a_save
+from relight.checkpointer.failure_policy import FailurePolicy, ends_a_save
 from relight.checkpointer.file_defaults import NOT_GIVEN, CheckpointerOptions, NotGiven, with_file_defaults
 from relight.checkpointer.fresh_start import FreshStart
 from relight.checkpointer.frozen_params import FrozenParams
@@ -56,7 +56,6 @@ from relight.keys import StoreSecurity
 from relight.log import FRESH
 from relight.observe import demote_info_logs, emit, write_events
 from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger, TriggerInput
-from relight.policy.triggers import check_trigger
 from relight.ranks.collective_errors import raise_on_all_ranks
 from relight.ranks.postponed import postpone
 from relight.restore import RestoreRequest, restore_state
@@ -123,26 +122,23 @@ class Checkpointer(Holds):
         warm_up_vector_math()
         url, name, tiers, own = options.where_to(path, run)
         given = CheckpointerOptions(save, keep, limits, compact, peers, options.check_background(background), takeover)
-        place = (url, name) if own else None
-        save, keep, limits, compact, peers, background, takeover, tiers = with_file_defaults(given, writer, tiers, place)
-        self._run, self._fresh = check_run_name(name), FreshStart(fresh)
-        self._trigger = check_trigger(save) if save is not None else None
-        self._keep = options.check_keep(keep) or (tiers.nearest.keep if tiers is not None else Keep())
-        self._policy, self._limits = check_failures(on_failure), options.check_limits(limits)
-        self._metadata, self._compact = options.check_metadata(metadata), options.check_compact(compact)
-        wanted, guard = options.wants_background(background), StoreSecurity.from_settings(encrypt, sign, trust, anchor)
-        settings = {"background": wanted, "save": save is not None, "signals": options.check_signals(signals), "fresh": fresh}
+        completed = with_file_defaults(given, writer, tiers, (url, name) if own else None)
+        tiers, self._run, self._fresh = completed.tiers, check_run_name(name), FreshStart(fresh)
+        self._options = options.checked(completed, on_failure, metadata)
+        limits = self._options.limits
+        wanted, guard = options.wants_background(completed.background), StoreSecurity.from_settings(encrypt, sign, trust, anchor)
+        settings = {"background": wanted, "save": completed.save is not None, "signals": options.check_signals(signals), "fresh": fresh}
         self._components = options.check_components(state, components, signature(Checkpointer).parameters)
         per_rank = options.check_per_rank(per_rank, self._components)
-        self._world = find_world(self._limits.deadline_s)
-        self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
-        self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, wanted, guard, self._limits, self._run)
+        self._world = find_world(limits.deadline_s)
+        self._ranks = ranks_of(self._world, per_rank, limits.deadline_s, writer, settings)
+        self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, wanted, guard, limits, self._run)
         self._outwards = TierReplicator(tiers, leads := self._world.rank == 0)
-        self._neighbours = PeerDiscovery(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
+        self._neighbours = PeerDiscovery(completed.peers, writer, self._wants_background, self._ranks, self._store.url, self._run, limits)
         self._under_way = InflightSaves()
-        self._looked_over, self._warmed, self._takeover, self._plans = False, False, Takeover(takeover, self), Restorable()
+        self._looked_over, self._warmed, self._takeover, self._plans = False, False, Takeover(completed.takeover, self), Restorable()
         self._progress, self._recall = RunProgress(), CaptureCache()
-        self._trusted, self._calls = FrozenParams(self._compact), Calls(self._run)
+        self._trusted, self._calls = FrozenParams(self._options.compact), Calls(self._run)
         self._ranks.check_split(self._components)
         if self._world.rank:
             demote_info_logs()
@@ -152,11 +148,11 @@ class Checkpointer(Holds):
         self._last_moments = GracePeriod()
         self._signals = SignalHandlers(self._last_moments.on_signal, self._ranks.several) if signals else None
         self._watch, self._resumed = ComponentWatch(self._components, leads), Resumed()
-        self._best = BestSoFar(self._trigger, self._keep, tiers, self._world.rank, self._under_way.metrics)
+        self._best = BestSoFar(self._options.trigger, self._options.keep, tiers, self._world.rank, self._under_way.metrics)
         self._attempt = self._background = self._environment = self._closed = None
-        self._schedule = AdaptiveSchedule(self._trigger, self._world.rank, self._world.size, tiers=tiers)
+        self._schedule = AdaptiveSchedule(self._options.trigger, self._world.rank, self._world.size, tiers=tiers)
         side = HooksInUse(self._neighbours, self._best, self._last_moments, self._schedule, self._outwards)
-        self._hooks = hooks_of(self, self._watch, self._keep, self._further, side, leads)
+        self._hooks = hooks_of(self, self._watch, self._options.keep, self._further, side, leads)
 
     # -- in the loop ---------------------------------------------------------------------------------------------------------
 
@@ -232,7 +228,7 @@ class Checkpointer(Holds):
         reason = self._save_reason(step, metrics, micro_step)
         ends = reason is not None and reason.is_ending_signal
         if ends and self._signals is not None and self._signals.ending:
-            self._last_moments.closing(self._limits.deadline_s)
+            self._last_moments.closing(self._options.limits.deadline_s)
         save = None
         if reason is not None:
             with self._saving():
@@ -299,8 +295,8 @@ class Checkpointer(Holds):
     def _close(self, why: str, save: bool = True) -> None:
         if self._closed is not None or self._calls.elsewhere:
             return
-        heartbeat().phase("ending", self._limits.deadline_s / LATE_AFTER)
-        self._last_moments.closing(self._limits.deadline_s)
+        heartbeat().phase("ending", self._options.limits.deadline_s / LATE_AFTER)
+        self._last_moments.closing(self._options.limits.deadline_s)
         self._neighbours.ends()
         ends = False
         try:
@@ -308,10 +304,15 @@ class Checkpointer(Holds):
             if save and self._unsaved and self._progress.step is not None:
                 self._save(self._progress.step, END, self._progress.metrics, None, self._progress.micro_step, may_wait=True)
                 self._drain()
-            self._outwards.finish(self._last_moments.bound(self._limits.deadline_s))
-            if self._wants_background and self._background is None and self._trigger is not None and self._resumed.checkpoint is not None:
+            self._outwards.finish(self._last_moments.bound(self._options.limits.deadline_s))
+            if (
+                self._wants_background
+                and self._background is None
+                and self._options.trigger is not None
+                and self._resumed.checkpoint is not None
+            ):
                 # The previous trainer was killed after its last step, and its agent may still be running.
-                dismiss(self._store.url, self._run, self._last_moments.bound(self._limits.deadline_s))
+                dismiss(self._store.url, self._run, self._last_moments.bound(self._options.limits.deadline_s))
             emit("attempt.ended", f"run {self._run!r} ended", run=self._run)
             ends = True
         finally:
@@ -353,7 +354,7 @@ class Checkpointer(Holds):
         try:
             with raise_on_all_ranks(self._ranks, "planning a restore of what is saved"):
                 state = self._plans.check(self._components, capture(self._components, recall=self._recall_all))
-            try_store(self._store, self._run, self._ranks, self._world.rank, options.full_bytes(state), self._keep.last or 2)
+            try_store(self._store, self._run, self._ranks, self._world.rank, options.full_bytes(state), self._options.keep.last or 2)
         except BaseException:
             if self._signals is not None:
                 self._signals.restore()  # no save will follow these signals
@@ -368,7 +369,7 @@ class Checkpointer(Holds):
             if self._calls.begins_again:  # another history: retention keeps the earlier one
                 self._progress.parent = None
             self._attempt = self._takeover.begin("restored" if self._progress.parent else FRESH, self._best, refuse)
-            self._attempt.make_smaller(self._compact)
+            self._attempt.make_smaller(self._options.compact)
             history = begun_history(self._attempt, self._progress.parent, self._world.rank)
             aside = self._fresh.begun(self._attempt, history, self._progress.parent, self._world.rank)
             text = f"attempt {self._attempt.epoch} of run {self._run!r}{aside}"
@@ -380,15 +381,15 @@ class Checkpointer(Holds):
 
     def _saving(self) -> AbstractContextManager[None]:
         """Publish the phase ``saving`` in the heartbeat: until the deadline, a save may wait for an agent, memory or other ranks."""
-        return heartbeat().during("saving", self._limits.deadline_s / LATE_AFTER)
+        return heartbeat().during("saving", self._options.limits.deadline_s / LATE_AFTER)
 
     def _save_reason(self, step: int, metrics: Mapping[str, Any], micro_step: int | None) -> SaveReason | None:
         def free_slots() -> int | None:
-            return None if self._background is None or self._limits.when_busy == "queue" else self._background.free_slots
+            return None if self._background is None or self._options.limits.when_busy == "queue" else self._background.free_slots
 
         return self._ranks.save_reason(
             lambda: self._facts(step, metrics),
-            self._trigger,
+            self._options.trigger,
             self._signals,
             self._progress.due,
             free_slots,
@@ -396,9 +397,9 @@ class Checkpointer(Holds):
         )
 
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> TriggerInput:
-        values = self._best.note(options.numbers_for(self._trigger, metrics))
+        values = self._best.note(options.numbers_for(self._options.trigger, metrics))
         pace_s = self._schedule.interval(step, values, bool(self._under_way))
-        done, last = self._watch.epochs.count(self._trigger, metrics), (self._progress.saved_step, self._progress.saved_s)
+        done, last = self._watch.epochs.count(self._options.trigger, metrics), (self._progress.saved_step, self._progress.saved_s)
         return TriggerInput(step, monotonic(), *last, values, self._best.values, pace_s, self._calls.previous, done)
 
     def _save(
@@ -408,7 +409,7 @@ class Checkpointer(Holds):
         background = self._in_background()
         if background is not None:
             may_wait = may_wait or self._ranks.several  # the ranks have agreed that a slot is free
-            wait_s = self._limits.deadline_s if may_wait or self._limits.when_busy == "queue" else 0.0
+            wait_s = self._options.limits.deadline_s if may_wait or self._options.limits.when_busy == "queue" else 0.0
             if not wait_s and not background.warmed:
                 self._warm_up()  # allocating memory for a large state takes seconds; until then this save is postponed
             yields = None if self._ranks.several else self._under_way.yields_to(step, reason)
@@ -423,7 +424,7 @@ class Checkpointer(Holds):
         except Exception as error:
             if not ends_a_save(error):
                 raise
-            return self._count_failure(Save(step, reason, self._policy.report(error, step, self._policy.retries)))
+            return self._count_failure(Save(step, reason, self._options.policy.report(error, step, self._options.policy.retries)))
         if background is not None:
             if (save := self._begin(background, state, step, reason, metrics, tag, micro_step, started)) is not None:
                 return save
@@ -439,14 +440,14 @@ class Checkpointer(Holds):
         """Start the agent and allocate its memory in the background, after the first step that saved nothing."""
         self._warmed = True
         background = self._in_background()
-        if background is not None and self._trigger is not None:
+        if background is not None and self._options.trigger is not None:
             with contextlib.suppress(RankTimeout, MemoryError, OSError):  # the first save reports it
                 background.warm_up(self._capture(None))
 
     def _in_background(self) -> SaveWriter | None:
         if self._wants_background and self._background is None and self._attempt is not None:
             self._background = background_of(
-                self._ranks, self._attempt, self._components, self._keep, self._limits, self._under_way.on_done,
+                self._ranks, self._attempt, self._components, self._options.keep, self._options.limits, self._under_way.on_done,
                 self._under_way.on_sealed, self._trusted,
             )  # fmt: skip
             self._background.bound = self._last_moments.bound
@@ -479,7 +480,7 @@ class Checkpointer(Holds):
         except (Fenced, IncompatibleState, ConfigError):
             raise
         except Exception as error:  # the trainer's edge, as in _write
-            save.error = self._policy.report(error, step, self._policy.retries)
+            save.error = self._options.policy.report(error, step, self._options.policy.retries)
         finally:
             if number is None:
                 self._under_way.drop(save)
@@ -510,8 +511,10 @@ class Checkpointer(Holds):
                 self._progress.saved = begun.before
             if isinstance(done.error, Fenced) and not quiet:
                 raise done.error
-            self._policy.report(done.error, begun.save.step, self._policy.retries)
-            self._progress.due = self._policy.again(begun.save.why, done.error, self._progress.failed_in_a_row) or self._progress.due
+            self._options.policy.report(done.error, begun.save.step, self._options.policy.retries)
+            self._progress.due = (
+                self._options.policy.again(begun.save.why, done.error, self._progress.failed_in_a_row) or self._progress.due
+            )
             self._count_failure(begun.save, quiet=quiet)
 
     def _drain(self, *, quiet: bool = False) -> None:
@@ -520,7 +523,7 @@ class Checkpointer(Holds):
             self._background.barrier()
             self._background.hurry()
         writer = self._background.agent_words if self._background is not None else ""
-        self._under_way.wait(self._last_moments.bound(self._limits.deadline_s), writer)
+        self._under_way.wait(self._last_moments.bound(self._options.limits.deadline_s), writer)
         self._poll_completed(quiet=quiet)
 
     def _is_durable(self, done: CommittedSave) -> None:
@@ -536,11 +539,11 @@ class Checkpointer(Holds):
         save, started = self._new_save(step, reason), perf_counter()
         save.mark_requested(started)
         numbers = numbers_of(metrics)
-        retries = 0 if self._ranks.several else self._policy.retries  # several ranks retry together, at a later step
-        report = write_inline(save, lambda: self._commit(state, step, reason, numbers, micro_step), self._policy, retries)
+        retries = 0 if self._ranks.several else self._options.policy.retries  # several ranks retry together, at a later step
+        report = write_inline(save, lambda: self._commit(state, step, reason, numbers, micro_step), self._options.policy, retries)
         if report is None:
             if self._ranks.several:
-                self._progress.due = self._policy.again(reason, save.error, self._progress.failed_in_a_row)
+                self._progress.due = self._options.policy.again(reason, save.error, self._progress.failed_in_a_row)
             return self._count_failure(save)
         self._trusted.committed(report.id)
         save.mark_written(report, perf_counter() - started)
@@ -558,7 +561,7 @@ class Checkpointer(Holds):
             hook.on_failure(save)
         if not quiet:
             begin_again(self, save)
-            self._policy.stop_after(self._progress.failed_in_a_row, save.error, save.step)
+            self._options.policy.stop_after(self._progress.failed_in_a_row, save.error, save.step)
         return save
 
     def _commit(self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None) -> SaveReport:
@@ -568,7 +571,7 @@ class Checkpointer(Holds):
         return attempt.save(replace(request, id=id_, seat=seat, vouched=self._trusted.vouched(state)))
 
     def _request(self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
-        pace = WriteLimits(self._limits.threads, self._limits.bytes_per_second)
+        pace = WriteLimits(self._options.limits.threads, self._options.limits.bytes_per_second)
         return request_of(
             state, info_of(state, step, reason, metrics, self._user(micro_step), self._environment_info(), self._progress.parent), pace
         )

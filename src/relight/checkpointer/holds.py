@@ -12,6 +12,7 @@ from relight.checkpointer.adaptive_schedule import AdaptiveSchedule
 from relight.checkpointer.closed import RunEnd
 from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.inflight import InflightSaves
+from relight.checkpointer.options import RunOptions
 from relight.checkpointer.run_progress import RunProgress
 from relight.checkpointer.save_requests import user_of
 from relight.checkpointer.tier_replication import TierReplicator
@@ -46,7 +47,7 @@ class Holds:
     _schedule: AdaptiveSchedule
     _attempt: Attempt | None
     _background: SaveWriter | None
-    _metadata: dict[str, Any]
+    _options: RunOptions
     _environment: Callable[[], dict[str, Any]] | None
 
     @property
@@ -141,4 +142,4 @@ class Holds:
         return {**self._environment(), "background": self._background is not None} if self._environment is not None else {}
 
     def _user(self, micro_step: int | None) -> dict[str, Any]:
-        return user_of(self._metadata, self._ranks.root_user_fields, self._components, micro_step)
+        return user_of(self._options.metadata, self._ranks.root_user_fields, self._components, micro_step)

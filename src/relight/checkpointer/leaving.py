@@ -19,7 +19,7 @@ def leave(ckpt: Checkpointer, error: BaseException) -> None:
     follows from a signal."""
     signals = ckpt._signals
     ending = ends_by(signals, error)
-    ckpt._last_moments.closing(ckpt._limits.deadline_s)
+    ckpt._last_moments.closing(ckpt._options.limits.deadline_s)
     try:
         if isinstance(error, Exception) and not isinstance(error, (Diverged, Fenced, ReplicasDiffer)) and not _handed_over(ckpt, error):
             ckpt._drain(quiet=True)

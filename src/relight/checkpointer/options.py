@@ -7,13 +7,15 @@ import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from relight.capture import Captured, kind_of, loader_of
 from relight.capture.kinds import MODULE, VALUE
 from relight.catalog.branches import check_free
+from relight.checkpointer.failure_policy import FailurePolicy, check_failures
+from relight.checkpointer.file_defaults import CompletedOptions
 from relight.checkpointer.heartbeat_observer import attach_heartbeat
 from relight.checkpointer.inflight import PRIORITIES
 from relight.checkpointer.metric_values import check_metrics, number_of
@@ -25,6 +27,7 @@ from relight.format.records import WORDS_MAX
 from relight.format.step_number import step_of, which_of
 from relight.policy import Compact, Keep, Limits, Peers, Tier, Tiers, Trigger
 from relight.policy.compact import LOSSY, lossy_of, with_asked
+from relight.policy.triggers import check_trigger
 from relight.policy.units import check_bool, one_of
 from relight.store.urls import is_stripe, path_text, split_run
 
@@ -34,6 +37,29 @@ NAME_MAX, METADATA_MAX = 512, 1 << 20
 """Most bytes of a component's name, and of all metadata: both must fit into a root of 4 MiB."""
 OWN_KEYS = "relight."
 """Prefix of the metadata keys that Relight adds itself."""
+
+
+class RunOptions(NamedTuple):
+    """Options of a Checkpointer that its saves need, checked."""
+
+    trigger: Trigger | None
+    keep: Keep
+    policy: FailurePolicy
+    limits: Limits
+    metadata: dict[str, Any]
+    compact: Compact | None
+
+
+def checked(given: CompletedOptions, on_failure: str | FailurePolicy, metadata: Mapping[str, Any] | None) -> RunOptions:
+    """Return the options of which each is checked. Without ``keep``, the nearest tier's applies."""
+    return RunOptions(
+        check_trigger(given.save) if given.save is not None else None,
+        check_keep(given.keep) or (given.tiers.nearest.keep if given.tiers is not None else Keep()),
+        check_failures(on_failure),
+        check_limits(given.limits),
+        check_metadata(metadata),
+        check_compact(given.compact),
+    )
 
 
 def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str, str, Tiers | None, bool]:

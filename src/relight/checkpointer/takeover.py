@@ -316,7 +316,7 @@ class Takeover:
     def _wait(self, owner: Checkpointer, sign: Sign) -> Sign | None:
         """Wait until the process of another host counts as gone. Return its new sign of life if there is one before."""
         longest = sign.window_s - (sign.age_s or 0.0)
-        longest = max(0.0, min(longest, owner._limits.deadline_s / 2))
+        longest = max(0.0, min(longest, owner._options.limits.deadline_s / 2))
         where = f"{owner._store.url}/{owner._run}"
         emit(
             "takeover.waiting",
