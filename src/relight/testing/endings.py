@@ -31,7 +31,7 @@ from relight.catalog.run import Run
 from relight.comm.children import child_command, script_command
 from relight.errors import RelightError
 from relight.store import open_bytes
-from relight.testing.warm import Child, Warm
+from relight.testing.warm import IMPORTED, Child, Warm
 
 WAYS = ("SIGTERM", "SIGINT", "SIGHUP", "timeout", "group")
 """SIGTERM to the job's first process; SIGINT and SIGHUP to its group, as a terminal sends them; GNU timeout; SIGTERM to the group."""
@@ -71,6 +71,16 @@ if __name__ == "__main__":
 """
 
 
+RELIGHT = """
+from relight.cli import main
+if __name__ == "__main__":
+    main()
+"""
+"""The command ``relight`` as a script, to be forked."""
+_SUPERVISED = ("relight.cli.run", "relight.supervise.launch")
+"""Modules of ``relight run``, besides those of a trainer."""
+
+
 class Cell(NamedTuple):
     """One kind of trial."""
 
@@ -102,14 +112,20 @@ def cells() -> Iterator[Cell]:
 def trial(cell: Cell, folder: Path, rng: random.Random, warm: Warm | None = None) -> str:
     """Run one trial in ``folder``. Return what was wrong; empty if nothing was.
 
-    ``warm``: forks the trainer of a cell that is alone, instead of starting a new interpreter.
+    ``warm``: forks the job's first process, the trainer or ``relight run``, instead of starting a new interpreter. GNU timeout is
+    started as ever.
     """
     script, run = folder / "train.py", folder / "store" / "run"
     script.write_text(textwrap.dedent(TRAINING))
     arguments = [str(script), str(run), str(cell.workers), str(cell.persistent)]
     with (folder / "errors").open("w+b") as errors:
-        if warm is not None and not cell.supervised and cell.way != "timeout":
-            problems = _forked(cell, rng, warm, arguments, errors.fileno())
+        if warm is not None and cell.way != "timeout":
+            if cell.supervised:
+                relight = folder / "relight"
+                relight.write_text(textwrap.dedent(RELIGHT))
+                problems = _forked(cell, rng, warm, [str(relight), "run", *arguments], run, errors.fileno())
+            else:
+                problems = _forked(cell, rng, warm, arguments, run, errors.fileno())
         else:
             problems = _executed(cell, rng, arguments, errors.fileno())
         errors.seek(0)
@@ -133,7 +149,7 @@ def run(
     waiting = ((cell, number) for number in range(first, first + trials) for cell in chosen)
 
     def work() -> None:
-        with Warm() as warm:
+        with Warm((*IMPORTED, *_SUPERVISED)) as warm:
             while True:
                 with lock:
                     cell, number = next(waiting, (None, 0))
@@ -199,13 +215,13 @@ def _executed(cell: Cell, rng: random.Random, arguments: list[str], errors: int)
     return _judged(cell, rng, job, job.stdout, Path(arguments[1]))
 
 
-def _forked(cell: Cell, rng: random.Random, warm: Warm, arguments: list[str], errors: int) -> list[str]:
+def _forked(cell: Cell, rng: random.Random, warm: Warm, arguments: list[str], run: Path, errors: int) -> list[str]:
     readable, writable = os.pipe()
     try:
         job = warm.start(arguments, writable, errors, leads=True)
     finally:
         os.close(writable)
-    return _judged(cell, rng, job, os.fdopen(readable, "rb"), Path(arguments[1]))
+    return _judged(cell, rng, job, os.fdopen(readable, "rb"), run)
 
 
 def _judged(cell: Cell, rng: random.Random, job: subprocess.Popen[bytes] | Child, output: IO[bytes], run: Path) -> list[str]:

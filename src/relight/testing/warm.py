@@ -161,6 +161,9 @@ def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     for target, descriptor in enumerate(descriptors, 1):
         os.dup2(descriptor, target)
         os.close(descriptor)
+    # the old streams remember that they could seek
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = request["argv"]
