@@ -69,7 +69,7 @@ def trained(folder: Path, deadline_s: float = 60.0) -> tuple[relight.Checkpointe
     )
     ckpt.restore()
     ckpt.save(0)
-    return ckpt, psutil.Process(ckpt._background._agent.pid)  # type: ignore[union-attr]
+    return ckpt, psutil.Process(ckpt._saves.writer._agent.pid)  # type: ignore[union-attr]
 
 
 def steps_of(folder: Path) -> list[int]:
@@ -211,10 +211,10 @@ ckpt.save(0)
 if sys.argv[2] == "dead":
     from relight.comm import standstill
     standstill.Standstill.check = lambda self, needed: True
-os.kill(ckpt._background._agent.pid, signal.SIGSTOP)
+os.kill(ckpt._saves.writer._agent.pid, signal.SIGSTOP)
 for step in range(1, 5):
     ckpt.step(step)
-print(ckpt._background._agent.pid, time.monotonic(), flush=True)
+print(ckpt._saves.writer._agent.pid, time.monotonic(), flush=True)
 os.kill(os.getpid(), signal.SIGTERM)
 ckpt.step(5)
 """
@@ -294,7 +294,7 @@ def test_the_state_of_a_process() -> None:
 def test_a_forgotten_background_is_collected(tmp_path: Path) -> None:
     """The check of the agent keeps no Checkpointer alive: one that its owner dropped lets its agent go."""
     ckpt, agent = trained(tmp_path)
-    background = weakref.ref(ckpt._background)  # type: ignore[arg-type]
+    background = weakref.ref(ckpt._saves.writer)  # type: ignore[arg-type]
     del ckpt
     gc.collect()
     assert background() is None

@@ -597,7 +597,7 @@ def test_a_restored_state_of_a_step_in_progress_is_not_saved_again(run: str) -> 
     relight.Checkpointer(run, save=None, model=model, optimizer=optimizer).save(0, micro_step=1)
     with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         assert (ckpt.restore(), ckpt.micro_step) == (0, 2)
-        ckpt._begin_attempt()
+        ckpt._saves.begin_attempt()
     assert len(relight.open(run).checkpoints()) == 1
     with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         ckpt.restore()
@@ -617,9 +617,9 @@ def test_a_pending_save_that_fails_after_an_exception_is_reported_and_repeated(r
         for step in range(2):
             one_step(model, optimizer)
             ckpt.step(step)
-        ckpt._under_way.add(7, InflightSave(Save(1, ASKED), {}, (1, None), None))
+        ckpt._progress.in_flight.add(7, InflightSave(Save(1, ASKED), {}, (1, None), None))
         ckpt._progress.saved = (1, None)
-        ckpt._under_way.on_done(SaveOutcome(SaveResult(7, "lost"), StoreUnavailable("the disk has gone")))
+        ckpt._progress.in_flight.on_done(SaveOutcome(SaveResult(7, "lost"), StoreUnavailable("the disk has gone")))
         raise ValueError("the caller's")
     assert counters["save.failed"] == before + 1
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [1]
@@ -635,7 +635,7 @@ def test_a_signal_after_the_last_step_is_not_swallowed(run: str, how: str, monke
         with contextlib.suppress(ValueError), relight.Checkpointer(run, save=None, state={"x": 1}, background=False) as ckpt:
             ckpt.step(0)
             if how == "closing":
-                monkeypatch.setattr(ckpt._outwards, "finish", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+                monkeypatch.setattr(ckpt._hooks.tiers, "finish", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
             else:
                 os.kill(os.getpid(), signal.SIGTERM)
             if how == "failed":

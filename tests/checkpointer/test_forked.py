@@ -73,10 +73,10 @@ def test_a_forked_child_ends_at_once(tmp_path: Path, act: str) -> None:
         tmp_path,
         f"""
         train(1, 3)
-        agent = ckpt._background._agent.pid
+        agent = ckpt._saves.writer._agent.pid
         print(child(lambda: {act}))
         train(3, 6)
-        assert ckpt._background._agent.pid == agent and ckpt._background._agent.alive
+        assert ckpt._saves.writer._agent.pid == agent and ckpt._saves.writer._agent.alive
         ckpt.close()
         print(counters["agent.lost"], counters["save.failed"])
         """,

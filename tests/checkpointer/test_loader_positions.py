@@ -454,7 +454,7 @@ def test_asking_a_loader_for_its_position_ends_with_the_first_report(kind, tmp_p
         ckpt.step(step)
         if not step:
             asked.clear()
-            ckpt._boundary.remember = lambda *args, **kwargs: None
+            ckpt._capture.boundary.remember = lambda *args, **kwargs: None
     ckpt.close(save=False)
     assert not asked
 

@@ -112,7 +112,7 @@ def test_another_class_is_refused_with_both_names(tmp_path: Path, before: str, a
 )
 def test_an_older_checkpoint_is_judged_by_its_entries(tmp_path: Path, before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse a checkpoint without class names too. The error names the class that its entries point to."""
-    monkeypatch.setattr("relight.checkpointer.save_requests.class_paths", lambda components: {})
+    monkeypatch.setattr("relight.checkpointer.state_capture.class_paths", lambda components: {})
     model, live_model = nn.Linear(3, 1), nn.Linear(3, 1)
     optimizer = OPTIMIZERS[before](model.parameters())
     step(model, optimizer)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer import adaptive_schedule, checkpointer, resource_use, run_progress
+from relight.checkpointer import adaptive_schedule, resource_use, restorer, run_progress, save_loop
 from relight.checkpointer.resource_use import SAMPLE_S, ResourceUse
 from relight.cost_model import ScheduleDecision
 from relight.errors import ConfigError
@@ -30,7 +30,7 @@ class Clock:
 def clock_fixture(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Replace the loop's clock, and set an interval of 10 seconds whatever saves cost."""
     clock = Clock()
-    for module in (checkpointer, run_progress):
+    for module in (save_loop, restorer, run_progress):
         monkeypatch.setattr(module, "monotonic", clock)
     monkeypatch.setattr(adaptive_schedule.AdaptiveSchedule.__init__, "__defaults__", (clock, None))
     numbers = {"wanted_s": 10.0, "foreseen": 0.0, "guesses": 0.0}

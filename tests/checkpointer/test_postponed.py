@@ -57,7 +57,7 @@ def test_a_postponed_save_is_taken_at_the_first_step_with_a_slot(tmp_path: Path,
             if step == 18:
                 ckpt.save(18, block=False)
             due[step] = ckpt._progress.due is not None
-            free[step] = bool(ckpt._background.free_slots)  # type: ignore[union-attr]
+            free[step] = bool(ckpt._saves.writer.free_slots)  # type: ignore[union-attr]
             ckpt.step(step)
             if ckpt._progress.due is not None:
                 time.sleep(0.1)

@@ -172,15 +172,15 @@ def test_no_memory_for_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ckpt = relight.Checkpointer(tmp_path / "store" / "run", model=model, save=relight.every(steps=1), signals=False)
     ckpt.restore()
     ckpt.step(0)
-    capture = ckpt._capture
+    capture = ckpt._capture.part
 
-    def refuse(micro_step: int | None) -> None:
+    def refuse(micro_step: int | None = None) -> None:
         raise error
 
-    monkeypatch.setattr(ckpt, "_capture", refuse)
+    monkeypatch.setattr(ckpt._capture, "part", refuse)
     save = ckpt.step(1)
     assert save is not None and save.error is not None
-    monkeypatch.setattr(ckpt, "_capture", capture)
+    monkeypatch.setattr(ckpt._capture, "part", capture)
     save = ckpt.step(2)
     assert save is not None and save.done
     ckpt.close()

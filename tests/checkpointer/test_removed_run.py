@@ -26,7 +26,7 @@ def train(path: Path, *, removes: str, background: bool, begin_again: bool) -> r
     for step in range(6):
         ckpt.step(step)
         if step == 2:
-            ckpt._drain()
+            ckpt._saves.drain()
             shutil.rmtree(path / removes)
     return ckpt
 

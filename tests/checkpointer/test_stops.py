@@ -124,7 +124,7 @@ def test_the_hook_of_the_page_writes_a_line_for_each_checkpoint(tmp_path: Path) 
     for background in (True, False):
         lines = tmp_path / f"list-{background}"
         with relight.Checkpointer(tmp_path / f"run-{background}", model=torch.nn.Linear(2, 2), save=None, background=background) as ckpt:
-            ckpt._hooks += (names["CheckpointList"](lines),)
+            ckpt._hooks.in_order.append(names["CheckpointList"](lines))
             ckpt.restore()
             saves = [ckpt.save(step) for step in range(3)]
         assert lines.read_text().splitlines() == [f"{save.step} {save.id} {save.bytes}" for save in saves]

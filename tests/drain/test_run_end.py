@@ -80,7 +80,7 @@ def test_a_checkpoint_that_is_being_copied_stays_near(tmp_path: Path) -> None:
     with relight.Checkpointer(tiers, save=None, background=False, signals=False, **state) as ckpt:
         ckpt.restore()
         ckpt.save(0)
-        log = ckpt._attempt.place.log  # type: ignore[union-attr]
+        log = ckpt._session.attempt.place.log  # type: ignore[union-attr]
         ends = time.monotonic() + 20
         while not any(getattr(note.body, "topic", "") == "copying outwards" for note in fold(log.read()).notes) and time.monotonic() < ends:
             time.sleep(0.02)

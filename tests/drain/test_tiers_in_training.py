@@ -175,7 +175,7 @@ def test_damage_in_every_tier_is_survived_chunk_by_chunk(tmp_path: Path, near: s
     ckpt = relight.Checkpointer(tiers, save=None, background=False, **state)
     ckpt.restore()
     ckpt.save(0)
-    assert ckpt._outwards.wait(30)
+    assert ckpt._hooks.tiers.wait(30)
     ckpt.close()
     (hot,) = (tmp_path / "hot").rglob("pack*")
     if near == "gone":
@@ -215,10 +215,10 @@ def test_copies_and_how_many_of_them_are_enough(tmp_path: Path, monkeypatch: pyt
     ckpt = relight.Checkpointer(tiers, save=None, model=model, optimizer=optimizer, background=False)
     assert ckpt.restore() == 3
     save = ckpt.save(3)
-    assert not ckpt._outwards.wait(30) and save.done and not save.drained
+    assert not ckpt._hooks.tiers.wait(30) and save.done and not save.drained
     ckpt.save(4)
-    assert not ckpt._outwards.wait(30)
-    ckpt._outwards.wait = lambda timeout: True  # type: ignore[method-assign]
+    assert not ckpt._hooks.tiers.wait(30)
+    ckpt._hooks.tiers.wait = lambda timeout: True  # type: ignore[method-assign]
     ckpt.close()  # with the real ``wait`` it would take its whole deadline
     assert steps(str(tmp_path / "hot")) == [3, 4]
     shutil.rmtree(tmp_path / "hot")
@@ -234,7 +234,7 @@ def test_a_near_tier_with_an_end_keeps_what_fits(tmp_path: Path) -> None:
         ckpt.restore()
         for step in range(6):
             ckpt.save(step)
-            assert ckpt._outwards.wait(30)
+            assert ckpt._hooks.tiers.wait(30)
     near = Run(LocalStore(tmp_path / "hot"), "run").history().live
     assert steps(str(tmp_path / "cold")) == [0, 1, 2, 3, 4, 5]
     assert 1 <= len(near) < 6 and near[-1].step == 5
@@ -305,7 +305,7 @@ def test_a_save_with_a_waiting_caller_is_not_postponed(tmp_path: Path, how: str)
     assert not postponed.done
     began = time.monotonic()
     if how == "close":
-        ckpt._outwards.wait = lambda timeout: True  # type: ignore[method-assign]
+        ckpt._hooks.tiers.wait = lambda timeout: True  # type: ignore[method-assign]
         ckpt.close()
     elif how == "blocks":
         assert ckpt.save(4).done
@@ -316,7 +316,7 @@ def test_a_save_with_a_waiting_caller_is_not_postponed(tmp_path: Path, how: str)
         with pytest.raises(ValueError), ckpt:
             raise ValueError
     assert postponed.done and time.monotonic() - began < 30
-    ckpt._outwards.wait = lambda timeout: True  # type: ignore[method-assign]
+    ckpt._hooks.tiers.wait = lambda timeout: True  # type: ignore[method-assign]
     ckpt.close()
     (tmp_path / "no").unlink()
     wait_for_agent(tmp_path / "hot")
@@ -330,7 +330,7 @@ def test_room_is_made_for_the_first_save_of_a_life_too(tmp_path: Path) -> None:
     for step in range(4):
         state["t"].add_(1)
         ckpt.save(step)
-    ckpt._outwards.wait = lambda timeout: True  # type: ignore[method-assign]
+    ckpt._hooks.tiers.wait = lambda timeout: True  # type: ignore[method-assign]
     ckpt.close()
     wait_for_agent(tmp_path / "hot")
     (tmp_path / "no").unlink()
@@ -353,7 +353,7 @@ def test_two_places_one_run(tmp_path: Path) -> None:
     first = relight.Checkpointer(node("one"), model=model, optimizer=optimizer, background=False)
     first.restore()
     first.save(0)
-    first._outwards.wait(30)
+    first._hooks.tiers.wait(30)
     other_model, other_optimizer = parts(1)
     second = relight.Checkpointer(node("two"), model=other_model, optimizer=other_optimizer, background=False)
     assert second.restore() == 1

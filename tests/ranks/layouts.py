@@ -270,7 +270,7 @@ def restore(layout: str, run: str, **options: Any) -> dict[str, Any]:
         place(run, options), model=net, optimizer=optimizer, own={"rank": -1}, per_rank=["own"], signals=False, **options
     )
     start = ckpt.restore()
-    report = {"start": start, "wrong": wrongs(net, optimizer), "own": ckpt["own"]["rank"], "bytes": ckpt._resumed.bytes_read}
+    report = {"start": start, "wrong": wrongs(net, optimizer), "own": ckpt["own"]["rank"], "bytes": ckpt._progress.resumed.bytes_read}
     ckpt.close(save=False)
     return report
 

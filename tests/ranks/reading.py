@@ -111,7 +111,7 @@ def load(layout: str, run: str, *, width: int, layers: int, cold: bool = False, 
     node_shared_read.INLINE_BYTES = 1 << 62 if alone else INLINE_BYTES
     for _ in range(times):
         ckpt = relight.Checkpointer(run, model=net, signals=False, background=False)
-        counted = ckpt._store = CountingStore(ckpt._store, apart=but_packs)  # type: ignore[assignment]
+        counted = ckpt._session.store = CountingStore(ckpt._session.store, apart=but_packs)  # type: ignore[assignment]
         if not dist.is_initialized() or dist.get_rank() == 0:
             (drop if cold else warm)(run)
         barrier()
@@ -130,7 +130,7 @@ def load(layout: str, run: str, *, width: int, layers: int, cold: bool = False, 
     state = sum(tensor.numel() * tensor.element_size() for tensor in net.parameters())
     return {
         "read": counted.bytes["read"], "device": device, "needed": needed, "state": state, "wrong": wrong, "seconds": seconds, "cpu": cpu,
-        "reported": ckpt._resumed.bytes_read, "start": start,
+        "reported": ckpt._progress.resumed.bytes_read, "start": start,
     }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def test_a_boundary_is_consistent_after_a_save_too(tmp_path: Path, on_ranks: Run
             assert ckpt.restore() == 0
             for step in range(5):
                 ckpt.step(step)
-                consistent.append(ckpt._boundary.consistent() is not None)
+                consistent.append(ckpt._capture.boundary.consistent() is not None)
         return consistent
 
     assert on_ranks(2, rank) == [[True] * 5] * 2
@@ -90,8 +90,8 @@ def test_ranks_that_have_lost_each_other_end_when_they_are_asked_to(tmp_path: Pa
         ckpt = make(tmp_path, signals=True)
         ckpt.restore()
         ckpt.step(0)
-        assert isinstance(ckpt._ranks, SeveralRanks) and ckpt._signals is not None
-        ckpt._ranks._lost = True
+        assert isinstance(ckpt._session.ranks, SeveralRanks) and ckpt._signals is not None
+        ckpt._session.ranks._lost = True
         ckpt._signals.adopt("SIGTERM")
         ckpt.step(1)
 

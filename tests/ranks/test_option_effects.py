@@ -116,7 +116,7 @@ def test_a_failed_save(train: Run, tmp_path: Path, policy: str) -> None:
                 if step == 3 and handle is not None:
                     with contextlib.suppress(StoreUnavailable, SaveFailed, RankTimeout):
                         handle.wait(timeout=20)
-                    ckpt._poll_completed()
+                    ckpt._saves.poll()
             except SaveFailed as error:
                 raised = str(error)
             else:

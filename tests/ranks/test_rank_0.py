@@ -240,8 +240,8 @@ def test_a_lost_rank_costs_only_the_save(tmp_path: Path, on_ranks: Callable[...,
         ckpt = make(tmp_path / "s" / "run", rank, 1.0, limits=relight.Limits(deadline_s=1.0))
         ckpt.save(0)
         if rank == 1:
-            assert isinstance(ckpt._ranks, OneWriter)
-            ckpt._ranks.serve = lambda: b"f"  # type: ignore[method-assign]
+            assert isinstance(ckpt._session.ranks, OneWriter)
+            ckpt._session.ranks.serve = lambda: b"f"  # type: ignore[method-assign]
             assert ckpt.save(1).error is not None
             return (1,)
         failed = ckpt.save(1)

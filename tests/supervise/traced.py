@@ -46,8 +46,8 @@ class Trace:
 
     def on_step(self, ckpt: relight.Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
         """One has ended."""
-        assert ckpt._attempt is not None
-        self._file.write(json.dumps([*self._who, step, ckpt._attempt.epoch, time.monotonic()]) + "\n")
+        assert ckpt._session.attempt is not None
+        self._file.write(json.dumps([*self._who, step, ckpt._session.attempt.epoch, time.monotonic()]) + "\n")
 
     def on_end(self, ckpt: relight.Checkpointer) -> None:
         """The script may do anything now."""

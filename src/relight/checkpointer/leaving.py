@@ -19,14 +19,16 @@ def leave(ckpt: Checkpointer, error: BaseException) -> None:
     follows from a signal."""
     signals = ckpt._signals
     ending = ends_by(signals, error)
-    ckpt._last_moments.closing(ckpt._options.limits.deadline_s)
+    ckpt._hooks.grace.closing(ckpt._options.limits.deadline_s)
     try:
         if isinstance(error, Exception) and not isinstance(error, (Diverged, Fenced, ReplicasDiffer)) and not _handed_over(ckpt, error):
-            ckpt._drain(quiet=True)
+            ckpt._saves.drain(quiet=True)
             _save_boundary(ckpt, error)
     finally:
         closed = Closed.now(f"{type(error).__name__} ended its with block", ckpt._progress.step)
-        over = ending or not ckpt._ranks.several or not isinstance(error, Exception)  # else other ranks continue after one rank's error
+        over = (
+            ending or not ckpt._session.ranks.several or not isinstance(error, Exception)
+        )  # else other ranks continue after one rank's error
         ckpt._finish(closed, over=over, ends=ending)
     if ending and signals is not None:
         signals.end()
@@ -34,22 +36,24 @@ def leave(ckpt: Checkpointer, error: BaseException) -> None:
 
 def _handed_over(ckpt: Checkpointer, error: Exception) -> bool:
     """Return whether this rank saved the last step for all ranks, after another rank died."""
-    if ckpt._attempt is None:
+    if ckpt._session.attempt is None:
         return False
-    boundary = ckpt._boundary
-    if done := ckpt._heirs.hand_over(error, boundary, ckpt._attempt.place, ckpt._request, ckpt._under_way.saves):
+    boundary = ckpt._capture.boundary
+    if done := ckpt._capture.handover.hand_over(
+        error, boundary, ckpt._session.attempt.place, ckpt._saves.request, ckpt._progress.in_flight.saves
+    ):
         ckpt._progress.saved = (boundary.step, None) if boundary.step is not None else None
     return done
 
 
 def _save_boundary(ckpt: Checkpointer, error: Exception) -> None:
     """Save the end of the last step, if parameters and optimizer have not changed since."""
-    step = ckpt._boundary.step
-    if ckpt._attempt is None or step is None or ckpt._progress.saved == (step, None) or ckpt._ranks.several:
+    step = ckpt._capture.boundary.step
+    if ckpt._session.attempt is None or step is None or ckpt._progress.saved == (step, None) or ckpt._session.ranks.several:
         return
     try:
-        state = ckpt._boundary.consistent_after(error)
+        state = ckpt._capture.boundary.consistent_after(error)
         if state is not None:
-            ckpt._write(state, step, reason_of(ckpt._signals, error, step), ckpt._progress.metrics, None, None)
+            ckpt._saves.write(state, step, reason_of(ckpt._signals, error, step), ckpt._progress.metrics, None, None)
     except Exception as second:  # the caller's exception must not be hidden by this one
         emit("save.failed", f"saving after {type(error).__name__} failed: {second}", step=step, kind="exception")

@@ -117,7 +117,7 @@ class _Uncaught:
         """
         for ckpt in list(self._open):
             ends = not hasattr(sys, "ps1") or ends_by(ckpt._signals, error)
-            if ckpt._closed is None and not ckpt._calls.elsewhere and ends:
+            if ckpt._closed is None and not ckpt._progress.calls.elsewhere and ends:
                 try:
                     ckpt.__exit__(type(error), error, trace)
                 except Exception as second:  # the traceback of the first error must still be printed

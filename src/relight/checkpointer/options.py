@@ -15,7 +15,7 @@ from relight.capture import Captured, kind_of, loader_of
 from relight.capture.kinds import MODULE, VALUE
 from relight.catalog.branches import check_free
 from relight.checkpointer.failure_policy import FailurePolicy, check_failures
-from relight.checkpointer.file_defaults import CompletedOptions
+from relight.checkpointer.file_defaults import CheckpointerOptions, with_file_defaults
 from relight.checkpointer.heartbeat_observer import attach_heartbeat
 from relight.checkpointer.inflight import PRIORITIES
 from relight.checkpointer.metric_values import check_metrics, number_of
@@ -23,10 +23,13 @@ from relight.checkpointer.observer import observers
 from relight.checkpointer.option_names import refuse_slip
 from relight.errors import ConfigError, shown
 from relight.format import dtype_named
+from relight.format.names import check_run_name
 from relight.format.records import WORDS_MAX
 from relight.format.step_number import step_of, which_of
+from relight.keys import StoreSecurity
 from relight.policy import Compact, Keep, Limits, Peers, Tier, Tiers, Trigger
 from relight.policy.compact import LOSSY, lossy_of, with_asked
+from relight.policy.rollback_env import SPLIT
 from relight.policy.triggers import check_trigger
 from relight.policy.units import check_bool, one_of
 from relight.store.urls import is_stripe, path_text, split_run
@@ -40,25 +43,58 @@ OWN_KEYS = "relight."
 
 
 class RunOptions(NamedTuple):
-    """Options of a Checkpointer that its saves need, checked."""
+    """Options of a Checkpointer, checked. What the caller left out is from ``relight.toml``, or the default."""
 
+    url: str
+    """The store that saves commit to."""
+    run: str
+    tiers: Tiers | None
     trigger: Trigger | None
     keep: Keep
+    """Without ``keep=``, the nearest tier's rules."""
     policy: FailurePolicy
     limits: Limits
     metadata: dict[str, Any]
     compact: Compact | None
+    peers: Peers | None
+    background: bool
+    signals: bool
+    fresh: bool
+    takeover: str | None
+    writer: str
+    per_rank: tuple[str, ...]
+    """Names of components that differ between ranks."""
+    security: StoreSecurity
 
 
-def checked(given: CompletedOptions, on_failure: str | FailurePolicy, metadata: Mapping[str, Any] | None) -> RunOptions:
-    """Return the options of which each is checked. Without ``keep``, the nearest tier's applies."""
+def checked(
+    path: str | os.PathLike[str] | Tiers, run: str | None, given: CheckpointerOptions, *, on_failure: str | FailurePolicy,
+    metadata: Mapping[str, Any] | None, signals: bool, fresh: bool, writer: str, security: tuple[Any, Any, Any, Any],
+) -> RunOptions:  # fmt: skip
+    """Return the options, each checked but ``per_rank``. ``security``: ``encrypt=``, ``sign=``, ``trust=`` and ``anchor=``."""
+    url, name, tiers, own = where_to(path, run)
+    if given.background is not None:  # "no" would count as True
+        check_bool(given.background, "background=")
+    completed = with_file_defaults(given, writer, tiers, (url, name) if own else None)
+    tiers, run = completed.tiers, check_run_name(name)
     return RunOptions(
-        check_trigger(given.save) if given.save is not None else None,
-        check_keep(given.keep) or (given.tiers.nearest.keep if given.tiers is not None else Keep()),
+        url,
+        run,
+        tiers,
+        check_trigger(completed.save) if completed.save is not None else None,
+        check_keep(completed.keep) or (tiers.nearest.keep if tiers is not None else Keep()),
         check_failures(on_failure),
-        check_limits(given.limits),
+        check_limits(completed.limits),
         check_metadata(metadata),
-        check_compact(given.compact),
+        check_compact(completed.compact),
+        completed.peers,
+        wants_background(completed.background),
+        check_bool(signals, "signals="),
+        fresh,
+        completed.takeover,
+        writer,
+        (),
+        StoreSecurity.from_settings(*security),
     )
 
 
@@ -100,16 +136,6 @@ def check_path(path: object) -> None:
             raise ConfigError(f"{file} is a file; a run is a directory", where="path", hint=hint)
 
 
-def check_background(option: bool | None) -> bool | None:
-    """Return the option if it is True, False or None, else raise ``ConfigError``: ``"no"`` would count as True."""
-    return None if option is None else check_bool(option, "background=")
-
-
-def check_signals(option: bool) -> bool:
-    """Return the option if it is True or False, else raise ``ConfigError``."""
-    return check_bool(option, "signals=")
-
-
 def wants_background(option: bool | None) -> bool:
     """Return the option, else ``RELIGHT_BACKGROUND``, else True."""
     if option is not None:
@@ -118,6 +144,14 @@ def wants_background(option: bool | None) -> bool:
     if text not in ("0", "1", "false", "true", "no", "yes"):
         raise ConfigError(f"RELIGHT_BACKGROUND is 1 or 0, not {text[:40]!r}")
     return text in ("1", "true", "yes")
+
+
+def micro_batch_split() -> int:
+    """Return ``RELIGHT_SPLIT``, the number of parts into which to split each micro-batch, else 1."""
+    text = os.environ.get(SPLIT, "1")
+    if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
+        raise ConfigError(f"{SPLIT} is a whole number from 1 on, not {text[:40]!r}")
+    return int(text)
 
 
 def check_writer(writer: str) -> str:

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import Any
 
-from relight.checkpointer.inflight import At
+from relight.checkpointer.calls import Calls
+from relight.checkpointer.inflight import At, InflightSaves
+from relight.checkpointer.metric_values import as_they_are
+from relight.restore.result import Resumed
 from relight.save_reason import SaveReason
 
 
@@ -15,6 +18,11 @@ from relight.save_reason import SaveReason
 class RunProgress:
     """The progress of one Checkpointer, in this process."""
 
+    run: str
+    calls: Calls = field(init=False)
+    """Checks of the calls that reported it."""
+    in_flight: InflightSaves = field(default_factory=InflightSaves)
+    """Saves in the writer process."""
     step: int | None = None
     """The step that was reported last."""
     micro_step: int | None = None
@@ -27,12 +35,17 @@ class RunProgress:
     """When that save was started, or failed."""
     returned_s: float = field(default_factory=perf_counter)
     """When ``step()`` returned last, of the performance counter."""
+    resumed: Resumed = field(default_factory=Resumed)
+    """What the last restore did."""
     parent: str | None = None
     """The parent of the next checkpoint."""
     due: SaveReason | None = None
     """The reason of a postponed save."""
     failed_in_a_row: int = 0
     """Failed saves since the last checkpoint."""
+
+    def __post_init__(self) -> None:
+        self.calls = Calls(self.run)
 
     @property
     def at(self) -> tuple[int | None, int | None]:
@@ -46,7 +59,7 @@ class RunProgress:
 
     def report(self, step: int, micro_step: int | None, metrics: Mapping[str, Any]) -> None:
         """Record that a step, or a micro-batch of it, has ended."""
-        self.step, self.micro_step, self.metrics = step, micro_step, metrics
+        self.step, self.micro_step, self.metrics = step, micro_step, as_they_are(metrics)
 
     def save_started(self, step: int, micro_step: int | None) -> None:
         """Record that a save was started."""

@@ -164,11 +164,11 @@ class Takeover:
         owner = self._checkpointer
         for other in self._own_others():
             if other._thread is threading.current_thread() and (ckpt := other._owner()) is not None:
-                ckpt._drain(quiet=True)  # what it saved last is the newest there is
-        if not owner._ranks.several:
+                ckpt._saves.drain(quiet=True)  # what it saved last is the newest there is
+        if not owner._session.ranks.several:
             self._check(only_warn=not whole)
         elif whole:
-            owner._ranks.run_on_rank0(self._check_first, "checking for another job of this run")
+            owner._session.ranks.run_on_rank0(self._check_first, "checking for another job of this run")
 
     def begin(self, reason: str, best: BestSoFar, refuse: Callable[[History], None]) -> Attempt:
         """Take charge of the run, with one attempt for all ranks, unless ``refuse`` raises.
@@ -185,12 +185,12 @@ class Takeover:
                 self._end_own_others()
                 self._check(begins=True)
 
-        attempt = begin(owner._ranks, owner._store, owner._run, reason, best, check)
+        attempt = begin(owner._session.ranks, owner._session.store, owner._session.run, reason, best, check)
         self._end_own_others()  # of ranks other than 0
         place = attempt.place
         where = _identity(place.store, place.log.run)
         self._address, self._thread = _address(place.run_id, where, place.epoch), threading.current_thread()
-        if owner._world.rank == 0:
+        if owner._session.world.rank == 0:
             self._listen()
             for epoch in range(max(1, place.epoch - 4), place.epoch):
                 _notify(_address(place.run_id, where, epoch))
@@ -242,9 +242,9 @@ class Takeover:
         others = []
         for other in list(_holding):
             other_ckpt = other._owner()
-            if other is self or other_ckpt is None or other_ckpt._world.rank != own_ckpt._world.rank:
+            if other is self or other_ckpt is None or other_ckpt._session.world.rank != own_ckpt._session.world.rank:
                 continue
-            if (other_ckpt._store.url, other_ckpt._run) == (own_ckpt._store.url, own_ckpt._run):
+            if (other_ckpt._session.store.url, other_ckpt._session.run) == (own_ckpt._session.store.url, own_ckpt._session.run):
                 others.append(other)
         return others
 
@@ -262,8 +262,9 @@ class Takeover:
         step = "no step yet" if ckpt._progress.step is None else f"step {ckpt._progress.step}"
         emit(
             "takeover.taken",
-            f"run {ckpt._run!r}: a second Checkpointer of this process takes the run over; the first, at {step}, can save nothing more",
-            run=ckpt._run, pid=os.getpid(), host=_host(), age_s=0.0,
+            f"run {ckpt._session.run!r}: a second Checkpointer of this process takes the run over; the first, at {step}, "
+            "can save nothing more",
+            run=ckpt._session.run, pid=os.getpid(), host=_host(), age_s=0.0,
         )  # fmt: skip
         if self._thread is threading.current_thread() or not self._thread.is_alive():
             ckpt._finish(closed)
@@ -277,7 +278,7 @@ class Takeover:
     def _check(self, *, only_warn: bool = False, begins: bool = False) -> None:
         owner = self._checkpointer
         try:
-            sign = sign_of_life(owner._store, owner._run)
+            sign = sign_of_life(owner._session.store, owner._session.run)
         except (RelightError, OSError):  # what reads or writes next reports it
             return
         if sign is None or sign.epoch == self._known:
@@ -317,18 +318,18 @@ class Takeover:
         """Wait until the process of another host counts as gone. Return its new sign of life if there is one before."""
         longest = sign.window_s - (sign.age_s or 0.0)
         longest = max(0.0, min(longest, owner._options.limits.deadline_s / 2))
-        where = f"{owner._store.url}/{owner._run}"
+        where = f"{owner._session.location}"
         emit(
             "takeover.waiting",
             f"{sign.shown} may still train {where}: waiting up to {longest:.0f} s for another record of it"
             ' (takeover="take" skips the wait)',
-            run=owner._run, host=sign.host, pid=sign.pid, age_s=sign.age_s,
+            run=owner._session.run, host=sign.host, pid=sign.pid, age_s=sign.age_s,
         )  # fmt: skip
         ends = time.monotonic() + longest
         while (left := ends - time.monotonic()) > 0:
             time.sleep(min(POLL_S, left))
             try:
-                now = sign_of_life(owner._store, owner._run)
+                now = sign_of_life(owner._session.store, owner._session.run)
             except (RelightError, OSError):
                 continue
             if now is None:  # it ended meanwhile, and left a record of that
@@ -352,13 +353,13 @@ class Takeover:
 
     def _read_fence(self) -> None:
         owner = self._checkpointer
-        attempt = owner._attempt
-        if attempt is None or owner._ranks.several:  # other ranks would wait for this one: the next save raises on all of them
+        attempt = owner._session.attempt
+        if attempt is None or owner._session.ranks.several:  # other ranks would wait for this one: the next save raises on all of them
             return
         with contextlib.suppress(RelightError, OSError):
             history = attempt.history()
             if history.epoch > attempt.epoch:
-                self._superseded = superseded(history, attempt.epoch, owner._run)
+                self._superseded = superseded(history, attempt.epoch, owner._session.run)
         if self._superseded is not None:
             raise self._superseded
 
@@ -495,7 +496,7 @@ def _refusal(owner: Checkpointer, sign: Sign, *, reads: bool) -> LeaseHeld:
     """Return the error for a run that another process trains. ``reads``: the call was a restore, which may be meant to read only."""
     read = 'to read only: restore(only=["model/*"]), restore(STEP) or relight.load(); to train: ' if reads else ""
     remedies = f'stop it (kill {sign.pid}), or give this process another run name, or take the run over: Checkpointer(…, takeover="take")'
-    where, hint = f"{owner._store.url}/{owner._run}", f"{read}{remedies}; that process then fails with Fenced"
+    where, hint = f"{owner._session.location}", f"{read}{remedies}; that process then fails with Fenced"
     state = "may still train" if sign.alive else "still trains"
     return LeaseHeld(f"{sign.shown} {state} this run", where=where, hint=hint)
 
@@ -503,14 +504,19 @@ def _refusal(owner: Checkpointer, sign: Sign, *, reads: bool) -> LeaseHeld:
 def _warn(owner: Checkpointer, sign: Sign, then: str) -> None:
     state = "still trains" if sign.certain else "may still train"
     emit(
-        "takeover.taken", f"{sign.shown} {state} {owner._store.url}/{owner._run}: {then}",
-        run=owner._run, host=sign.host, pid=sign.pid, age_s=sign.age_s,
+        "takeover.taken", f"{sign.shown} {state} {owner._session.location}: {then}",
+        run=owner._session.run, host=sign.host, pid=sign.pid, age_s=sign.age_s,
     )  # fmt: skip
 
 
 def _ask(owner: Checkpointer, sign: Sign) -> bool:
     state = "still trains" if sign.certain else "may still train"
-    print(f"relight: {sign.shown} {state} {owner._store.url}/{owner._run}. Take it over? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(
+        f"relight: {sign.shown} {state} {owner._session.location}. Take it over? [y/N] ",
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

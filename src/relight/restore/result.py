@@ -7,6 +7,7 @@ from typing import Any
 
 from relight.capture import differences
 from relight.commit import Attempt
+from relight.format.step_number import step_of
 from relight.log import Checkpoint, History
 from relight.log.truncated import RESTORED_ELSEWHERE
 from relight.observe import emit
@@ -43,6 +44,11 @@ class Resumed:
     def cut(self) -> float:
         """Factor for the learning rates: rollbacks after the restored checkpoint may have requested one."""
         return self.cuts.get(self.checkpoint.id if self.checkpoint is not None else "", 1.0)
+
+    def skips_step(self, step: object) -> bool:
+        """Return whether a rollback has marked the samples of ``step`` to be skipped."""
+        number = step_of(step)
+        return any(first <= number <= last for first, last in self.skips)
 
     def notice_newer(self, history: History) -> None:
         """Warn if another process has committed a checkpoint to the run since this restore read the log."""

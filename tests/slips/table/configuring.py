@@ -57,7 +57,7 @@ SLIPS = (
         "Saves as `relight.adaptive()` decides; `save=None` makes saves only on request.",
         "Nothing.",
         """
-import relight.checkpointer.checkpointer as loop
+import relight.checkpointer.save_loop as loop
 real, hours = loop.monotonic, [0]
 loop.monotonic = lambda: real() + 3600 * hours[0]  # two hours of training within a second
 model, optimizer = made()
