@@ -14,7 +14,7 @@ from torch import nn
 
 import relight
 from relight import api
-from relight.checkpointer import boundary, checkpointer
+from relight.checkpointer import boundary, session
 from relight.comm import SingleProcess, ThreadGroup
 from relight.errors import ConfigError, CorruptCheckpoint
 from relight.keys import write_key_file
@@ -130,7 +130,7 @@ def test_of_two_ranks(tmp_path: Path, read: list[int], monkeypatch: pytest.Monke
     """A tensor that one rank wrote is mapped. A large tensor that two ranks wrote in halves is read."""
     models = [Parts() for _ in range(2)]
     local = threading.local()
-    monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
+    monkeypatch.setattr(session, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
 
     def rank(world: ThreadGroup) -> dict[str, Any]:

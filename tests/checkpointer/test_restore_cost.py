@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import relight
-from relight.restore.every_rank import restore_from_store
+from relight.restore.execute import restore_first_good
 from relight.restore.request import RestoreRequest
 from relight.store import LocalStore
 
@@ -77,7 +77,7 @@ def test_a_restore_does_little_for_each_tensor(tmp_path: Path, build: Callable[[
     store = LocalStore(tmp_path)
 
     def work(run: str, live: dict[str, Any]) -> None:
-        restore_from_store(RestoreRequest(store, run, live))
+        restore_first_good(RestoreRequest(store, run, live))
 
     python, c = per_tensor(tmp_path, build, work)
     assert python <= PYTHON_MAX[build.__name__] and c <= C_MAX, f"{python} and {c} calls a tensor"
@@ -99,7 +99,7 @@ def test_many_tensors_come_back_to_the_bit(tmp_path: Path) -> None:
     relight.save(tmp_path / "r", saved, step=1)
     versions = [parameter._version for parameter in live["model"].parameters()]
     moments = [id(state) for state in live["optimizer"].state.values()]
-    restore_from_store(RestoreRequest(LocalStore(tmp_path), "r", live))
+    restore_first_good(RestoreRequest(LocalStore(tmp_path), "r", live))
     for parameter, restored in zip(saved["model"].parameters(), live["model"].parameters(), strict=True):
         assert torch.equal(parameter, restored)
         for key, value in saved["optimizer"].state[parameter].items():
@@ -121,6 +121,6 @@ def test_no_memory_is_made_for_a_pack_that_is_not_there(tmp_path: Path, monkeypa
     with pytest.raises(relight.CorruptCheckpoint, match="were committed"):
         relight.load(tmp_path / "r", which=1)
     with pytest.raises(relight.CorruptCheckpoint, match="were committed"):
-        restore_from_store(RestoreRequest(LocalStore(tmp_path), "r", {"x": None, "y": 0}, 1))
+        restore_first_good(RestoreRequest(LocalStore(tmp_path), "r", {"x": None, "y": 0}, 1))
     pack.unlink()
     assert relight.load(tmp_path / "r", which=1, only=["y"]) == {"y": 1}, "what needs no pack needs none to be there"

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import relight
-from relight.checkpointer import boundary, checkpointer
+from relight.checkpointer import boundary, session
 from relight.comm import SingleProcess, ThreadGroup
 
 
@@ -19,7 +19,7 @@ from relight.comm import SingleProcess, ThreadGroup
 def test_ranks_save_at_the_end_of_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: Any, wanted: list[int]) -> None:
     """All ranks save at an epoch's last step without waiting. If one epoch is longer, all save at the end of either."""
     local = threading.local()
-    monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
+    monkeypatch.setattr(session, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
 
     def rank(world: ThreadGroup) -> list[int]:

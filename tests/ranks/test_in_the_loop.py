@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer import background, boundary, checkpointer
+from relight.checkpointer import background, boundary, session
 from relight.checkpointer.signals import SignalHandlers
 from relight.checkpointer.slot_copy_plan import SlotCopyPlan
 from relight.comm import SingleProcess, ThreadGroup
@@ -29,7 +29,7 @@ Run = Callable[..., list[Any]]
 def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return a function that runs an action on several ranks, in threads with one process group."""
     local = threading.local()
-    monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
+    monkeypatch.setattr(session, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
 
     def run(size: int, action: Callable[[int], Any], timeout_s: float = 60.0) -> list[Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer import boundary, checkpointer
+from relight.checkpointer import boundary, session
 from relight.comm import SingleProcess, ThreadGroup
 
 STEPS = 30
@@ -19,7 +19,7 @@ def test_training_continues_while_the_commit_waits_for_a_late_part(tmp_path: Pat
     """Rank 1 has 6 MB of its own and writes them at 2 MB/s. Both ranks finish further steps before the checkpoint is there; then it is whole."""
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
     local = threading.local()
-    monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
+    monkeypatch.setattr(session, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
     own = [torch.arange(1000.0), torch.arange(1_500_000.0)]
 

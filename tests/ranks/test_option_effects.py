@@ -14,7 +14,7 @@ import torch
 
 import relight
 from relight.catalog import Run as StoredRun
-from relight.checkpointer import boundary, checkpointer
+from relight.checkpointer import boundary, session
 from relight.comm import RankTimeout, SingleProcess, ThreadGroup
 from relight.errors import SaveFailed, StoreUnavailable
 from relight.ranks.several import SeveralRanks
@@ -33,7 +33,7 @@ def train_fixture(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: p
     """Calls a function with a Checkpointer on each rank of one mode, and returns what it returned on each."""
     size, fixed, background = MODES[request.param]
     local = threading.local()
-    monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
+    monkeypatch.setattr(session, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
 

@@ -14,7 +14,7 @@ from relight.comm import ThreadGroup
 from relight.errors import CheckpointNotFound, RelightError, SaveFailed, StoreUnavailable
 from relight.ranks.collective_errors import raise_on_all_ranks
 from relight.ranks.several import SeveralRanks
-from relight.restore.every_rank import restore_from_store
+from relight.restore.execute import restore_first_good
 from relight.restore.request import RestoreRequest
 from relight.store import LocalStore
 
@@ -68,7 +68,7 @@ def test_a_rank_that_sees_no_run_does_not_make_all_start_from_scratch(tmp_path: 
 
     def action(ranks: SeveralRanks) -> Any:
         store = LocalStore(tmp_path / ("empty" if ranks.world.rank == blind else "store"))
-        return restore_from_store(RestoreRequest(store, "run", {"model": torch.nn.Linear(2, 2)}, ranks=ranks))
+        return restore_first_good(RestoreRequest(store, "run", {"model": torch.nn.Linear(2, 2)}, ranks=ranks))
 
     result = outcomes(2, action)
     assert [type(error) for error in result] == [StoreUnavailable] * 2, result
@@ -78,6 +78,6 @@ def test_all_ranks_start_from_scratch_where_there_is_no_run(tmp_path: Path) -> N
     """All ranks behave as a single process."""
 
     def action(ranks: SeveralRanks) -> Any:
-        return restore_from_store(RestoreRequest(LocalStore(tmp_path), "run", {"a": 1}, ranks=ranks))
+        return restore_first_good(RestoreRequest(LocalStore(tmp_path), "run", {"a": 1}, ranks=ranks))
 
     assert [outcome.checkpoint for outcome in outcomes(2, action)] == [None, None]

@@ -16,7 +16,7 @@ import torch
 import relight
 from relight.catalog import open_checkpoint
 from relight.catalog.one_writer import RANKS, apart
-from relight.checkpointer import checkpointer
+from relight.checkpointer import session
 from relight.comm import RankTimeout, SingleProcess, ThreadGroup
 from relight.format import decode_tree
 from relight.ranks.one_writer import OneWriter
@@ -29,7 +29,7 @@ SIZE = 3
 def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """Return a function that runs an action on each rank, in a thread with its own process group."""
     local = threading.local()
-    monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
+    monkeypatch.setattr(session, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
 
     def run(action: Callable[[int], Any], timeout_s: float = 20.0) -> list[Any]:
         def act(world: ThreadGroup) -> Any:

@@ -14,7 +14,7 @@ import relight
 from relight.comm import ThreadGroup
 from relight.log import Log, truncated
 from relight.ranks.several import SeveralRanks
-from relight.restore.every_rank import restore_from_store
+from relight.restore.execute import restore_first_good
 from relight.restore.request import RestoreRequest
 from relight.store import LocalStore
 
@@ -51,7 +51,7 @@ def test_a_commit_between_the_reads_of_two_ranks_is_no_error(tmp_path: Path, mon
     def restore(rank: int) -> int:
         ranks = SeveralRanks(both[rank], (), 30.0)
         ranks.split(components[rank])
-        result = restore_from_store(RestoreRequest(stores[rank], "run", components[rank], ranks=ranks))
+        result = restore_first_good(RestoreRequest(stores[rank], "run", components[rank], ranks=ranks))
         assert result.checkpoint is not None
         return result.checkpoint.step
 

@@ -1,6 +1,6 @@
 """``writer="rank 0"``: rank 0 gathers all state, and only rank 0 accesses the store.
 
-See also ``rank_0`` (saves), ``gather`` (rank 0 requests boxes), ``resume_from_one`` (restore) and
+See also ``rank_0`` (saves), ``gather`` (rank 0 requests boxes), ``restore.from_rank_0`` and
 ``catalog.one_writer`` (the checkpoint that results, and reading it).
 """
 
@@ -79,8 +79,12 @@ class OneWriter(SeveralRanks):
         try:
             return action()
         except RankTimeout:
-            self._lost = True
+            self.mark_lost()
             raise
+
+    def mark_lost(self) -> None:
+        """Record that a rank did not answer: this job exchanges nothing more."""
+        self._lost = True
 
     def end(self, outcome: bytes) -> None:
         """End the gathering on rank 0: the other ranks continue with ``outcome``."""

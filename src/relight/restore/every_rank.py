@@ -1,123 +1,89 @@
-"""Restore on every rank from what that rank reads itself."""
+"""Each rank reads the stores itself; ranks of one node share what they read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
 
-from relight.capture import only_needed, plan_restore, sinks_by_part
+from relight.capture import only_needed, sinks_by_part
 from relight.catalog import open_checkpoint
-from relight.catalog.merged_parts import check_pieces, whole_of
+from relight.catalog.merged_parts import MergedCheckpoint, check_pieces, whole_of
 from relight.catalog.one_writer import apart, saved_by, with_own
+from relight.catalog.opened import Opened
 from relight.catalog.tiers import TierCopy
-from relight.format import decode_tree
-from relight.format.class_names import recorded_classes
-from relight.format.collector import collector_paused
+from relight.format import Tensor, decode_tree
 from relight.layout import Sink
-from relight.log import Checkpoint
 from relight.ranks.collective_errors import raise_on_all_ranks
-from relight.ranks.rng_groups import gather_rng_positions
-from relight.restore.elastic_state import remap_rank_state
-from relight.restore.find import CopySource, Places, agreed, first_good, read_places
+from relight.restore.find import Places, agreed, read_places
 from relight.restore.memory_sources import MemorySources
 from relight.restore.reader import RestoreReader
 from relight.restore.request import RestoreRequest
 from relight.restore.result import Resumed
+from relight.restore.transport import CheckpointView, CopiesToTry
 
 
-def restore_from_store(request: RestoreRequest) -> Resumed:
-    """Restore on every rank from what that rank reads itself. All ranks restore the same checkpoint, which verifies for
-    each of them. The nearest copy that verifies is used."""
-    near = MemorySources(request.store, request.run, request.remote)
-    try:
-        return _restore_first(request, near)
-    finally:
-        near.close()
+class ReadByEveryRank:
+    """A ``RestoreTransport`` of a rank that reads the stores itself, and the memory of this node and its peers."""
 
+    reads = True
 
-def _restore_first(request: RestoreRequest, near: MemorySources) -> Resumed:
-    started, ranks = perf_counter(), request.ranks
-    result = Resumed(searched=True)
-    places = _read_in_order(request, result)
+    def __init__(self, request: RestoreRequest) -> None:
+        self._request, self._ranks = request, request.ranks
+        self._near = MemorySources(request.store, request.run, request.remote)
+        self._places: Places | None = None
+        self._opened: tuple[Opened, MergedCheckpoint | None] | None = None
 
-    def attempt(copy: TierCopy) -> None:
-        source = places.source_of(copy)
-        # The garbage collector stays paused until all objects made for the restore are freed.
-        with raise_on_all_ranks(ranks, f"restoring checkpoint {copy.checkpoint.id}"), collector_paused():
-            _restore(request, source, copy.checkpoint, result, near)
+    def find(self, result: Resumed) -> CopiesToTry:
+        """See ``RestoreTransport``. Rank 0 reads first: other ranks then read at least the records that it read."""
+        for leads in (True, False) if self._ranks.several else (True,):
+            with raise_on_all_ranks(self._ranks, "reading the log"):
+                if leads == (self._ranks.world.rank == 0):
+                    self._places = read_places(self._request, result)
+        places = self._places
+        assert places is not None
+        # with several ranks, rank 0's log decides whether the run exists
+        copies = places.copies_of(agreed(self._request, places.merged.history))
+        return CopiesToTry(copies, [tier.name for tier in places.tiers], places.silent)
 
-    # with several ranks, rank 0's log decides whether the run exists
-    copies = places.copies_of(agreed(request, places.merged.history))
-    if first_good(request, copies, attempt, result, [tier.name for tier in places.tiers], places.silent):
-        result.seconds = perf_counter() - started
-    return result
+    def open(self, copy: TierCopy) -> CheckpointView:
+        """See ``RestoreTransport``."""
+        assert self._places is not None
+        checkpoint, source, rank = copy.checkpoint, self._places.source_of(copy), self._ranks.world.rank
+        # No rank may continue to the collective exchange while another rank aborts.
+        with raise_on_all_ranks(self._ranks, f"opening checkpoint {checkpoint.id}"):
+            view = source.view
+            opened = open_checkpoint(source.store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
+            opened = replace(opened, spares=source.spares)
+            part, check = opened.parts[0], self._near.check(opened)
+            tensors: Sequence[Tensor]
+            if len(opened.parts) > 1:
+                joined = whole_of(opened)
+                tensors, tree, own = joined.tensors, joined.tree_of(rank), joined.own
+                check_tensor = partial(check_pieces, opened, joined, check=check)
+            else:
+                joined, tensors = None, part.tensors
+                common, own = apart(opened.root, decode_tree(part.tree, len(tensors), opened.prefix), opened.prefix)
+                tree, check_tensor = with_own(common, own, rank), partial(check, 0)
+        self._opened, root = (opened, joined), opened.root
+        return CheckpointView(
+            tensors, tree, own, saved_by(root), opened.prefix, root.environment, root.exact, root.user, check_tensor
+        )  # fmt: skip
 
-
-def _read_in_order(request: RestoreRequest, result: Resumed) -> Places:
-    """Read the logs on rank 0 first: other ranks then read at least the records that it read. Collective."""
-    ranks, places = request.ranks, None
-    for leads in (True, False) if ranks.several else (True,):
-        with raise_on_all_ranks(ranks, "reading the log"):
-            if leads == (ranks.world.rank == 0):
-                places = read_places(request, result)
-    assert places is not None
-    return places
-
-
-def _restore(request: RestoreRequest, source: CopySource, checkpoint: Checkpoint, result: Resumed, near: MemorySources) -> None:
-    ranks, components, view = request.ranks, request.components, source.view
-    rank, world = ranks.world.rank, ranks.world.size
-    # No rank may continue to the collective exchange while another rank aborts.
-    with raise_on_all_ranks(ranks, f"opening checkpoint {checkpoint.id}"):
-        opened = open_checkpoint(source.store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
-        opened = replace(opened, spares=source.spares)
-    saved = saved_by(opened.root)
-    alike = gather_rng_positions(ranks.world, components) if ranks.several and world != saved else ()
-    with raise_on_all_ranks(ranks, f"planning to restore checkpoint {checkpoint.id}"):
-        part, check = opened.parts[0], near.check(opened)
-        joined = whole_of(opened) if len(opened.parts) > 1 else None
+    def read(self, sinks: Mapping[int, Sink]) -> tuple[int, str]:
+        """See ``RestoreTransport``. Each stored byte is read once per node."""
+        assert self._opened is not None
+        (opened, joined), self._opened = self._opened, None
         if joined is None:
-            root, own = apart(opened.root, decode_tree(part.tree, len(part.tensors), opened.prefix), opened.prefix)
-            root = with_own(root, own, rank)
+            by_part: list[Mapping[int, Sink]] = [only_needed(sinks)]
         else:
-            root, own = joined.tree_of(rank), joined.own
-        key = f"step {checkpoint.step}"
-        carried = remap_rank_state(root, components, rank=rank, world=world, saved=saved, key=key, own=own, alike=alike)
-        plan = plan_restore(
-            carried.components,
-            part.tensors if joined is None else joined.tensors,
-            carried.root,
-            only=request.only,
-            strict=request.strict,
-            rename=request.rename,
-            where=opened.prefix,
-            check=partial(check, 0) if joined is None else partial(check_pieces, opened, joined, check=check),
-            elsewhere=ranks.several,
-            classes=recorded_classes(opened.root.user),
-        )
-        if joined is None:
-            by_part: list[Mapping[int, Sink]] = [only_needed(plan.sinks)]
-        else:
-            by_part = [*sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))]
-    if ranks.several:
-        plan.refuse(ranks.unused_on_all(plan.unused))
-    reading = RestoreReader(opened, by_part, near)
-    with raise_on_all_ranks(ranks, f"restoring checkpoint {checkpoint.id} from memory"):
-        reading.from_memory()
-    reading.from_store(ranks)
-    result.bytes_read, result.source = reading.bytes_read, reading.source
-    # calls the components' own code, which may raise
-    with raise_on_all_ranks(ranks, f"finishing checkpoint {checkpoint.id}"):
-        plan.finish()
-    if request.only is None:
-        now = gather_rng_positions(ranks.world, components) if carried.alike else ()
-        with raise_on_all_ranks(ranks, f"seeding again after checkpoint {checkpoint.id}"):
-            carried.finish(rank, now)
-    result.checkpoint = checkpoint
-    result.values = plan.values
-    result.environment = opened.root.environment
-    result.notes = [*opened.root.exact, *carried.notes, *plan.notes] if request.only is None else plan.notes
-    micro = opened.root.user.get("relight.micro_step")
-    result.micro_step = micro if isinstance(micro, int) else None
+            by_part = [*sinks_by_part(sinks, joined.tensors, joined.pieces, len(opened.parts))]
+        reading = RestoreReader(opened, by_part, self._near)
+        with raise_on_all_ranks(self._ranks, f"restoring checkpoint {opened.checkpoint.id} from memory"):
+            reading.from_memory()
+        reading.from_store(self._ranks)
+        return reading.bytes_read, reading.source
+
+    def close(self, error: BaseException | None) -> None:
+        """See ``RestoreTransport``."""
+        self._near.close()

@@ -1,32 +1,97 @@
-"""The entry to a restore: a requested rollback, the audit record, and the way in which ranks read."""
+"""A restore: a requested rollback, the audit record, and one checkpoint after another until one is restored."""
 
 from __future__ import annotations
 
+from time import perf_counter
+
 from relight.audit import record_if_possible
 from relight.audit.facts import ActionFacts
+from relight.capture import plan_restore
+from relight.catalog.tiers import TierCopy
+from relight.format.class_names import recorded_classes
+from relight.format.collector import collector_paused
 from relight.heartbeat import heartbeat
+from relight.ranks.collective_errors import raise_on_all_ranks
 from relight.ranks.one_writer import OneWriter
-from relight.restore.every_rank import restore_from_store
-from relight.restore.from_rank_0 import restore_from_rank_0
+from relight.ranks.rng_groups import gather_rng_positions
+from relight.restore.elastic_state import remap_rank_state
+from relight.restore.every_rank import ReadByEveryRank
+from relight.restore.find import first_good
+from relight.restore.from_rank_0 import ReadByRank0
 from relight.restore.request import RestoreRequest
 from relight.restore.result import Resumed
 from relight.restore.rollback import apply_requested_rollback
+from relight.restore.transport import RestoreTransport
 
 
 def restore_state(request: RestoreRequest) -> Resumed:
-    """Restore what ``request`` names; each rank reads the store itself, or all receive the state from rank 0.
-    Collective."""
+    """Restore what ``request`` names, after a rollback that a supervisor requested, and record it in the audit log. Collective."""
     heartbeat().phase("restoring")
     apply_requested_rollback(request.store, request.run, request.ranks)
     if request.ranks.world.rank:
-        return _restored(request)
+        return restore_first_good(request)
     facts = ActionFacts(request.run, given={"which": request.which, "only": request.only})
     with record_if_possible("restore", f"{request.store.url}/{request.run}@{request.which}", facts) as notes:
-        result = _restored(request)
+        result = restore_first_good(request)
         notes.append(f"step {result.checkpoint.step}, {result.checkpoint.id}" if result.checkpoint is not None else "there was none yet")
         return result
 
 
-def _restored(request: RestoreRequest) -> Resumed:
+def restore_first_good(request: RestoreRequest) -> Resumed:
+    """Restore the first checkpoint that verifies for every rank, from the nearest copy. Collective."""
     ranks = request.ranks
-    return restore_from_rank_0(request, ranks) if isinstance(ranks, OneWriter) else restore_from_store(request)
+    transport: RestoreTransport = ReadByRank0(request, ranks) if isinstance(ranks, OneWriter) else ReadByEveryRank(request)
+    failed: BaseException | None = None
+    try:
+        return _restore_first_good(request, transport)
+    except BaseException as error:
+        failed = error
+        raise
+    finally:
+        transport.close(failed)
+
+
+def _restore_first_good(request: RestoreRequest, transport: RestoreTransport) -> Resumed:
+    started = perf_counter()
+    result = Resumed(searched=transport.reads)
+    found = transport.find(result)
+
+    def attempt(copy: TierCopy) -> None:
+        # The garbage collector stays paused until all objects made for the restore are freed.
+        with raise_on_all_ranks(request.ranks, f"restoring checkpoint {copy.checkpoint.id}"), collector_paused():
+            _restore(request, transport, copy, result)
+
+    if first_good(request, found.copies, attempt, result, found.tiers, found.silent):
+        result.seconds = perf_counter() - started
+    return result
+
+
+def _restore(request: RestoreRequest, transport: RestoreTransport, copy: TierCopy, result: Resumed) -> None:
+    ranks, components, checkpoint = request.ranks, request.components, copy.checkpoint
+    rank, world = ranks.world.rank, ranks.world.size
+    stored = transport.open(copy)
+    alike = gather_rng_positions(ranks.world, components) if ranks.several and world != stored.saved else ()
+    with raise_on_all_ranks(ranks, f"planning to restore checkpoint {checkpoint.id}"):
+        carried = remap_rank_state(
+            stored.tree, components, rank=rank, world=world, saved=stored.saved, key=f"step {checkpoint.step}", own=stored.own, alike=alike
+        )
+        plan = plan_restore(
+            carried.components, stored.tensors, carried.root, only=request.only, strict=request.strict, rename=request.rename,
+            where=stored.prefix, check=stored.check, elsewhere=ranks.several, classes=recorded_classes(stored.user),
+        )  # fmt: skip
+    if ranks.several:
+        plan.refuse(ranks.unused_on_all(plan.unused))
+    result.bytes_read, result.source = transport.read(plan.sinks)
+    # calls the components' own code, which may raise
+    with raise_on_all_ranks(ranks, f"finishing checkpoint {checkpoint.id}"):
+        plan.finish()
+    if request.only is None:
+        now = gather_rng_positions(ranks.world, components) if carried.alike else ()
+        with raise_on_all_ranks(ranks, f"seeding again after checkpoint {checkpoint.id}"):
+            carried.finish(rank, now)
+    result.checkpoint = checkpoint
+    result.values = plan.values
+    result.environment = stored.environment
+    result.notes = [*stored.exact, *carried.notes, *plan.notes] if request.only is None else plan.notes
+    micro = stored.user.get("relight.micro_step")
+    result.micro_step = micro if isinstance(micro, int) else None

@@ -1,5 +1,4 @@
-"""Restore where only rank 0 opens the store: it broadcasts the manifest, receives the boxes that each rank needs, and
-sends them.
+"""Rank 0 alone reads the store: it broadcasts the manifest, receives the boxes that each rank needs, and sends them.
 
 Every rank plans its own restore. Rank 0 reads and verifies the bytes, and cuts them to the requested boxes, a few MiB
 at a time.
@@ -10,13 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import msgspec
 import torch
 
-from relight.capture import RestorePlan, plan_restore
 from relight.capture.regions import regions_of, sink_of_piece
 from relight.capture.sharded import part
 from relight.capture.tensors import TORCH_DTYPES, memory_of
@@ -29,8 +26,6 @@ from relight.comm import RankTimeout
 from relight.decode import from_msgpack
 from relight.errors import RelightError
 from relight.format import Tensor, decode_tree, encode_tree
-from relight.format.class_names import recorded_classes
-from relight.format.collector import collector_paused
 from relight.format.records import CommitBody
 from relight.layout import Box, Sink
 from relight.layout.shards import boxes_of_run, intersection, placed, relative
@@ -41,13 +36,12 @@ from relight.ranks.gather import PIECE_BYTES, WEIGHTS, Rank0Exchange
 from relight.ranks.group import SINGLE_RANK
 from relight.ranks.one_writer import OneWriter
 from relight.ranks.remote_errors import decode_error, encode_error
-from relight.ranks.rng_groups import gather_rng_positions
-from relight.restore.elastic_state import RemappedState, remap_rank_state
-from relight.restore.find import CopySource, Places, first_good, read_places, reported
+from relight.restore.find import Places, read_places, reported
 from relight.restore.memory_sources import MemorySources
 from relight.restore.reader import RestoreReader
 from relight.restore.request import RestoreRequest
 from relight.restore.result import Resumed
+from relight.restore.transport import CheckpointView, CopiesToTry
 
 _DATA, _END, _FAILED = b":", b".", b"-"
 
@@ -74,30 +68,6 @@ class _Manifest(msgspec.Struct, frozen=True, array_like=True):
         return tree, [decode_tree(encoded, count, self.prefix) if encoded else tree for encoded in self.own]
 
 
-def restore_from_rank_0(request: RestoreRequest, ranks: OneWriter) -> Resumed:
-    """Restore on every rank from what rank 0 reads and sends. ``ranks`` is the request's group."""
-    near = MemorySources(request.store, request.run) if ranks.leads else None
-    try:
-        return ranks.run_exchange(lambda: _restore_first(request, near, ranks))
-    finally:
-        if near is not None:
-            near.close()
-
-
-def _restore_first(request: RestoreRequest, near: MemorySources | None, ranks: OneWriter) -> Resumed:
-    started = perf_counter()
-    result = Resumed(searched=ranks.leads)
-    places, names, copies = _listed(request, result, ranks)
-
-    def attempt(copy: TierCopy) -> None:
-        source = places.source_of(copy) if places is not None else None
-        _restore(request, source, copy.checkpoint, result, near, ranks)
-
-    if first_good(request, copies, attempt, result, names, places.silent if places is not None else set()):
-        result.seconds = perf_counter() - started
-    return result
-
-
 class _Listing(msgspec.Struct, frozen=True, array_like=True):
     """The copies that rank 0 would try, in its order.
 
@@ -111,76 +81,76 @@ class _Listing(msgspec.Struct, frozen=True, array_like=True):
     cuts: dict[str, float] = {}
 
 
-def _listed(request: RestoreRequest, result: Resumed, ranks: OneWriter) -> tuple[Places | None, list[str], list[TierCopy]]:
-    """Return the copies to try, in rank 0's order: none for the latest of a fresh run. Only rank 0 has the places."""
-    places: Places | None = None
-    listing = _Listing([], [])
-    with raise_on_all_ranks(ranks, "reading the log"):
-        if ranks.leads:
-            places = read_places(request, result)
-            chosen = places.copies_of(reported(places.merged.history, request.which))
-            listed = [(copy.place, copy.has_next, copy.checkpoint) for copy in chosen]
-            rows = [(place, has_next, record.seq, record.time, record.epoch, record.body) for place, has_next, record in listed]
-            listing = _Listing([tier.name for tier in places.tiers], rows, result.skips, result.cuts)
-    message = ranks.world.broadcast(msgspec.msgpack.encode(listing) if ranks.leads else None, 0, "choosing a checkpoint")
-    listing = from_msgpack(message, _Listing)
-    result.skips, result.cuts = listing.skips, listing.cuts
-    copies = [TierCopy(tier, Checkpoint(seq, time, epoch, body), has_next) for tier, has_next, seq, time, epoch, body in listing.copies]
-    return places, listing.tiers, copies
+class ReadByRank0:
+    """A ``RestoreTransport`` of a job in which only rank 0 opens the store. ``ranks`` is the request's group."""
 
+    def __init__(self, request: RestoreRequest, ranks: OneWriter) -> None:
+        self._request, self._ranks, self.reads = request, ranks, ranks.leads
+        self._near = MemorySources(request.store, request.run) if ranks.leads else None
+        self._places: Places | None = None
+        self._opened: tuple[Opened, MergedCheckpoint] | None = None
+        self._tensors: Sequence[Tensor] = ()
 
-def _restore(
-    request: RestoreRequest,
-    source: CopySource | None,
-    checkpoint: Checkpoint,
-    result: Resumed,
-    near: MemorySources | None,
-    ranks: OneWriter,
-) -> None:
-    opened: Opened | None = None
-    joined: MergedCheckpoint | None = None
-    message = b""
-    doing = f"restoring checkpoint {checkpoint.id}"
-    with raise_on_all_ranks(ranks, doing), collector_paused():
-        if source is not None and near is not None:
-            view = source.view
-            opened = open_checkpoint(source.store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
-            opened = replace(opened, spares=source.spares)
-            joined = whole_of(opened)
-            message = _manifest(opened, joined)
-            if request.only is None:  # before memory is allocated for the tensors
-                check = near.check(opened)
-                for number, stored in enumerate(opened.parts):
-                    for index in range(len(stored.packs)):
-                        check(number, index)
-    manifest = from_msgpack(ranks.world.broadcast(message if ranks.leads else None, 0, doing), _Manifest)
-    alike = gather_rng_positions(ranks.world, request.components) if ranks.world.size != manifest.saved else ()
-    with raise_on_all_ranks(ranks, doing), collector_paused():
-        plan, carried = _planned(request, manifest, checkpoint, ranks, alike)
-    plan.refuse(ranks.unused_on_all(plan.unused))
-    needs = {index: _boxes(sink, manifest.tensors[index]) for index, sink in plan.sinks.items() if manifest.tensors[index].length}
-    result.bytes_read, result.source = 0, "memory"
-    if opened is None or joined is None or near is None:
-        ranks.desk.send_message(msgspec.msgpack.encode(list(needs.items())), [0])
-        error = _receive_bytes(ranks.desk, plan.sinks, manifest.tensors)
-        result.source = "store"
-    else:
-        error = _send_bytes(opened, joined, plan.sinks, needs, near, ranks, result)
-    with raise_on_all_ranks(ranks, doing):
-        if error is not None:
-            raise error
-    with raise_on_all_ranks(ranks, doing):
-        plan.finish()
-    if request.only is None:
-        now = gather_rng_positions(ranks.world, request.components) if carried.alike else ()
-        with raise_on_all_ranks(ranks, doing):
-            carried.finish(ranks.world.rank, now)
-    result.checkpoint = checkpoint
-    result.values = plan.values
-    result.environment = manifest.environment
-    result.notes = [*manifest.exact, *carried.notes, *plan.notes] if request.only is None else plan.notes
-    micro = manifest.user.get("relight.micro_step")
-    result.micro_step = micro if isinstance(micro, int) else None
+    def find(self, result: Resumed) -> CopiesToTry:
+        """See ``RestoreTransport``. Only rank 0 knows the places."""
+        listing = _Listing([], [])
+        with raise_on_all_ranks(self._ranks, "reading the log"):
+            if self._ranks.leads:
+                self._places = places = read_places(self._request, result)
+                chosen = places.copies_of(reported(places.merged.history, self._request.which))
+                listed = [(copy.place, copy.has_next, copy.checkpoint) for copy in chosen]
+                rows = [(place, has_next, record.seq, record.time, record.epoch, record.body) for place, has_next, record in listed]
+                listing = _Listing([tier.name for tier in places.tiers], rows, result.skips, result.cuts)
+        encoded = msgspec.msgpack.encode(listing) if self._ranks.leads else None
+        listing = from_msgpack(self._ranks.world.broadcast(encoded, 0, "choosing a checkpoint"), _Listing)
+        result.skips, result.cuts = listing.skips, listing.cuts
+        copies = [TierCopy(tier, Checkpoint(seq, time, epoch, body), has_next) for tier, has_next, seq, time, epoch, body in listing.copies]
+        return CopiesToTry(copies, listing.tiers, self._places.silent if self._places is not None else set())
+
+    def open(self, copy: TierCopy) -> CheckpointView:
+        """See ``RestoreTransport``."""
+        message, doing = b"", f"opening checkpoint {copy.checkpoint.id}"
+        with raise_on_all_ranks(self._ranks, doing):
+            if self._places is not None and self._near is not None:
+                source = self._places.source_of(copy)
+                view = source.view
+                opened = open_checkpoint(source.store, view.run, copy.checkpoint, store_id=view.store_id, run_id=view.run_id)
+                opened = replace(opened, spares=source.spares)
+                joined = whole_of(opened)
+                self._opened, message = (opened, joined), _manifest(opened, joined)
+                if self._request.only is None:  # before memory is allocated for the tensors
+                    check = self._near.check(opened)
+                    for number, stored in enumerate(opened.parts):
+                        for index in range(len(stored.packs)):
+                            check(number, index)
+        manifest = from_msgpack(self._ranks.world.broadcast(message if self._ranks.leads else None, 0, doing), _Manifest)
+        with raise_on_all_ranks(self._ranks, doing):
+            tree, own = manifest.trees()
+            self._tensors = manifest.tensors
+            return CheckpointView(
+                manifest.tensors, with_own(tree, own, self._ranks.world.rank), own, manifest.saved, manifest.prefix, manifest.environment,
+                manifest.exact, manifest.user,
+            )  # fmt: skip
+
+    def read(self, sinks: Mapping[int, Sink]) -> tuple[int, str]:
+        """See ``RestoreTransport``. Rank 0 reads each stored byte once, and sends it to the ranks that need it."""
+        needs = {index: _boxes(sink, self._tensors[index]) for index, sink in sinks.items() if self._tensors[index].length}
+        bytes_read, source = 0, "store"
+        with raise_on_all_ranks(self._ranks, "receiving the state"):
+            if self._opened is None or self._near is None:
+                self._ranks.desk.send_message(msgspec.msgpack.encode(list(needs.items())), [0])
+                _receive_bytes(self._ranks.desk, sinks, self._tensors)
+            else:
+                (opened, joined), self._opened = self._opened, None
+                bytes_read, source = _send_bytes(opened, joined, sinks, needs, self._near, self._ranks)
+        return bytes_read, source
+
+    def close(self, error: BaseException | None) -> None:
+        """See ``RestoreTransport``. If a rank did not answer, this job exchanges nothing more."""
+        if isinstance(error, RankTimeout):
+            self._ranks.mark_lost()
+        if self._near is not None:
+            self._near.close()
 
 
 def _manifest(opened: Opened, joined: MergedCheckpoint) -> bytes:
@@ -189,21 +159,6 @@ def _manifest(opened: Opened, joined: MergedCheckpoint) -> bytes:
         list(joined.tensors), encode_tree(joined.tree), own, saved_by(root), opened.prefix, root.environment, list(root.exact), root.user
     )
     return msgspec.msgpack.encode(manifest)
-
-
-def _planned(
-    request: RestoreRequest, manifest: _Manifest, checkpoint: Checkpoint, ranks: OneWriter, alike: Sequence[Mapping[str, str]]
-) -> tuple[RestorePlan, RemappedState]:
-    rank, world = ranks.world.rank, ranks.world.size
-    tree, own = manifest.trees()
-    root = with_own(tree, own, rank)
-    key = f"step {checkpoint.step}"
-    carried = remap_rank_state(root, request.components, rank=rank, world=world, saved=manifest.saved, key=key, own=own, alike=alike)
-    plan = plan_restore(
-        carried.components, manifest.tensors, carried.root, only=request.only, strict=request.strict, rename=request.rename,
-        where=manifest.prefix, elsewhere=True, classes=recorded_classes(manifest.user),
-    )  # fmt: skip
-    return plan, carried
 
 
 def _boxes(sink: Sink, tensor: Tensor) -> list[Box]:
@@ -298,9 +253,9 @@ def _send_bytes(
     needs: Mapping[int, list[Box]],
     near: MemorySources,
     ranks: OneWriter,
-    result: Resumed,
-) -> RelightError | None:
-    """Read the bytes that all ranks need, and send them. Return the error if they could not be read."""
+) -> tuple[int, str]:
+    """Read the bytes that all ranks need, and send them. Return the bytes read and their source. If they cannot be read,
+    raise the error, here and on the other ranks."""
     desk, world = ranks.desk, ranks.world.size
     wanted: dict[int, dict[Box, list[int]]] = {}
     for rank in range(world):
@@ -322,10 +277,9 @@ def _send_bytes(
         raise
     except RelightError as error:
         distributor.end(_FAILED + encode_error(error))
-        return error
+        raise
     distributor.end(_END)
-    result.bytes_read, result.source = reading.bytes_read, reading.source
-    return None
+    return reading.bytes_read, reading.source
 
 
 def _decode_boxes(word: bytes) -> Iterator[tuple[int, list[Box]]]:
@@ -350,14 +304,14 @@ def _sink(
 # -- the others
 
 
-def _receive_bytes(desk: Rank0Exchange, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> RelightError | None:
-    """Receive batches and write them to the sinks, until rank 0 reports the end. Return rank 0's error, or None."""
+def _receive_bytes(desk: Rank0Exchange, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> None:
+    """Receive batches and write them to the sinks, until rank 0 reports the end. Raise rank 0's error."""
     while True:
         message = desk.receive_message(0)
         if message[:1] == _END:
-            return None
+            return
         if message[:1] == _FAILED:
-            return decode_error(message[1:])
+            raise decode_error(message[1:])
         size, heads = from_msgpack(message[1:], tuple[int, list[tuple[int, Box]]])
         data = memoryview(bytearray(size))
         desk.receive(data, 0)
