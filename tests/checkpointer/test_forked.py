@@ -139,7 +139,7 @@ def test_a_child_does_not_write_to_its_parents_page(tmp_path: Path) -> None:
                 mine.restore()
                 mine.step(500)
         train(1, 3)
-        print(child(other))
+        print(child(other), flush=True)
         os._exit(0)
         """,
         RELIGHT_PULSE=str(page),

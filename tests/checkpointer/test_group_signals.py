@@ -217,7 +217,7 @@ def test_other_children_end_after_the_trainer(tmp_path: Path) -> None:
             process = multiprocessing.Process(target=feed, args=(requests, values), daemon=True)
             process.start()
             values.close()
-            print(process.pid)
+            print(process.pid, flush=True)
             train(ckpt, batches(), 5, lambda: group(signal.SIGTERM))
         """,
     )

@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import io
 import json
 import os
 import queue
@@ -161,11 +162,11 @@ def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     for target, descriptor in enumerate(descriptors, 1):
         os.dup2(descriptor, target)
         os.close(descriptor)
-    # the old streams remember that they could seek
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(request["environment"])
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdout = sys.__stdout__ = _text(1, "strict", unbuffered)  # the old streams remember that they could seek
+    sys.stderr = sys.__stderr__ = _text(2, "backslashreplace", unbuffered)
     sys.argv = request["argv"]
     sys.path[:0] = [*request["path"], os.path.dirname(os.path.abspath(sys.argv[0]))]
     if request["directory"]:
@@ -175,6 +176,12 @@ def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     if request["quick"]:
         _run_quickly()
     runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _text(descriptor: int, errors: str, unbuffered: bool) -> io.TextIOWrapper:
+    """Return a text stream as Python opens it at its start."""
+    binary = open(descriptor, "wb", 0 if unbuffered else -1, closefd=False)
+    return io.TextIOWrapper(binary, errors=errors, write_through=unbuffered, line_buffering=descriptor == 2)  # type: ignore[arg-type]
 
 
 def _run_quickly() -> NoReturn:
