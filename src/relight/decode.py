@@ -16,6 +16,7 @@ import msgspec
 T = TypeVar("T")
 
 _known: set[Any] = set()
+"""Types that msgspec has seen: two threads must not introduce one at the same time."""
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 

@@ -316,6 +316,7 @@ def _mapped(fds: list[int], count: int, *, writable: bool) -> list[SharedMapping
 
 
 _agents: weakref.WeakSet[Agent] = weakref.WeakSet()
+"""For the fork handler: a child must not use the connections of its parent."""
 
 
 def _in_child() -> None:

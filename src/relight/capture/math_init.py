@@ -21,6 +21,7 @@ _FUNCTIONS = (
 _FEW = 64
 """Number of elements: some full vectors, and too few for torch to use several threads."""
 _done = False
+"""The libraries are initialised once per process."""
 
 
 def warm_up_vector_math() -> None:

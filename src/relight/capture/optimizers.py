@@ -296,6 +296,7 @@ def place_like(parameter: torch.Tensor, group: Mapping[str, Any], key: str, shap
 
 
 _steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+"""Steps of each optimizer, counted by a hook that torch calls with the optimizer alone."""
 
 
 def steps_of(optimizer: Optimizer) -> int:

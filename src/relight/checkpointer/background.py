@@ -21,13 +21,14 @@ from relight.agent import Agent, AgentDied, Request, SaveOutcome, TensorLayout, 
 from relight.agent import OpenRun as AgentPlace
 from relight.agent import TensorSpec as AgentItem
 from relight.agent.launch import START_S
-from relight.agent.messages import to_bits
+from relight.agent.messages import SaveResult, to_bits
 from relight.agent.slot_writer import plan_layout
 from relight.arena import SEALED, Slot, SlotLayout, lay_out
 from relight.capture import Captured
 from relight.capture.capture import TemplateItems
 from relight.checkpointer.frozen_params import FrozenParams
-from relight.checkpointer.slot_copy_plan import SlotCopyPlan, Staging, in_order, pin_memory, pinned, written_meanwhile
+from relight.checkpointer.slot_copy_plan import SlotCopyPlan, Staging, in_order, pin_memory, pinned
+from relight.checkpointer.slot_fill import FillState, SlotFill
 from relight.comm import new_threads
 from relight.comm.new_threads import ThreadPool
 from relight.commit import Attempt, CommitTarget, SavePlan
@@ -151,6 +152,7 @@ class Background:
         self._on_done, self._on_sealed = on_done, on_sealed
         self._agent: Agent | None = None
         self._shape: _Shape | None = None
+        self._fill: SlotFill | None = None
         self._snapshot: Snapshot | None = None
         self._queued: list[DeviceSnapshot] = []
         self._finisher = ThreadPool(1, "relight-finish")
@@ -218,8 +220,10 @@ class Background:
 
     @property
     def agent_words(self) -> str:
-        """The agent's state, for the message of a wait that timed out."""
-        return f"the agent: {self._agent.standstill.words}" if self._agent is not None else "there is no agent"
+        """The state of the last copy, if it is under way, and the agent's, for the message of a wait that timed out."""
+        state = self._fill.state if self._fill is not None else None
+        copy = f"its copy is {state.value}; " if state in (FillState.COPYING, FillState.ARRIVING) else ""
+        return copy + (f"the agent: {self._agent.standstill.words}" if self._agent is not None else "there is no agent")
 
     def _warm(self, wait_s: float) -> bool:
         if self._warming is not None and self._warming.is_alive():
@@ -305,75 +309,62 @@ class Background:
             shape.busy[index] = number
         if message.seat is not None:
             self._seats[number] = message.info.step, message.seat
-        devices: list[DeviceSnapshot] = []
+        self._fill = fill = SlotFill(number, checkpoint_id, index, slot, shape.layout.request, agent, self)
+        fill.frozen = (frozen, marks) if frozen is not None and marks is not None else None
         try:
-            slot.begin(number)
-            slot.view[shape.layout.request : shape.layout.request + len(body)] = body
+            fill.begin(body)
             if self._finishing is not None:
                 self._finishing.result(self._deadline_s)  # copies from devices use the same buffers at each save
             base = shape.address(index)
             self._overlaps = self._untouched and can_overlap(self._components.values()) and self._way.choose()
             copies = shape.copies_of(state, self._overlaps, same)
             for plan in copies:
-                devices += [device.begin(torch.frombuffer(slot.view, dtype=torch.uint8)) for device in plan.devices]
+                fill.devices += [device.begin(torch.frombuffer(slot.view, dtype=torch.uint8)) for device in plan.devices]
             for plan in copies:
                 plan.copy_now(slot.view, base)
         except BaseException as error:
-            with contextlib.suppress(RuntimeError):
-                for device in devices:
-                    device.finish()
-            slot.clear()
-            self._free(number)
-            self._give_up_part(number, checkpoint_id, error)
+            fill.abandon()
+            self._release(fill, error)
             if not isinstance(error, RelightError):
                 raise
             self._on_done(SaveOutcome(_report(number, checkpoint_id), error))  # another rank's bytes did not arrive
             return number
         later = [plan.later for plan in copies if plan.later.slices]
         watched = later[0] if len(later) == 1 else GuardedTensors(in_order(placed for tensors in later for placed in tensors.placed))
-        started = time.perf_counter()
-
-        def complete(touched: list[str]) -> None:
-            if devices:
-                self._finishing = self._finisher.submit(arrived, touched)
-            else:
-                copied(touched)
-
-        def arrived(touched: list[str]) -> None:
-            try:
-                late = {name for device in devices for name in device.finish()}
-            except RuntimeError as error:  # the accelerator failed: an earlier kernel of training, most often
-                cannot_save(known(error))
-            else:
-                copied(sorted({*touched, *late}))
-
-        def cannot_save(error: RelightError) -> None:
-            slot.clear()
-            self._free(number)
-            self._give_up_part(number, checkpoint_id, error)
-            self._on_done(SaveOutcome(_report(number, checkpoint_id), error))
-
-        def copied(touched: list[str]) -> None:
-            if touched:
-                self._untouched = False
-                cannot_save(written_meanwhile(touched))
-                return
-            slot.seal(number, shape.layout.request, len(body))
-            if frozen is not None and marks is not None:
-                shape.filled[index] = (number, frozen, marks)
-            self._on_sealed(number, time.perf_counter() - started)
-            agent.save(index, number, checkpoint_id)
-
-        self._queued = devices
-        self._snapshot = Snapshot(watched.begin(), base, complete, slot.set_copied)
-        if len(watched.slices) >= FOLLOWED_FROM and not devices:
+        fill.started = time.perf_counter()
+        self._queued = fill.devices
+        self._snapshot = Snapshot(watched.begin(), base, fill.copied, slot.set_copied)
+        if len(watched.slices) >= FOLLOWED_FROM and not fill.devices:
             slot.set_copied(watched.slices[0].target)
-            slot.announce(number, shape.layout.request, len(body))
-            agent.begin(index, number)
+            fill.announce()
         self._copier.start(self._snapshot)
         if not watched.slices:
             self._snapshot = None
         return number
+
+    def finish_later(self, action: Callable[[list[str]], None], touched: list[str]) -> None:
+        """See ``FillOwner``."""
+        self._finishing = self._finisher.submit(action, touched)
+
+    def on_slot_sealed(self, fill: SlotFill) -> None:
+        """See ``FillOwner``."""
+        shape = self._shape
+        if fill.frozen is not None and shape is not None and shape.slots[fill.index] is fill.slot:
+            shape.filled[fill.index] = (fill.number, *fill.frozen)
+        self._on_sealed(fill.number, time.perf_counter() - fill.started)
+
+    def on_fill_failed(self, fill: SlotFill, error: RelightError) -> None:
+        """See ``FillOwner``."""
+        if fill.touched:
+            self._untouched = False
+        self._release(fill, error)
+        self._on_done(SaveOutcome(_report(fill.number, fill.checkpoint_id), error))
+
+    def _release(self, fill: SlotFill, error: BaseException) -> None:
+        """Free the slot of a save that failed, and this rank's part of it."""
+        fill.slot.clear()
+        self._free(fill.number)
+        self._give_up_part(fill.number, fill.checkpoint_id, error)
 
     @property
     def pack_bytes(self) -> int:
@@ -543,6 +534,7 @@ class Background:
 
 
 _all: weakref.WeakSet[Background] = weakref.WeakSet()
+"""For the handlers at exit and at a fork, which get no arguments."""
 
 
 @atexit.register
@@ -590,7 +582,5 @@ def _give_back(shape: _Shape) -> None:
         slot.memory.close()
 
 
-def _report(number: int, checkpoint_id: str) -> Any:
-    from relight.agent.messages import SaveResult
-
+def _report(number: int, checkpoint_id: str) -> SaveResult:
     return SaveResult(number, checkpoint_id)

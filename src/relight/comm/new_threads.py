@@ -27,7 +27,9 @@ _reported = threading.Event()
 _END_S = 10.0
 """Seconds that the end of the process waits for tasks that are not done, at most."""
 _pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
+"""For the handler at exit, which gets no arguments and ends them."""
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Their threads, for which that handler waits."""
 
 
 def is_refused(error: BaseException) -> bool:

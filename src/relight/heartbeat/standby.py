@@ -11,8 +11,11 @@ from relight.errors import ConfigError
 from relight.heartbeat.writer import forget, heartbeat
 
 _waits: Callable[[], None] | None = None
+"""Set in a spare process, before its script runs: the script calls ``standby`` without a reference to it."""
 _passed = False
+"""Whether the wait is over. A process waits once."""
 _begun = ""
+"""The first call of this process that needs a rank."""
 
 
 def standby() -> None:

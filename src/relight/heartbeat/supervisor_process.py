@@ -18,6 +18,7 @@ class _Supervision(NamedTuple):
 
 
 _supervision: _Supervision | None = None
+"""The supervisor of this process: set at its start, read by its signal handlers."""
 
 
 def record_supervisor(pid: int) -> None:

@@ -142,6 +142,7 @@ def phase(name: str, expected_s: float = 0.0) -> contextlib.AbstractContextManag
 
 
 _teller: HeartbeatWriter | None = None
+"""One page for each process: the supervisor creates it and names it in the environment."""
 
 
 def heartbeat() -> HeartbeatWriter:

@@ -451,6 +451,7 @@ MADE_HERE = frozenset(metric.name for metric in METRICS if metric.made is None)
 """Metrics that come from the run's log, not from events."""
 
 _watchers: dict[tuple[str, ...], Watcher] = {}
+"""Watchers by their stores: all requests of a dashboard share what was read."""
 _guard = threading.Lock()
 
 

@@ -26,8 +26,11 @@ os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-d
 _starts: list[str] = []
 """Runs that this process took charge of, and that have not saved since."""
 _postponed_s = -POSTPONED_S
+"""When the last line about a postponed save was printed: such lines are limited per process."""
 _postponed = 0
+"""Saves postponed since that line."""
 _in_command = False
+"""Whether this process is a command, which prints warnings only."""
 
 
 def be_command() -> None:

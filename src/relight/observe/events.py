@@ -154,11 +154,13 @@ counters: Counter[str] = Counter()
 """Count of each event in this process."""
 
 _subscribers: list[Callable[[Event], None]] = []
+"""Events are emitted where no subscriber is known, as in a logging library."""
 _lock = threading.RLock()  # a signal handler may emit while the same thread is emitting
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 _modest = False
+"""Whether INFO lines are logged at DEBUG: set on all ranks but rank 0."""
 
 
 def demote_info_logs() -> None:

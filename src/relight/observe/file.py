@@ -237,7 +237,9 @@ def _line(event: Event) -> bytes:
 
 
 _writer: EventWriter | None = None
+"""One file of events for each process."""
 _lock = threading.Lock()
+"""Replaced in a forked child, where the parent may have held it."""
 
 
 def _in_child() -> None:

@@ -159,6 +159,7 @@ METRICS: tuple[Metric, ...] = (
 
 BY_NAME = {metric.name: metric for metric in METRICS}
 OF_EVENT: dict[str, list[Metric]] = {}
+"""Filled below, once."""
 for _metric in METRICS:
     if _metric.made is not None:
         OF_EVENT.setdefault(_metric.made.event, []).append(_metric)

@@ -34,6 +34,7 @@ class WebRoute(NamedTuple):
 
 
 PAGES: list[WebRoute] = []
+"""Filled by the decorator as modules are imported."""
 
 
 def page(path: str, role: str = "viewer") -> Callable[[Callable[..., HTMLResponse]], Callable[..., HTMLResponse]]:

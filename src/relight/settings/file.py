@@ -26,7 +26,9 @@ _DOTS_MAX = 200
 """Most dots in a line: the time to parse a dotted key grows with the square of its parts."""
 Made = TypeVar("Made")
 _given: set[str] = set()
+"""The environment is how child processes get settings, so these variables are set there. This records which."""
 _taken: dict[str, str] = {}
+"""Variables that were set from the file, with their values: the next reading of the file replaces them."""
 
 
 def which_file(path: Path | None = None) -> tuple[Path, bool]:

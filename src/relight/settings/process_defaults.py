@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 _usual: dict[str, str] = {}
+"""Not in the environment, so that child processes do not inherit them."""
 
 
 def set_default(variable: str, value: str) -> None:

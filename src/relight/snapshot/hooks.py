@@ -20,6 +20,7 @@ _callbacks: tuple[_Callback, ...] = ()
 """Replaced, never changed: an optimizer's step, here or in another thread, may be iterating over it."""
 _lock = threading.RLock()
 _registered = False
+"""Whether torch has the hook, which it calls for all optimizers of the process."""
 
 
 def _call_all(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

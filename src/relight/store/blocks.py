@@ -295,6 +295,7 @@ def name_of(url: str, key: str) -> str:
 
 
 _shared: dict[tuple[str, int | None], BlockCache] = {}
+"""Caches by directory: stores of one process share the files and their limit."""
 _shared_lock = threading.Lock()
 
 

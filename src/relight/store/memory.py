@@ -9,6 +9,7 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, StoreUnavailab
 from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
 
 _shared: dict[str, MemoryStore] = {}
+"""Stores by name: ``memory://name`` is the same store everywhere in the process."""
 _shared_lock = threading.Lock()
 
 

@@ -90,6 +90,7 @@ class Clients(NamedTuple):
 
 
 _clients: dict[tuple[Any, ...], Clients] = {}
+"""Clients by settings: stores share connections and threads."""
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _process: int | None = None

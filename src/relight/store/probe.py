@@ -21,6 +21,7 @@ from relight.store.object_client import surroundings
 PROBE_PREFIX = ".relight-probe-"
 RACERS = 8
 _found: dict[tuple[object, ...], bool] = {}
+"""Results by store: a probe costs several requests."""
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 

@@ -37,6 +37,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Rule = Callable[[], list[str]]
 RULES: list[Rule] = []
+"""Filled by the decorator below."""
 
 
 def rule(function: Rule) -> Rule:

@@ -66,7 +66,7 @@ start = ckpt.restore()
 for step in range(start, start + 40):
     hours[0] = 2 * (step > start + 20)
     work(model, optimizer); ckpt.step(step)
-print("saved", len(relight.open("runs/demo").checkpoints()) - 3)
+print("saved", len(relight.open("runs/demo").checkpoints()) - 3, flush=True)
 assert len(relight.open("runs/demo").checkpoints()) > 3
 os._exit(0)
 """,
