@@ -215,7 +215,7 @@ def test_the_end_of_a_run_that_saved_nothing(tmp_path: Path, monkeypatch: pytest
     def full(*words: object, **named: object) -> object:
         raise StoreUnavailable("no space is left")
 
-    monkeypatch.setattr(ckpt, "_commit", full)
+    monkeypatch.setattr(ckpt._saves, "_commit", full)
     for step in range(3):
         ckpt.step(step)
     ended = ckpt.close()

@@ -101,7 +101,7 @@ def test_a_second_start_is_refused_if_the_socket_is_not_found(
 ) -> None:
     """A live process of this host without a socket may still train, even if it saves rarely. A dead process does not
     block a start."""
-    listener = trained._takeover._listener
+    listener = trained._session.takeover._listener
     assert listener is not None
     file = Path(listener._path) / f"{listener.name}.sock"
     store = LocalStore(tmp_path / "store")
@@ -115,7 +115,7 @@ def test_a_second_start_is_refused_if_the_socket_is_not_found(
         monkeypatch.setattr(local_sockets, "_tops", list)
     else:
         if way == "never listened":
-            trained._takeover.release()
+            trained._session.takeover.release()
         file.unlink()
     assert not takeover._goes(sign._replace(pid=process.pid, address=takeover.name_of("x")), 0.0)
     monkeypatch.setattr(takeover, "GOING_S", 0.0)
@@ -154,28 +154,28 @@ def test_a_process_that_listens_for_other_runs_only_is_not_in_the_way(process: s
 
 def test_a_trainer_makes_a_removed_socket_again(trained: relight.Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a cleaner removed a trainer's socket file, the trainer creates it again at a later step."""
-    listener, store = trained._takeover._listener, LocalStore(tmp_path / "store")
+    listener, store = trained._session.takeover._listener, LocalStore(tmp_path / "store")
     assert listener is not None
     (Path(listener._path) / f"{listener.name}.sock").unlink()
     monkeypatch.setattr(takeover, "FOUND_S", 0.0)
     trained.step(1)
     sign = takeover.sign_of_life(store, "run")
     assert sign is not None and sign.certain
-    kept = trained._takeover._listener
+    kept = trained._session.takeover._listener
     trained.step(2)
-    assert trained._takeover._listener is kept
+    assert trained._session.takeover._listener is kept
 
 
 def test_a_second_start_does_not_wait_for_an_attempt_that_ended(trained: relight.Checkpointer, tmp_path: Path) -> None:
     """A process that lives after it gave the run up is not in the way, and its socket's file proves it for an hour."""
-    trained._takeover.release()
+    trained._session.takeover.release()
     assert takeover.sign_of_life(LocalStore(tmp_path / "store"), "run") is None
 
 
 @pytest.mark.parametrize("process", [pytest.param("other user", marks=AS_ROOT)], indirect=True)
 def test_a_second_start_sees_another_users_process(trained: relight.Checkpointer, process: subprocess.Popen[str], tmp_path: Path) -> None:
     """A run that another user's process of this host saved seconds ago shows a sign of life."""
-    listener = trained._takeover._listener
+    listener = trained._session.takeover._listener
     assert listener is not None
     listener.close()  # its socket is not visible here
     store = LocalStore(tmp_path / "store")

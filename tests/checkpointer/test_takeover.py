@@ -427,7 +427,7 @@ def test_every_superseded_writer_names_who_has_the_run(run: str) -> None:
     """Name host, process and time in Fenced, and what to do."""
     first = make(run)
     first.save(0)
-    Attempt.begin(first._store, "run", reason="restored")
+    Attempt.begin(first._session.store, "run", reason="restored")
     with pytest.raises(Fenced) as caught:
         first.save(1)
     assert f"process {os.getpid()} on host {socket.gethostname()} took the run over at 2" in caught.value.what
