@@ -77,7 +77,7 @@ def list_(settings: Path | None, as_json: bool) -> int:
     rows = [
         [
             rule.kind, _limit(rule), _severity(rule.severity), spell(rule.for_s) if rule.for_s else "", " ".join(rule.runs),
-            KINDS[rule.kind].says,
+            KINDS[rule.kind].summary,
         ]
         for rule in alerting.rules
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from relight.catalog.locate import locate
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, facts_list, plural, table
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
-from relight.monitoring.files import EventFiles, Heard
+from relight.monitoring.files import EventFiles, FileEvent
 from relight.monitoring.rules import spell
 from relight.monitoring.trace import GAP_S, SaveTrace, TraceSpan, as_value, saves_in, trace_of
 from relight.observe.spans import PARTS
@@ -44,7 +44,7 @@ def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> in
     opened = open_run_at(base, warnings=False)
     store, run = opened.run.store.url, opened.run.name
     files = EventFiles()
-    events: list[Heard] = []
+    events: list[FileEvent] = []
     while new := [event for event in files.new() if event.name in ("save.span", "drain.done")]:
         events += new
     saves = saves_in(events, store, run)
@@ -90,7 +90,7 @@ def _parted(path: str) -> tuple[str, str]:
     return f"{place.store.url.rstrip('/')}/{place.run}", place.which
 
 
-def _chosen(saves: dict[str, list[Heard]], which: str) -> str | None:
+def _chosen(saves: dict[str, list[FileEvent]], which: str) -> str | None:
     if which == "latest":
         return list(saves)[-1]
     if which in saves:
@@ -101,7 +101,7 @@ def _chosen(saves: dict[str, list[Heard]], which: str) -> str | None:
     return steps[-1] if steps else starts[0] if len(starts) == 1 else None
 
 
-def _listed(saves: dict[str, list[Heard]]) -> str:
+def _listed(saves: dict[str, list[FileEvent]]) -> str:
     steps = [f"{id_} (step {events[0].fields.get('step')})" for id_, events in saves.items()]
     return ", ".join(steps[-3:]) + (f" and {len(steps) - 3} before" if len(steps) > 3 else "")
 

@@ -88,7 +88,7 @@ def _alert_rule(rule: AlertRule) -> dict[str, Any]:
     about = " ({{ $labels.tier }})" if rule.kind.startswith("tier") else ""
     value = " It is {{ $value | humanize }}." if kind.limit else ""
     alert["labels"] = {"severity": rule.severity}
-    alert["annotations"] = {"summary": f"{where}{about}: {kind.says}", "description": f"{kind.says}: {where}{about}.{value}"}
+    alert["annotations"] = {"summary": f"{where}{about}: {kind.summary}", "description": f"{kind.summary}: {where}{about}.{value}"}
     return alert
 
 

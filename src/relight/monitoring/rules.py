@@ -28,7 +28,7 @@ class RuleKind(NamedTuple):
     ``limit``: name of the setting of its limit, if it has one. ``of`` yields what exceeds the limit.
     """
 
-    says: str
+    summary: str
     limit: str
     default: float
     severity: str
@@ -155,7 +155,7 @@ def _full(seen: RunSeen, limit: float, now: float) -> Found:
             yield tier.name, f"tier {tier.name} is {tier.full:.0%} full: {of}"
 
 
-def _behind(seen: RunSeen, limit: float, now: float) -> Found:
+def _lagging(seen: RunSeen, limit: float, now: float) -> Found:
     for tier in seen.tiers:
         if seen.active and tier.lag_s > limit:
             yield tier.name, f"tier {tier.name} lacks {tier.lag} checkpoints, the oldest {spell(tier.lag_s)} old"
@@ -223,7 +223,7 @@ KINDS: dict[str, RuleKind] = {
     "slow_save": RuleKind("a save took too long", "above_s", 600.0, WARNING, 0.0, _slow, "relight_save_last_seconds > LIMIT"),
     "tier_full": RuleKind("a tier is nearly full", "above", 0.9, WARNING, 0.0, _full, "relight_tier_full_ratio > LIMIT"),
     "tier_behind": RuleKind(
-        "a further tier lacks new checkpoints", "above_s", 3600.0, WARNING, 0.0, _behind,
+        "a further tier lacks new checkpoints", "above_s", 3600.0, WARNING, 0.0, _lagging,
         "relight_tier_lag_seconds > LIMIT and on (store, run) relight_run_active == 1",
     ),
     "damaged": RuleKind("a checkpoint is damaged", "above", 0, CRITICAL, 0.0, _damaged, "relight_checkpoints_damaged > LIMIT"),
@@ -260,4 +260,4 @@ def spell(seconds: float) -> str:
 
 def as_dict(alert: Alert) -> dict[str, Any]:
     """Return an alert for JSON."""
-    return {**alert._asdict(), "says": KINDS[alert.kind].says}
+    return {**alert._asdict(), "says": KINDS[alert.kind].summary}

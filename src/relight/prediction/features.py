@@ -15,7 +15,8 @@ from relight.prediction.signals import AT, SIGNALS
 
 Array = np.ndarray[Any, Any]
 SPANS = (30, 300)
-LOOK_S = 5
+WINDOW_INTERVAL_S = 5
+"""Seconds from one feature window to the next."""
 _KINDS = ("last", *(f"{kind}{span}" for span in SPANS for kind in ("mean", "spread", "slope")))
 FEATURES: tuple[str, ...] = tuple(f"{signal}.{kind}" for kind in _KINDS for signal in SIGNALS)
 
@@ -38,7 +39,7 @@ class FeatureWindow(NamedTuple):
     """One for each of ``FEATURES``; NaN for signals that were never known."""
 
 
-def features_of(signals: Array, every: int = LOOK_S) -> Array:
+def features_of(signals: Array, every: int = WINDOW_INTERVAL_S) -> Array:
     """Return the features of every ``every``-th second of a run. ``signals``: one row for each second."""
     first = np.argmax(np.isfinite(signals), axis=0)
     is_known = np.isfinite(signals).any(axis=0) & (np.arange(len(signals))[:, None] >= first)
