@@ -541,10 +541,10 @@ def test_a_stop_of_the_job_before_is_not_one_of_this(tmp_path: Path, monkeypatch
             Heartbeat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run")
         )
         mine.poll()
-        mine._looked_elsewhere = 0.0
+        mine._checked_elsewhere = 0.0
         assert mine.ended_elsewhere() == ""
         reason = stops(-60.0)
-        mine._looked_elsewhere = 0.0
+        mine._checked_elsewhere = 0.0
         assert mine.ended_elsewhere() == reason
     finally:
         mine.close()

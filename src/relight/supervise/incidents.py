@@ -260,7 +260,7 @@ def _failure_of(one: Incident) -> tuple[str, ...]:
     return (one.job, str(one.life), str(one.step)) if one.group else (one.id,)  # one node: no other machine saw this failure
 
 
-def is_told(kind: str) -> bool:
+def is_cause(kind: str) -> bool:
     """Return whether a kind is a cause. A node that only lost another node's ranks records ``network``."""
     return kind != _LOST
 

@@ -10,7 +10,7 @@ import time
 from typing import NamedTuple
 
 from relight.supervise.goodput import Goodput
-from relight.supervise.incidents import Incident, IncidentLog, cause_of, is_told
+from relight.supervise.incidents import Incident, IncidentLog, cause_of, is_cause
 
 CLOCKS_S = 3600.0
 """Seconds by which nodes' clocks may differ."""
@@ -76,5 +76,5 @@ class Endings:
             own_incidents = [incident for incident in incidents if incident.group == self._group and life.has(incident)]
             if own_incidents:
                 goodput.set_kind(life.number, cause_of(own_incidents))
-            if life in self._unsure and (any(is_told(incident.kind) for incident in own_incidents) or time.time() - life.until > UNSURE_S):
+            if life in self._unsure and (any(is_cause(incident.kind) for incident in own_incidents) or time.time() - life.until > UNSURE_S):
                 self._unsure.remove(life)

@@ -10,7 +10,7 @@ from relight.errors import ConfigError
 from relight.settings.file import checked
 from relight.supervise.decide import SuperviseRules
 from relight.supervise.limits import HangTimeouts
-from relight.supervise.notices import sources_of
+from relight.supervise.notices import endpoints_of
 from relight.supervise.prediction_thread import Foreseen
 
 
@@ -56,7 +56,7 @@ class Announced:
         names = self.notices
         if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"[supervise] notices is a list of addresses, not {names!r}")
-        sources_of(names)
+        endpoints_of(names)
         object.__setattr__(self, "notices", tuple(names))
 
 

@@ -80,7 +80,7 @@ class Supervisor:
         notices: Notices | None = None, group: str = "",
     ) -> None:  # fmt: skip
         """``fallback``: directory of incidents without the run's store. ``group``: the rendezvous' address and id."""
-        self._group, self._looked_elsewhere = group, -math.inf
+        self._group, self._checked_elsewhere = group, -math.inf
         self._charges: set[str] = set()
         """Processes here that were rank 0, as ``HOST:PID`` like a log's writers. Only rank 0 writes a FENCE."""
         self._notices = notices or Notices(())
@@ -111,11 +111,11 @@ class Supervisor:
         """Ranks of this incarnation that delay the others."""
         self.devices: Callable[[], Sequence[str]] = tuple
         """Returns the lines that accelerators' drivers have logged since the last call."""
-        self.tells: Callable[[str, str], None] = lambda kind, why: None
+        self.on_failure: Callable[[str, str], None] = lambda kind, why: None
         """Called for each failure with its kind and its reason."""
         self.decision: Decision | None = None
         """The last decision. No incarnation has applied its settings yet."""
-        self.heard = ""
+        self.end_signal = ""
         """The signal that asked the job to end; empty if none has."""
         self._over, self._meeting = True, ""
         """Whether the last incarnation is accounted for, and the name that all nodes give it."""
@@ -187,12 +187,12 @@ class Supervisor:
         sights = self._observe_ranks()
         self._learn_place()
         self._follow_up()
-        self._reckon(sights)
+        self._update_account(sights)
         self._poll_agent(sights)
         self._ask_for_save()
         self._poll_stragglers(sights)
         verdict = self._watch.update(self._clock(), sights)
-        if verdict.what == "look":
+        if verdict.what == "stacks":
             verdict = self._take_stacks()
         if verdict.what == "hang":
             self.hung = verdict.ranks
@@ -228,10 +228,10 @@ class Supervisor:
         failure = replace(failure, here=failure.rank is None or failure.rank in self._pids)
         self._learn_place()
         if not self._over:  # otherwise the job was asked to end between two incarnations
-            self._reckon(self._observe_ranks())
+            self._update_account(self._observe_ranks())
             self._follow_up()  # the incarnation may have completed a step and failed between two polls
             self._is_over(failure.kind, now)
-        self.tells(failure.kind, failure.why)
+        self.on_failure(failure.kind, failure.why)
         self.decision = decide(failure, self._past, self._rules, now)
         if self.decision.action not in ("end", "stop", "exclude_node") and self._book.taken_over(self._charges):
             self.decision = Decision("stop", f"{FENCED}, since before this: {failure.why}")
@@ -274,7 +274,7 @@ class Supervisor:
 
     def end_for_membership_change(self) -> None:
         """End the incarnation because nodes join or leave. A node that failed records its failure itself."""
-        self._reckon(self._observe_ranks())
+        self._update_account(self._observe_ranks())
         self._is_over(FIRST, self._clock())
 
     def _is_over(self, kind: str, now: float) -> None:
@@ -358,7 +358,7 @@ class Supervisor:
     @property
     def announced(self) -> str:
         """Return the signal, notice or alarm that asked this node's part of the job to end; empty if there was none."""
-        return self.heard or self._notices.heard or self._drains
+        return self.end_signal or self._notices.announcement or self._drains
 
     @property
     def where(self) -> str:
@@ -382,7 +382,7 @@ class Supervisor:
 
     def is_lost(self) -> None:
         """Publish that a rank has failed. The others read it when their step ends, if no collective fails before."""
-        self._reckon(self._observe_ranks())  # the time from now on does not count as training
+        self._update_account(self._observe_ranks())  # the time from now on does not count as training
         with contextlib.suppress(OSError):
             lost_of(self._page(0)).touch()
 
@@ -393,9 +393,9 @@ class Supervisor:
         every ``ELSEWHERE_EVERY_S``; calls in between return an empty string.
         """
         now = self._clock()
-        if now - self._looked_elsewhere < ELSEWHERE_EVERY_S or not self._group:
+        if now - self._checked_elsewhere < ELSEWHERE_EVERY_S or not self._group:
             return ""
-        self._looked_elsewhere = now
+        self._checked_elsewhere = now
         since = time.time() - (now - self._began) - (CLOCKS_S if self._known else 0.0)
         incidents = self._book.since(since) or ()
         stops = [
@@ -473,7 +473,7 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 os.kill(stuck.pid, signal.SIGKILL)
 
-    def _reckon(self, sights: Mapping[int, RankObservation]) -> None:
+    def _update_account(self, sights: Mapping[int, RankObservation]) -> None:
         """Add the time since the last poll to the account, and write the account every ``ACCOUNT_S``."""
         beats = [sight.beat or Heartbeat(phase="starting") for sight in sights.values()]
         if not beats:
@@ -518,7 +518,7 @@ class Supervisor:
         now, before = self._clock(), self._observe_ranks()
         self._stacks = stacks.take(self._pids, {rank: self._stack_file(rank) for rank in self._pids})
         texts = {rank: stacks.of_main_thread(text) for rank, text in self._stacks.items()}
-        return self._watch.looked(now, before, texts, self._observe_ranks())
+        return self._watch.judge_stacks(now, before, texts, self._observe_ranks())
 
     def _learn_place(self) -> None:
         """Once a rank has published the run's store, read the earlier incidents there, and write new ones to it."""
