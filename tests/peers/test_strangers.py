@@ -216,7 +216,7 @@ def test_what_is_not_there_is_refused_and_the_connection_stays(agent: Neighbour)
 
 def test_a_new_token_shuts_the_old_one_out() -> None:
     """After ``set_token`` callers with the old token are disconnected and refused. An invalid token is refused."""
-    peers = PeerService("127.0.0.1", token=TOKEN, memory=None, tell=lambda *_: None)
+    peers = PeerService("127.0.0.1", token=TOKEN, memory=None, notify=lambda *_: None)
     wire = call(peers.address, TOKEN, 10.0)
     new = secrets.token_bytes(32)
     peers.set_token(new)

@@ -14,7 +14,7 @@ from relight.errors import RelightError
 if TYPE_CHECKING:
     from relight.peers import PeerService  # loaded on demand: most agents have no peers
 
-Tell = Callable[[str, str, dict[str, Any]], None]
+Notify = Callable[[str, str, dict[str, Any]], None]
 
 
 class Offered(NamedTuple):
@@ -32,8 +32,8 @@ class Offered(NamedTuple):
 class AgentPeers:
     """The agent's peer service. Does nothing until a trainer asks for it. Thread-safe."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell, self._id = tell, secrets.token_hex(8)
+    def __init__(self, notify: Notify) -> None:
+        self._notify, self._id = notify, secrets.token_hex(8)
         self._lock = threading.Lock()
         self._peers: PeerService | None = None
         self._ranks: tuple[int, ...] = ()
@@ -48,7 +48,7 @@ class AgentPeers:
             try:
                 if self._peers is None:
                     self._peers = PeerService(
-                        asked.host, token=asked.token, memory=asked.memory, tell=self._tell, bytes_per_second=asked.bytes_per_second
+                        asked.host, token=asked.token, memory=asked.memory, notify=self._notify, bytes_per_second=asked.bytes_per_second
                     )
                     self._token = asked.token
                 elif asked.change:
@@ -71,7 +71,7 @@ class AgentPeers:
             try:
                 self._peers.join(roster, self._id, asked.data, asked.parity)
             except RelightError as error:
-                self._tell("peers.failed", f"this node is not protected by others: {error}", {"why": str(error)})
+                self._notify("peers.failed", f"this node is not protected by others: {error}", {"why": str(error)})
 
     def leave(self) -> None:
         """Protect nothing until the next ``join``: the run ends. Peers that leave first are then not reported as lost."""

@@ -39,9 +39,9 @@ def open_pack(store: ByteStore, prefix: str, pack: Pack) -> Reader:
     return StoredReader(store, prefix, pack)
 
 
-def lies_at(reader: Reader, offset: int) -> str:
+def location_text(reader: Reader, offset: int) -> str:
     """Return a suffix for error messages: where the byte at ``offset`` of a pack is stored. Empty if it is in the pack's own file."""
-    return f"; it is stored at {reader.lies(offset)}" if isinstance(reader, StoredReader) else ""
+    return f"; it is stored at {reader.place_of(offset)}" if isinstance(reader, StoredReader) else ""
 
 
 def files_of(prefix: str, pack: Pack) -> list[str]:
@@ -188,7 +188,7 @@ class StoredReader:
             into[:step] = held[number][offset - start :][:step]
             offset, into, number = offset + step, into[step:], number + 1
 
-    def lies(self, offset: int) -> str:
+    def place_of(self, offset: int) -> str:
         """Return where the chunk with the byte at ``offset`` of the pack is stored: byte range and key."""
         piece = self._pieces[min(bisect_right(self._ends, offset), len(self._pieces) - 1)]
         return f"bytes {piece.offset}–{piece.offset + piece.length} of {self._keys[piece.home]}"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from relight.catalog.opened import Opened
-from relight.catalog.packs import StoredReader, files_of, lies_at, open_pack
+from relight.catalog.packs import StoredReader, files_of, location_text, open_pack
 from relight.comm.new_threads import ThreadPool
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format import Digest, Part, Tensor
@@ -77,7 +77,7 @@ class _OpenPack(NamedTuple):
     store: ByteStore
     others: list[tuple[ByteStore, str]]
     """Other copies, nearest first: the store, and the checkpoint's directory there."""
-    told: list[str]
+    reported: list[str]
     """URLs of other stores that it was read from. Each is reported once."""
 
     @property
@@ -87,8 +87,8 @@ class _OpenPack(NamedTuple):
 
     def report_other_source(self, prefix: str, store: ByteStore) -> None:
         """Emit, once per store, that some of the pack was read from another store."""
-        if store.url not in self.told:
-            self.told.append(store.url)
+        if store.url not in self.reported:
+            self.reported.append(store.url)
             message = f"{self.key} is damaged or gone in one tier; it is read from {store.url} instead: relight scrub repairs it"
             emit("restore.repaired", message, file=self.key, source=f"{store.url}/{prefix}/{self.pack.file}")
 
@@ -303,7 +303,7 @@ def each_chunk(
 
     def check(number: int, offset: int, data: memoryview) -> memoryview:
         if not _is_sound(reader, offset, data, pack.chunks[number][1], key):
-            raise CorruptCheckpoint(f"is not what was committed{lies_at(reader, offset)}", where=key)
+            raise CorruptCheckpoint(f"is not what was committed{location_text(reader, offset)}", where=key)
         return data
 
     with (
@@ -492,7 +492,7 @@ def _once_more(file: _OpenPack, held: memoryview, want: WantedChunk) -> None:
                     else:
                         file.report_other_source(prefix, store)
                     return
-    check_chunk(held, want, file.key, lies_at(file.reader, want.offset))
+    check_chunk(held, want, file.key, location_text(file.reader, want.offset))
 
 
 def _is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key: str) -> bool:
@@ -507,12 +507,12 @@ def _is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key:
     return True
 
 
-def check_chunk(data: memoryview, want: WantedChunk, key: str, besides: str = "") -> None:
+def check_chunk(data: memoryview, want: WantedChunk, key: str, suffix: str = "") -> None:
     """Raise ``CorruptCheckpoint``, with the names of the tensors, if a chunk is not what was committed."""
     if Digest(data).digest() != want.hash:
         names = [shown(tensor.name) for tensor, _ in want.takers[:3]]
         affected = ", ".join(names) + (f" and {len(want.takers) - 3} more" if len(want.takers) > 3 else "")
         raise CorruptCheckpoint(
-            f"chunk {want.chunk} (bytes {want.offset}–{want.offset + want.length}) is not what was committed; it holds {affected}{besides}",
+            f"chunk {want.chunk} (bytes {want.offset}–{want.offset + want.length}) is not what was committed; it holds {affected}{suffix}",
             where=key,
         )

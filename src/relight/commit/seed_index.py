@@ -30,7 +30,7 @@ def seed_from_newest(store: ByteStore, log: Log, smaller: IncrementalState, plan
         newest = next(iter(fold(view).live[-1:]), None)
         if newest is None or newest.body.suspect or not untrained or not plan.trainable:
             return
-        prefix = newest.lies_in(view.run)
+        prefix = newest.directory_in(view.run)
         where = f"{prefix}/{ROOT_FILE}"
         root = decode_root(store.get(where, ROOT_BYTES_MAX), newest.body.root, where)
         if (root.store, root.id) != (view.store_id, newest.id) or rank >= len(root.parts):

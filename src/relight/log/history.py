@@ -57,7 +57,7 @@ class Checkpoint:
         """The step after which the state was saved."""
         return self.body.step
 
-    def lies_in(self, run: str) -> str:
+    def directory_in(self, run: str) -> str:
         """Return the key of its directory. ``run``: the run of this log. A branch's first checkpoint is stored in its parent run."""
         return f"{self.body.home or run}/{self.body.dir}"
 

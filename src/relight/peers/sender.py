@@ -30,7 +30,7 @@ from relight.peers.parts import HeldPartFile, cut
 from relight.peers.rings import Peer, PeerRing
 from relight.peers.wire import Caller, PeerLost, call
 
-Tell = Callable[[str, str, dict[str, Any]], None]
+Notify = Callable[[str, str, dict[str, Any]], None]
 AT_ONCE = 4
 """Holders that parts are sent to at the same time."""
 CALL_S = 10.0
@@ -56,11 +56,11 @@ class _Stopped(Exception):  # caught below: another ring was joined, or the send
 class Sender:
     """Sender of one agent.
 
-    ``offer`` and ``join`` return at once. ``tell`` is called in other threads with events of sent and failed parts.
+    ``offer`` and ``join`` return at once. ``notify`` is called in other threads with events of sent and failed parts.
     """
 
-    def __init__(self, token: Callable[[], bytes], tell: Tell, bytes_per_second: float | None = None) -> None:
-        self._token, self._tell = token, tell
+    def __init__(self, token: Callable[[], bytes], notify: Notify, bytes_per_second: float | None = None) -> None:
+        self._token, self._notify = token, notify
         self._pace = _ByteRate(bytes_per_second)
         self.step = PIECE_BYTES if bytes_per_second is None else max(BLOCK, min(PIECE_BYTES, int(bytes_per_second / 10) // BLOCK * BLOCK))
         """Bytes of one message: those of a tenth of a second if the rate is limited."""
@@ -170,12 +170,12 @@ class Sender:
             total = sum(errand.sent[part.lane] for errand in errands)
             text = f"checkpoint {part.id}, rank {part.rank}: {total >> 20} MiB sent to {len(errands)} peers in {seconds:.1f} s"
             fields = {"checkpoint": part.id, "rank": part.rank, "bytes": total, "seconds": seconds, "peers": len(errands)}
-            self._tell("peers.sent", text, fields)
+            self._notify("peers.sent", text, fields)
 
     def _fail(self, part: HeldPartFile, why: str, holder: Peer | None = None) -> None:
         by, peer, address = ("peers", "", "") if holder is None else (f"the peer at {holder.address}", holder.id, holder.address)
         text = f"checkpoint {part.id}, rank {part.rank}, is not protected by {by}: {why}"
-        self._tell("peers.failed", text, {"checkpoint": part.id, "rank": part.rank, "why": why, "peer": peer, "address": address})
+        self._notify("peers.failed", text, {"checkpoint": part.id, "rank": part.rank, "why": why, "peer": peer, "address": address})
 
     # -- what errands need
 
