@@ -216,9 +216,9 @@ def test_storage_is_what_the_rules_keep() -> None:
 def test_machines_side_by_side_are_of_one_rack() -> None:
     """Neighbours are of one rack, up to the rack's size."""
     machines = Machines(fleet(gpus=128, nodes_per_rack=4), policy_of("10m"), frozenset())
-    assert machines.beside(6, 4) == (4, 5, 6, 7)
-    assert set(machines.beside(5, 2)) <= {4, 5, 6, 7}
-    assert len(set(machines.beside(15, 6))) == 6
+    assert machines.adjacent(6, 4) == (4, 5, 6, 7)
+    assert set(machines.adjacent(5, 2)) <= {4, 5, 6, 7}
+    assert len(set(machines.adjacent(15, 6))) == 6
 
 
 def test_an_aftershock_follows_and_weibull_keeps_the_rate() -> None:

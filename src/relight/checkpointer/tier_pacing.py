@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from relight.cost_model import Costs, Level, Nested, ScheduleDecision, onwards
 from relight.cost_model.levels import least_between
-from relight.cost_model.planned import share_behind
+from relight.cost_model.planned import share_restored_from
 from relight.cost_model.schedule import STILL, span
 from relight.observe import Event, emit, subscribe
 from relight.policy.tiers import Tier, groups_of
@@ -100,7 +100,7 @@ class TierPacer:
         took_s = max(median(self._took[member]) for member in members)
         stall_s = max((median(self._stalls[member]) for member in members if member in self._stalls), default=0.0)
         durable_s = max(decision.numbers["durable_s"] + took_s, stall_s)
-        return Level(name, Costs(stall_s, durable_s, decision.numbers["restart_s"]), share_behind(number, len(self._groups)))
+        return Level(name, Costs(stall_s, durable_s, decision.numbers["restart_s"]), share_restored_from(number, len(self._groups)))
 
     def _event_fields(self, paces: Sequence[Nested], levels: Sequence[Level], base_s: float) -> dict[str, str | float]:
         data: dict[str, str | float] = {}

@@ -82,12 +82,12 @@ SELDOM = 4096
 def onwards(
     rate_per_s: float, base_s: float, further: Sequence[Level], overhead: float = 1.0, at_most_s: float | None = math.inf
 ) -> tuple[Nested, ...]:
-    """Return an interval for each level after the nearest one, whose saves come every ``base_s``. Each is a multiple of
-    the one before.
+    """Return an interval for each level after the nearest one. The nearest level has a save every ``base_s``. Each interval
+    is a multiple of the one before.
 
     Each interval is the best by itself, within bounds. It is no shorter than its copies take, and no shorter than
     ``overhead`` allows for their stalls; else no longer than ``at_most_s`` (None: a bound that grows with a copy's
-    stall). A level whose copies cost the steps nothing gets them as often as possible.
+    stall). If copies to a level cost the steps nothing, it gets them as often as possible.
     """
     nested, multiple = list[Nested](), 1
     for level in further:

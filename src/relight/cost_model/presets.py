@@ -1,4 +1,4 @@
-"""Settings for kinds of machines: each a plan's numbers, written as a ``relight.toml`` that says where every line comes from."""
+"""Settings for kinds of machines: each a plan's numbers, written as a ``relight.toml`` with the reason of every line."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from relight.cost_model.sizing import from_count, size_of
 from relight.errors import ConfigError
 
 NOTICED_STEPS = 5000
-"""So many steps damage to a model was seen to go unnoticed at most (docs/planning.md)."""
+"""Most steps for which damage to a model was observed to go unnoticed (docs/planning.md)."""
 WORSE = 4.0
 """The longest interval is still good if failures are so many times as frequent as published: 3.6 times was measured (RSC, 1,024 GPUs)."""
 GAIN = 0.0005
 """Peers are worth their memory from this much goodput on."""
 LOST_MAX_S = 4 * 3600.0
-"""Seconds of work that one failure may take at most, whatever the plan finds: a day's work is more than anyone redoes."""
+"""Most seconds of work that one failure may cost, whatever the plan computes. A loss of a day of work is not acceptable."""
 COPIES, KEYS = "s3://BUCKET/runs", "/etc/relight"
-"""Places that stand in a file until they are replaced by real ones."""
+"""Placeholders in a file. The user replaces them by real places."""
 PATIENCE = 3.0
 """Factor from an expected value to its limit."""
 
@@ -30,7 +30,7 @@ PATIENCE = 3.0
 class PresetScenario:
     """The kind of machine that a preset is for, and its priorities."""
 
-    said: str
+    summary: str
     model: str
     gpus: int
     per_node: int = 8
@@ -89,7 +89,7 @@ class Preset:
     """Settings, and the plan that they follow from."""
 
     name: str
-    said: str
+    summary: str
     model: str
     plan: JobPlan
     lines: tuple[PresetLine, ...]
@@ -101,9 +101,9 @@ class Preset:
         plan = self.plan
         layout, levels = plan.question.layout, "" if SCENARIOS[self.name].peers else " --levels memory,store"
         head = [
-            f"# relight preset {self.name}: {self.said}",
+            f"# relight preset {self.name}: {self.summary}",
             f"# Expected: goodput {plan.goodput:.2%}; {_tb(self.memory_bytes)} of each node's memory for snapshots.",
-            f"# The numbers behind it: relight plan {self.model} --gpus {layout.gpus} --per-node {layout.per_node}{levels}",
+            f"# Computed by: relight plan {self.model} --gpus {layout.gpus} --per-node {layout.per_node}{levels}",
         ]
         if self.first:
             head += ["#", "# Before the first start:", *(f"# {action}" for action in self.first)]
@@ -142,9 +142,9 @@ def preset(
     )  # fmt: skip
     planned = plan(question)
     description = (
-        scenario.said
+        scenario.summary
         if (model, gpus) == (scenario.model, scenario.gpus)
-        else f"{scenario.said.partition(':')[0]}; here {model} on {gpus:,} GPUs"
+        else f"{scenario.summary.partition(':')[0]}; here {model} on {gpus:,} GPUs"
     )
     copies, keys = (copies or COPIES).rstrip("/"), (keys or KEYS).rstrip("/")
     lines = [
@@ -190,7 +190,7 @@ def _keeping(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
     if scenario.cheap:
         lines += [
             PresetLine("checkpoint.compact", "reuse", True, "what two saves have in common is stored once"),
-            PresetLine("checkpoint.compact", "codecs", "auto", "coded where that takes no longer than storing it as it is"),
+            PresetLine("checkpoint.compact", "codecs", "auto", "coded where that takes no longer than storing it raw"),
         ]
     return lines
 
@@ -257,12 +257,12 @@ def _first(copies: str, keys: str) -> tuple[str, ...]:
 
 
 def _watching(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
-    start, back = found.known["start"].value, max(one.costs.restart_s for one in found.levels)
+    start, back = found.known["start"].value, max(level.costs.restart_s for level in found.levels)
     others = found.question.layout.nodes > 1
     idle = scenario.cheap or scenario.sparing
     waits = "processes that wait take memory" if idle else f"processes that wait spare a part of {span(start)} at each failure"
     leaves = "if others can take its place" if others else "where there are others: not here"
-    first, loading = (float(max(900, _up(PATIENCE * one))) for one in (back, back - start))
+    first, loading = (float(max(900, _up(PATIENCE * seconds))) for seconds in (back, back - start))
     return [
         PresetLine("supervise", "start_s", first, f"three times the {span(back)} that a restart takes, or 15 min"),
         PresetLine("supervise", "phase_s", loading, f"three times the {span(back - start)} of a load, or 15 min"),
@@ -272,15 +272,15 @@ def _watching(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
 
 
 def _longest(lost_at: Callable[[float], float], least_s: float, slack: float) -> float:
-    """The longest interval at which no more than ``slack`` more of the time is lost than at the best one, from ``least_s`` on."""
+    """Return the longest interval, from ``least_s`` on, that loses at most ``slack`` more of the time than the best interval."""
     grid = [least_s * 1.02**power for power in range(1200)]
-    lost = [lost_at(one) for one in grid]
+    lost = [lost_at(interval_s) for interval_s in grid]
     allowed = min(lost) + slack
-    return max(one for one, share in zip(grid, lost) if share <= allowed)
+    return max(interval_s for interval_s, share in zip(grid, lost) if share <= allowed)
 
 
 def _up(seconds: float) -> float:
-    """The next number with one digit that counts, or one and a half."""
+    """Round up to a multiple of half the power of ten: 15, 20, 25 …, 150, 200 …"""
     return _rounded(seconds, math.ceil)
 
 
@@ -302,7 +302,7 @@ def _tb(count: float) -> str:
 
 def _value(value: str | int | float | bool | tuple[str, ...]) -> str:
     if isinstance(value, tuple):
-        return f"[{', '.join(_value(one) for one in value)}]"
+        return f"[{', '.join(_value(item) for item in value)}]"
     if isinstance(value, bool):
         return "true" if value else "false"
     return f'"{value}"' if isinstance(value, str) else f"{value:_}" if isinstance(value, int) and value >= 10**6 else str(value)

@@ -242,7 +242,7 @@ def _floor(seen: ScheduleInput, costs: Costs, limits: IntervalBounds) -> tuple[f
     seconds, why = max(floors)
     if pressure > 0 and why == floors[1][1]:
         why += f", and {pressure:.0%} of them wait for the one before"
-    return seconds, f"as often as it is free: {why}" if costs.stall_s == 0 else why
+    return seconds, f"as often as a save is free: {why}" if costs.stall_s == 0 else why
 
 
 def _move(wanted: float, before: ScheduleDecision | None, floor_s: float) -> tuple[float, str]:
@@ -274,7 +274,7 @@ def _reason_text(seen: ScheduleInput, costs: Costs, guessed: list[str], belief: 
     if risk != 1.0:
         parts.append(f"failures are {risk:.2g} times as likely as usual")
     if seen.foreseen > 0:
-        why = seen.foreseen_why.replace(", ", " ").replace("; ", " ")  # parts are told apart by these
+        why = seen.foreseen_why.replace(", ", " ").replace("; ", " ")  # these separate the parts
         how = f"one is foreseen within {span(seen.foreseen_within_s)} ({min(seen.foreseen, 1.0):.0%} probable)"
         parts.append(how + (f": {why}" if why else ""))
     if unsteady > 1.0:

@@ -91,7 +91,7 @@ def _tiers(given: object, where: str) -> FileTiers:
     """Return the table of tiers, checked with an example run's name, so that a mistake is found before a job needs
     it."""
     example = '[checkpoint.tiers.cold] with url = "s3://bucket/runs"'
-    if not isinstance(given, Mapping) or not all(isinstance(one, Mapping) for one in given.values()):
+    if not isinstance(given, Mapping) or not all(isinstance(table, Mapping) for table in given.values()):
         raise ConfigError("[checkpoint.tiers] has a table for each tier", where=where, hint=example)
     near = [name for name, table in given.items() if "url" not in table]
     if len(near) > 1 or (near and near[0] != next(iter(given))):
@@ -100,21 +100,21 @@ def _tiers(given: object, where: str) -> FileTiers:
     if near and len(given) == 1:
         raise ConfigError("[checkpoint.tiers] names no further store", where=where, hint=example)
     for name, table in given.items():
-        for one in table:
-            if one not in _OF_TIERS:
-                raise ConfigError(f"[checkpoint.tiers.{name}] has no {one!r}", where=where, hint=f"it has {', '.join(_OF_TIERS)}")
+        for setting in table:
+            if setting not in _OF_TIERS:
+                raise ConfigError(f"[checkpoint.tiers.{name}] has no {setting!r}", where=where, hint=f"it has {', '.join(_OF_TIERS)}")
         if "url" in table and not _urls(table):
             raise ConfigError(f"[checkpoint.tiers.{name}] url is a store, or a list of stores", where=where, hint=example)
         if "keep" in table:
             _made("keep", table["keep"], where)
-    found = FileTiers(tuple((name, dict(table)) for name, table in given.items()))
+    tiers = FileTiers(tuple((name, dict(table)) for name, table in given.items()))
     try:
-        found.tiers_of("/relight-checks-a-file", "run")
+        tiers.tiers_of("/relight-checks-a-file", "run")
     except ConfigError as error:
         raise ConfigError(f"[checkpoint.tiers]: {error.what}", where=where, hint=error.hint) from None
     except TypeError as error:
         raise ConfigError(f"[checkpoint.tiers]: {error}", where=where) from None
-    return found
+    return tiers
 
 
 def _urls(table: Mapping[str, Any]) -> list[str]:

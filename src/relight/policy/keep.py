@@ -422,7 +422,7 @@ def _why_not(rules: Keep, one: Candidate) -> str:
     if one.verified is False:
         return "damaged, and no tag holds it"
     if one.aside:
-        return "training went back behind it, and no tag holds it"
+        return "training returned to an earlier step, and no tag holds it"
     words = {
         "last": "not among the last {}", "best": "not among the best {}", "every": "not every {}", "within_s": "older than {:g} s",
         "hourly": "not the newest of one of the last {} hours", "daily": "not the newest of one of the last {} days",

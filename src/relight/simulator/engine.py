@@ -107,10 +107,10 @@ class _Simulation:
         self._leave(wall)
         return self._outcome(wall)
 
-    def _push(self, at: float, what: int, told: Any, life: int = -1) -> None:
+    def _push(self, at: float, what: int, payload: Any, life: int = -1) -> None:
         """Schedule an event. ``life``: the event is dropped if the job fails first; −1: a failure does not drop it."""
         self.pushed += 1
-        heapq.heappush(self.heap, (at, self.pushed, what, life, told))
+        heapq.heappush(self.heap, (at, self.pushed, what, life, payload))
 
     def _leave(self, now: float) -> None:
         """Count the time since the last call for the current phase.
@@ -202,8 +202,8 @@ class _Simulation:
         for tier, save, takes_s in self.shelf.to_copy():
             self._push(now + takes_s, _COPIED, (tier, save))
 
-    def _copied(self, now: float, told: tuple[int, SimulatedSave]) -> None:
-        self.shelf.arrived(*told, now)
+    def _copied(self, now: float, payload: tuple[int, SimulatedSave]) -> None:
+        self.shelf.arrived(*payload, now)
         self._drain(now)
 
     # -- failing -------------------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class _Simulation:
             failing = Failing(name=LEMON, broken=lemons.broken, detect_s=lemons.detect_s)
         else:
             failing, slot = self.scenario.failure[blow.failing], int(blow.u_node * self.scenario.nodes)
-        slots = self.machines.beside(slot, failing.takes_nodes)
+        slots = self.machines.adjacent(slot, failing.takes_nodes)
         if blow.u_broken >= failing.broken:
             self._fail(now, failing, blow, lost=slots, away=())
         else:
@@ -335,8 +335,8 @@ class _Simulation:
             self.shows_at = self.work + lag * self.scenario.step_s
             self._push(now + self.shows_at - self.work, _FOUND, None, self.life)
 
-    def _silent_again(self, now: float, told: tuple[int, FailureEvent]) -> None:
-        machine, dice = told
+    def _silent_again(self, now: float, payload: tuple[int, FailureEvent]) -> None:
+        machine, dice = payload
         if self.machines.slot_of(machine) is None:
             return  # the machine was identified and left for repair
         fresh = dice._replace(u_broken=float(self.silent_dice.random()), u_foreseen=float(self.silent_dice.random()))
@@ -382,8 +382,8 @@ class _Simulation:
     def _settle_alarm(self, now: float, true: bool) -> None:
         self.settled.append(true)
 
-    def _alarm(self, now: float, told: tuple[int, str, bool]) -> None:
-        number, risk, true = told
+    def _alarm(self, now: float, payload: tuple[int, str, bool]) -> None:
+        number, risk, true = payload
         seer = self.policy.foresee
         if self.phase != _TRAINING or (risk and (seer is None or distrust(seer.precision, PRECISION, self.settled))):
             return

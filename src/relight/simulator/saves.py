@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from relight.cost_model import Costs, Level, ScheduleDecision, onwards
 from relight.cost_model.levels import least_between
-from relight.cost_model.planned import share_behind
+from relight.cost_model.planned import share_restored_from
 from relight.peers.rings import Peer, PeerRing, rings
 from relight.policy.keep import Candidate, decide_keep
 from relight.policy.tiers import Tier, TierPace, owed, safe_on
@@ -84,10 +84,10 @@ class CheckpointInventory:
         """Record that the save is durable at the nearest store, and delete what the retention rules no longer keep."""
         made.near = True
         self._near.append(made)
-        self._reckon(now)  # the new checkpoint and those that retention deletes exist at the same time
+        self._update_peaks(now)  # the new checkpoint and those that retention deletes exist at the same time
         if not self._rules.is_everything:
             self._prune(now)
-            self._reckon(now)
+            self._update_peaks(now)
 
     def pace(self, decision: ScheduleDecision | None) -> None:
         """Set how often each tier gets a checkpoint, by the product's decision.
@@ -98,7 +98,11 @@ class CheckpointInventory:
             return
         count, numbers = len(self._tiers), decision.numbers
         levels = [
-            Level(item.name, Costs(0.0, numbers["durable_s"] + self._takes_s(item), numbers["restart_s"]), share_behind(position, count))
+            Level(
+                item.name,
+                Costs(0.0, numbers["durable_s"] + self._takes_s(item), numbers["restart_s"]),
+                share_restored_from(position, count),
+            )
             for position, item in enumerate(self._tiers)
         ]
         placed = onwards(numbers["rate_per_h"] / 3600, decision.interval_s, levels)
@@ -193,7 +197,7 @@ class CheckpointInventory:
         self._far[at] = [save for save in saves if str(save.seq) in stay]
         if not self._rules.is_everything:
             self._prune(now)
-        self._reckon(now)
+        self._update_peaks(now)
 
     def _prune(self, now: float) -> None:
         busy = {id(save) for save in self._sending if save is not None}
@@ -219,7 +223,7 @@ class CheckpointInventory:
 
     # -- stored bytes ----------------------------------------------------------------------------------------------------------------
 
-    def _reckon(self, now: float) -> None:
+    def _update_peaks(self, now: float) -> None:
         while self._going and self._going[0][0] <= now:
             self._undo -= self._going.popleft()[1]
         total = len(self._near) * self._bytes + self._undo
