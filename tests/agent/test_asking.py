@@ -109,7 +109,7 @@ def test_making_room_for_others_is_not_waited_for(server: AgentServer) -> None:
     """
     job = at_work(server)
     assert server._writes()
-    job.told = True
+    job.result_sent = True
     assert not server._writes()
 
 
@@ -200,13 +200,13 @@ def test_unread_messages_of_an_ended_trainer_are_waited_for(server: AgentServer)
     session = TrainerSession(wire=None, pid=process.pid)  # type: ignore[arg-type]
     server._sessions.add(session)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # the process has ended, but was not waited for yet
-    assert server._has_unheard()
+    assert server._has_unread_messages()
     session.polite = True  # this session waits for a part that may never arrive
-    assert not server._has_unheard()
+    assert not server._has_unread_messages()
     session.polite = session.open = False
-    assert not server._has_unheard()
+    assert not server._has_unread_messages()
     session.open, session.pid = True, os.getpid()
-    assert not server._has_unheard()
+    assert not server._has_unread_messages()
     process.wait()
 
 

@@ -123,7 +123,7 @@ class IncrementalState:
     """Ids of the last checkpoint and of its donors. A save that reuses its chunks may need their bytes."""
     chosen: Choice | None = None
     """Choice for the current save; None before ``choice`` was called."""
-    looked: bool = False
+    searched: bool = False
     """Whether ``seed_from_newest`` has searched for a checkpoint of an earlier attempt."""
 
     gpu: OnGpu | None = None

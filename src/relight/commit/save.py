@@ -21,7 +21,16 @@ from relight.commit.seed_index import chunks_for, seed_from_newest, with_lenders
 from relight.errors import CorruptCheckpoint, RelightError, SaveFailed
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
 from relight.format.manifest import PART_BYTES_MAX, Pack, check_complete, donors_of, storing
-from relight.format.names import READY_DIR, ROOT_FILE, STEP_MAX, CheckpointDir, is_said_file, is_written_file, part_file, stored_file
+from relight.format.names import (
+    READY_DIR,
+    ROOT_FILE,
+    STEP_MAX,
+    CheckpointDir,
+    is_announcement_file,
+    is_written_file,
+    part_file,
+    stored_file,
+)
 from relight.format.records import CommitBody, Metric
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.layout import Item
@@ -476,7 +485,7 @@ def delete_directory(store: ByteStore, prefix: str) -> bool:
     for entry in list(store.list(prefix)):
         if entry.is_dir and entry.name == READY_DIR:
             for announcement in list(store.list(f"{prefix}/{READY_DIR}")):
-                if not announcement.is_dir and is_said_file(announcement.name):
+                if not announcement.is_dir and is_announcement_file(announcement.name):
                     store.delete(f"{prefix}/{READY_DIR}/{announcement.name}")
             store.delete_dir(f"{prefix}/{READY_DIR}")
         if not entry.is_dir and (is_written_file(rewritten_of(entry.name) or entry.name) or temporary_of(entry.name) == ROOT_FILE):

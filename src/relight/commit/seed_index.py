@@ -21,9 +21,9 @@ def seed_from_newest(store: ByteStore, log: Log, smaller: IncrementalState, plan
 
     On an error, everything is stored instead. Cost: reading a root and a part.
     """
-    if smaller.looked or not smaller.rules.reuse:
+    if smaller.searched or not smaller.rules.reuse:
         return
-    smaller.looked = True
+    smaller.searched = True
     untrained = sum(tensor.length for number, tensor in enumerate(plan.tensors) if tensor.role == "param" and number not in plan.trainable)
     with contextlib.suppress(RelightError):
         view = log.read()

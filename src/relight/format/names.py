@@ -263,7 +263,7 @@ def parse_failed(name: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
-def is_said_file(name: str) -> bool:
+def is_announcement_file(name: str) -> bool:
     """Return whether ``name`` is a name that Relight writes in ``READY_DIR``."""
     return any(pattern.match(name) for pattern in (_READY, _FAILED))
 

@@ -205,8 +205,8 @@ class AnchoredStore(StoreWrapper):
 
 def anchor_of(store: ByteStore) -> Anchor | None:
     """Return the anchor of a store; None if it has none."""
-    found: Anchor | None = getattr(store, "anchored", None)
-    return found
+    anchor: Anchor | None = getattr(store, "anchored", None)
+    return anchor
 
 
 def anchored_runs(store: ByteStore, exclude: Collection[str] = ()) -> list[str]:

@@ -209,8 +209,8 @@ class Replacement:
     def __init__(self, disk: Disk, path: str, size: int, *, direct: bool) -> None:
         self._disk, self._path = disk, path
         directory, name = os.path.split(path)
-        self._beside = os.path.join(directory, f"{REWRITTEN_PREFIX}{name}-{secrets.token_hex(8)}")
-        self._file = NewFile(disk, self._beside, size, direct=direct)
+        self._temporary = os.path.join(directory, f"{REWRITTEN_PREFIX}{name}-{secrets.token_hex(8)}")
+        self._file = NewFile(disk, self._temporary, size, direct=direct)
         self.align = self._file.align
 
     def write_at(self, offset: int, data: memoryview) -> None:
@@ -221,7 +221,7 @@ class Replacement:
         """See ``Writer``. Also makes the name durable."""
         self._file.finish(size)
         try:
-            self._disk.replace(self._beside, self._path)
+            self._disk.replace(self._temporary, self._path)
         except OSError as error:
             raise translate(error, "replacing a file", self._path) from error
         sync_dir(self._disk, os.path.dirname(self._path))
@@ -423,12 +423,12 @@ class OpenFile:
         except OSError as error:
             if error.errno not in FORGOTTEN or fd < 0:
                 raise
-            self._open_anew(fd, error)
+            self._reopen(fd, error)
         if direct:
             raise OSError(errno.EINVAL, "through the cache from here on")  # the caller then reads through the page cache
         return self._disk.preadv(self._fd, into, offset)
 
-    def _open_anew(self, stale: int, error: OSError) -> None:
+    def _reopen(self, stale: int, error: OSError) -> None:
         """Replace a descriptor that the server no longer knows. Raise ``StaleHandle`` if the name refers to another file now."""
         with self._lock:
             if stale not in (self._fd, self._direct):

@@ -228,10 +228,10 @@ def _number(point: str) -> int:
     return zlib.crc32(point.encode())
 
 
-def _kill_then_cut(disk: SimulatedDisk, told: Sequence[Fact], seed: int, point: str) -> list[str]:
+def _kill_then_cut(disk: SimulatedDisk, acknowledged: Sequence[Fact], seed: int, point: str) -> list[str]:
     """Resume the run of a killed process, and cut the power during that. Return what is wrong."""
     rng = random.Random(point)
-    facts = list(told)
+    facts = list(acknowledged)
     cuts: list[tuple[SimulatedDisk, list[Fact]]] = []
     cut_at = rng.randrange(1, 90)  # a resume makes about 90 calls
 

@@ -34,8 +34,8 @@ class CountingCommit(NamedTuple):
 class Truth:
     """Records in the order in which they were made, and what is wrong with them."""
 
-    def __init__(self, shelf: DurableNames, look: Callable[[str], list[str]]) -> None:
-        self._shelf, self._look = shelf, look
+    def __init__(self, shelf: DurableNames, check_files: Callable[[str], list[str]]) -> None:
+        self._shelf, self._check_files = shelf, check_files
         shelf.watch = self
         self.wrong: list[str] = []
         self.counted: dict[str, CountingCommit] = {}
@@ -108,12 +108,12 @@ class Truth:
         """
         before = self.live.keys() | self.retired
         self._reset()
-        list_directory, self._look = self._look, lambda checkpoint_id: []
+        check_files, self._check_files = self._check_files, lambda checkpoint_id: []
         number = 0
         while (file := self._shelf.files.get(f"{LOG}/{number:012d}.json")) is not None:
             self._record(f"{LOG}/{number:012d}.json", bytes(file.data), "the cut")
             number += 1
-        self._look = list_directory
+        self._check_files = check_files
         for lost in before - self.live.keys() - self.retired:
             self.counted.pop(lost, None)
 
@@ -190,7 +190,7 @@ class Truth:
         self.live[commit.id] = self.counted[commit.id] = commit
         for key in commit.needs:
             self._needs.setdefault(key, []).append(commit.id)
-        self.wrong += [f"(1) at its COMMIT: {text}" for text in self._look(commit.id)]
+        self.wrong += [f"(1) at its COMMIT: {text}" for text in self._check_files(commit.id)]
 
     def _retire(self, ids: list[str], who: str, may_come_back: bool) -> None:
         newest = next(reversed(self.live), "")

@@ -31,7 +31,7 @@ from relight.store import ByteStore, LocalStore, MemoryStore, put
 from relight.store.durable import create_once
 from relight.testing.disks import CUTS, FailNth, HookedDisk, SimulatedDisk
 from relight.testing.racing_disks import AfterLinks, MadeByTheDead
-from relight.testing.scenario import LARGE_BYTES, ROOT, RUN, Fact, examine, fresh_disk, no_second_looks, perform, save, state_of
+from relight.testing.scenario import LARGE_BYTES, ROOT, RUN, Fact, examine, fresh_disk, no_rereads, perform, save, state_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -696,7 +696,7 @@ def broken() -> Iterator[str]:
     assert rules_lines.rule is rule is rules_summaries.rule
     for check in RULES:
         try:
-            with no_second_looks():
+            with no_rereads():
                 problems = check()
         except Exception as error:
             problems = [repr(error)]

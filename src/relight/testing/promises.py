@@ -13,7 +13,7 @@ from relight.catalog import open_checkpoint, read_tensors, verify_checkpoint
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import RelightError
 from relight.format import Leaf, encode_tree, hexdigest
-from relight.format.names import READY_DIR, STORE_FILE, is_said_file, is_written_file, parse_record_file, parse_summary_file
+from relight.format.names import READY_DIR, STORE_FILE, is_announcement_file, is_written_file, parse_record_file, parse_summary_file
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, Log, LogView, fold
 from relight.reclaim import execute_sweep, plan_sweep
@@ -21,7 +21,7 @@ from relight.reclaim.rebuild import execute_rebuild, plan_rebuild
 from relight.store.durable import temporary_of
 from relight.testing.durability_oracle import LOG, RUN, Truth
 from relight.testing.shelf import DurableNames
-from relight.testing.simulated_store import Nobody, SimulatedStore
+from relight.testing.simulated_store import FaultFreeProcess, SimulatedStore
 
 ROW = 8
 FROZEN = b"\x17" * ROW
@@ -39,9 +39,9 @@ class AcknowledgedSave:
     agreed: bool
     doubted: bool = False
     """Whether an append of a rank failed with ``Uncertain``."""
-    called_off: bool = False
+    aborted: bool = False
     """Whether a rank aborted the save before it was ready."""
-    told: dict[int, tuple[str, int]] = field(default_factory=dict)
+    outcomes: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     def row(self, rank: int) -> bytes:
         """Return the bytes that ``rank`` saves."""
@@ -58,7 +58,7 @@ class Promises:
 
     def __init__(self, shelf: DurableNames, kinds: frozenset[str], seed: int) -> None:
         self.shelf, self.kinds, self._seed = shelf, kinds, seed
-        self.outside = SimulatedStore(shelf, Nobody(), random.Random(0), fine=False)
+        self.outside = SimulatedStore(shelf, FaultFreeProcess(), random.Random(0), fine=False)
         self.truth = Truth(shelf, self._check_live)
         self.saves: dict[str, AcknowledgedSave] = {}
         self.tags: dict[str, str] = {}
@@ -136,24 +136,24 @@ class Promises:
     def _judge_save(self, saved: AcknowledgedSave) -> None:
         truth = self.truth
         commit = truth.counted.get(saved.id)
-        kinds = {kind for kind, _ in saved.told.values()}
+        kinds = {kind for kind, _ in saved.outcomes.values()}
         if "" in kinds and saved.id not in truth.live and saved.id not in truth.retired:
             truth.wrong.append(f"(2) {saved.id} was acknowledged, and is gone")
-        if len({seq for kind, seq in saved.told.values() if not kind}) > 1:
-            truth.wrong.append(f"(4) ranks received different records of {saved.id}: {saved.told}")
+        if len({seq for kind, seq in saved.outcomes.values() if not kind}) > 1:
+            truth.wrong.append(f"(4) ranks received different records of {saved.id}: {saved.outcomes}")
         if commit is None:
             return
         if not saved.agreed:
             truth.wrong.append(f"(5) {saved.id} is a checkpoint, though its ranks did not agree")
-        if saved.called_off:
+        if saved.aborted:
             truth.wrong.append(f"(6) {saved.id} is a checkpoint, though a rank aborted it before it was ready")
         final = kinds & {"late_ranks", "others_failed"}
         if final and saved.id in truth.live:
-            truth.wrong.append(f"(6) {saved.id} is a checkpoint, and its save failed on a rank with {sorted(final)[0]}: {saved.told}")
+            truth.wrong.append(f"(6) {saved.id} is a checkpoint, and its save failed on a rank with {sorted(final)[0]}: {saved.outcomes}")
         if saved.doubted and "unsaid" not in self.kinds:
             return
-        if len(saved.told) == saved.world and not kinds & {"", "died", "uncertain", "fenced"}:
-            truth.wrong.append(f"(6) {saved.id} is a checkpoint, and its save failed on all ranks: {saved.told}")
+        if len(saved.outcomes) == saved.world and not kinds & {"", "died", "uncertain", "fenced"}:
+            truth.wrong.append(f"(6) {saved.id} is a checkpoint, and its save failed on all ranks: {saved.outcomes}")
 
     def finale(self) -> None:
         """Begin a last attempt on a store that never fails, sweep, check for leftovers, save."""
@@ -166,7 +166,7 @@ class Promises:
             item = Item("t", "uint8", (1, ROW), "param", Bytes(saved.row(0)), None, True)
             tree = encode_tree({"t": Leaf("tensor", (0,))})
             report = attempt.save(SaveRequest(SaveInfo(step=99), tree=tree, items=[item], id=saved.id))
-            saved.told[0] = ("", report.seq)
+            saved.outcomes[0] = ("", report.seq)
             if saved.id not in self.truth.live:
                 self.truth.wrong.append("(2) the last save does not count")
         except RelightError as error:
@@ -194,7 +194,7 @@ class Promises:
             folder, _, name = key.rpartition("/")
             if key == STORE_FILE or (folder == LOG and (parse_record_file(name) is not None or parse_summary_file(name) is not None)):
                 continue
-            if folder.removesuffix(f"/{READY_DIR}") in live and folder not in live and is_said_file(name):
+            if folder.removesuffix(f"/{READY_DIR}") in live and folder not in live and is_announcement_file(name):
                 continue
             if folder in live and (is_written_file(name) or (temporary_of(name) and "temporary" not in self.kinds)):
                 continue

@@ -131,8 +131,8 @@ class _Play:
             actors,
             stage.faults,
             len(self.truth.counted),
-            sum(kind == "" for save in saves for kind, _ in save.told.values()),
-            sum(all(kind for kind, _ in save.told.values()) for save in saves),
+            sum(kind == "" for save in saves for kind, _ in save.outcomes.values()),
+            sum(all(kind for kind, _ in save.outcomes.values()) for save in saves),
             len(self.truth.retired),
             list(dict.fromkeys([*stage.problems, *self.truth.wrong])),
             stage.trace,
@@ -228,7 +228,7 @@ class _Play:
 
         def packs_written() -> None:
             if leaves is not None and self.rng.random() < 0.5:
-                saved.called_off = True
+                saved.aborted = True
                 raise SaveFailed("aborted")
 
         request = SaveRequest(
@@ -242,7 +242,7 @@ class _Play:
             smaller=attempt.smaller,
             waits=None if leaves is None else lambda missing: self.stage.now < leaves,
         )
-        saved.told[rank] = ("died", -1)
+        saved.outcomes[rank] = ("died", -1)
         doubts = actor.doubts
         try:
             if alone:
@@ -250,11 +250,11 @@ class _Play:
             else:
                 report = save_multi_rank(attempt.place, request, actor.clock, actor.sleep)
         except RelightError as error:
-            saved.told[rank] = (error.kind, -1)
+            saved.outcomes[rank] = (error.kind, -1)
             saved.doubted |= actor.doubts > doubts
             self.stage.note(actor, "save failed", saved.id, f"{error.kind}: {error.what}")
             return error
-        saved.told[rank] = ("", report.seq)
+        saved.outcomes[rank] = ("", report.seq)
         self.stage.note(actor, "saved", saved.id, f"record {report.seq}")
         self.promises.acknowledged(actor.name, saved, report.seq)
         return None

@@ -266,7 +266,7 @@ class _SimulatedReader:
         pass
 
 
-class Nobody:
+class FaultFreeProcess:
     """Process that observes from outside: it never waits, and its calls never fail."""
 
     name = "outside"

@@ -65,10 +65,10 @@ def write_all(store: ByteStore, key: str, data: bytes, step: int = 1 << 19) -> N
     writer.finish()
 
 
-def _create_all(store: ByteStore, rounds: int, me: int, gate: Any, told: Any) -> None:
+def _create_all(store: ByteStore, rounds: int, me: int, gate: Any, queue: Any) -> None:
     """Create the same names as the other processes, at the same moment.
 
-    Put the result of each creation into the queue ``told``.
+    Put the result of each creation into the ``queue``.
     """
     won = []
     try:
@@ -76,7 +76,7 @@ def _create_all(store: ByteStore, rounds: int, me: int, gate: Any, told: Any) ->
             gate.wait(60)
             won.append(store.put_once(f"log/{round_}", b"%d" % me))
     finally:
-        told.put((me, won + [False] * (rounds - len(won))))
+        queue.put((me, won + [False] * (rounds - len(won))))
 
 
 class StoreSuite:
