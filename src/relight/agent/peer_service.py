@@ -80,14 +80,14 @@ class AgentPeers:
                 self._ranks = ()
                 self._peers.leave()
 
-    def offer(self, one: Offered) -> None:
+    def offer(self, part: Offered) -> None:
         """Have a part protected, if there are peers."""
         with self._lock:
-            if self._peers is not None and one.rank in self._ranks:
+            if self._peers is not None and part.rank in self._ranks:
                 from relight.peers import HeldPartFile
 
-                lane = self._ranks.index(one.rank)
-                self._peers.offer(HeldPartFile(one.id, one.seq, one.rank, lane, one.memory, one.starts, one.sizes, one.is_there))
+                lane = self._ranks.index(part.rank)
+                self._peers.offer(HeldPartFile(part.id, part.seq, part.rank, lane, part.memory, part.starts, part.sizes, part.is_there))
 
     @property
     def holds(self) -> bool:

@@ -535,8 +535,8 @@ def _has_ended(pid: int) -> bool:
         os.close(fd)
 
 
-def _is_there(one: CommittedSlot) -> bool:
-    return one.slot.state() == (SEALED, one.number)
+def _is_there(committed: CommittedSlot) -> bool:
+    return committed.slot.state() == (SEALED, committed.number)
 
 
 def main() -> int:

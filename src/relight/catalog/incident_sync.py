@@ -42,10 +42,10 @@ def _names(store: ByteStore, where: str) -> set[str]:
 
 
 def _bring(
-    source: ByteStore, out_of: str, has: set[str], destination: ByteStore, into: str, there: set[str], stop: Callable[[], bool]
+    source: ByteStore, out_of: str, has: set[str], destination: ByteStore, into: str, present: set[str], stop: Callable[[], bool]
 ) -> int:
-    written, newest, stale = 0, newest_accounts(has), newest_accounts(there)
-    for name in sorted(has - there):
+    written, newest, stale = 0, newest_accounts(has), newest_accounts(present)
+    for name in sorted(has - present):
         number = _number(name)
         if number and (name != newest[number] or stale.get(number, "") > name):
             continue  # a newer account replaced this one

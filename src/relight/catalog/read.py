@@ -445,9 +445,9 @@ def _target(run: ChunkRange) -> memoryview | None:
     return view[start : start + run.length]
 
 
-def hand_on(held: memoryview, want: WantedChunk) -> None:
+def hand_on(chunk: memoryview, want: WantedChunk) -> None:
     """Copy a chunk's verified bytes to the sinks that want some of them."""
-    start, stop, source = want.offset, want.offset + want.length, address_of(held)
+    start, stop, source = want.offset, want.offset + want.length, address_of(chunk)
     takers = want.takers
     if len(takers) >= MANY and source and {type(sink) for _, sink in takers} == {HostMemorySink}:
         inner = takers[1:-1]  # these are wholly inside the chunk; only the first and the last may extend beyond it
@@ -460,7 +460,7 @@ def hand_on(held: memoryview, want: WantedChunk) -> None:
             move(sink.address, source + offset - start, length)
             continue
         begin, end = max(start, offset), min(stop, offset + length)
-        data = held[begin - start : end - start]
+        data = chunk[begin - start : end - start]
         view = sink.view()
         if view is not None:
             copy_bytes(data, view[begin - offset : end - offset])
@@ -468,7 +468,7 @@ def hand_on(held: memoryview, want: WantedChunk) -> None:
             sink.absorb(begin - offset, data)
 
 
-def _once_more(file: _OpenPack, held: memoryview, want: WantedChunk) -> None:
+def _once_more(file: _OpenPack, chunk: memoryview, want: WantedChunk) -> None:
     """Read a bad chunk again, as it may have been damaged in transit, then from the other copies.
 
     Raise ``CorruptCheckpoint`` if no copy is what was committed.
@@ -483,16 +483,16 @@ def _once_more(file: _OpenPack, held: memoryview, want: WantedChunk) -> None:
             for open_it in (open_pack, StoredReader) if file.pack.stored is not None else (open_pack,):
                 reader: Reader = open_it(store, prefix, file.pack)
                 try:
-                    reader.read_into(want.offset, held)
+                    reader.read_into(want.offset, chunk)
                 finally:
                     reader.close()
-                if Digest(held).digest() == want.hash:
+                if Digest(chunk).digest() == want.hash:
                     if store is file.store:
                         report_reread(file.key)
                     else:
                         file.report_other_source(prefix, store)
                     return
-    check_chunk(held, want, file.key, location_text(file.reader, want.offset))
+    check_chunk(chunk, want, file.key, location_text(file.reader, want.offset))
 
 
 def _is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key: str) -> bool:

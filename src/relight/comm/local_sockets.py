@@ -354,8 +354,8 @@ def _enter(fd: int, path: str, part: str, flags: int = os.O_PATH) -> tuple[int, 
     return opened, target
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 @functools.cache

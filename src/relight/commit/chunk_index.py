@@ -82,11 +82,11 @@ class KnownChunks(NamedTuple):
         where = self.chunks.get((value, length)) if then == length else None
         return None if where is None else (value, where)
 
-    def base(self, pack: int, number: int, at: int, length: int) -> tuple[memoryview, IndexedChunk] | None:
+    def base(self, pack: int, number: int, offset: int, length: int) -> tuple[memoryview, IndexedChunk] | None:
         """Return bytes and location of the previous save's chunk at this place, as the base of a delta; None if it cannot be one."""
         if self.before is None or pack >= len(self.rows) or number >= len(self.rows[pack]) or pack >= len(self.before.packs):
             return None
-        data, where = self.before.packs[pack][at : at + length], self.rows[pack][number]
+        data, where = self.before.packs[pack][offset : offset + length], self.rows[pack][number]
         fits = len(data) == length and len(where.homes) < CHAIN_MAX and not where.piece.derived and not where.piece.lossy
         return (data, where) if fits else None
 

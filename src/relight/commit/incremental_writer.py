@@ -87,8 +87,8 @@ class _Coder(NamedTuple):
     """Hash and location of unchanged chunks, by chunk number. These are not read."""
     by: Compress = compress
 
-    def make(self, number: int, at: int, data: memoryview) -> _Chunk:
-        """Hash and code chunk ``number``, which begins at byte ``at`` of the pack."""
+    def make(self, number: int, offset: int, data: memoryview) -> _Chunk:
+        """Hash and code chunk ``number``, which begins at byte ``offset`` of the pack."""
         if number in self.same:
             return _Chunk(*self.same[number], _NO_BYTES, False)
         inexact = encode_lossy(data, self.lossy[number], self.by) if number in self.lossy else None
@@ -107,9 +107,9 @@ class _Coder(NamedTuple):
         if derived is not None:
             return _Chunk(value, None, derived, DERIVED)
         if number not in self.coded:
-            return self._little_changed(number, at, data, value) or _Chunk(value, None, data, False)
+            return self._little_changed(number, offset, data, value) or _Chunk(value, None, data, False)
         began = time.perf_counter()
-        earlier = self.known.base(self.place, number, at, len(data)) if number not in self.lossy else None
+        earlier = self.known.base(self.place, number, offset, len(data)) if number not in self.lossy else None
         base, where = earlier or (None, None)
         rooms = _rooms()
         way = choose(data, kind, base, trial_of(self.by))
@@ -121,9 +121,9 @@ class _Coder(NamedTuple):
         body = None if way is None else encode(data, way, None, rooms, self.by)
         return _Chunk(value, None, data if body is None else body, body is not None, None, time.perf_counter() - began)
 
-    def _little_changed(self, number: int, at: int, data: memoryview, value: bytes) -> _Chunk | None:
+    def _little_changed(self, number: int, offset: int, data: memoryview, value: bytes) -> _Chunk | None:
         """Return the chunk as a delta to the previous save if most of it is unchanged, even if codecs do not pay; None otherwise."""
-        earlier = self.known.base(self.place, number, at, len(data)) if number not in self.lossy else None
+        earlier = self.known.base(self.place, number, offset, len(data)) if number not in self.lossy else None
         if earlier is None or unchanged(data, earlier[0]) < UNCHANGED_MIN:
             return None
         base, where = earlier
@@ -376,13 +376,13 @@ def _piece(pack: PackPlan, edges: Sequence[int], begin: int, length: int) -> byt
     return bytes(into)
 
 
-def _range(plan: PackPlan, at: int, length: int) -> memoryview:
+def _range(plan: PackPlan, offset: int, length: int) -> memoryview:
     """Return ``length`` bytes of a pack that is complete in memory."""
     if plan.image is not None:
-        return plan.image[at : at + length]
+        return plan.image[offset : offset + length]
     into, begin, filled = memoryview(bytearray(length)), 0, 0
     for source in plan.sources:
-        skip = at + filled - begin
+        skip = offset + filled - begin
         if skip < source.length and filled < length:
             step = min(length - filled, source.length - skip)
             copy_from(source, skip, into[filled : filled + step])

@@ -229,8 +229,8 @@ def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: 
                 with progress_lock:
                     pace.progress(length)
 
-        def hash_on(there: int) -> None:
-            while chunks and len(jobs) < _AHEAD and chunks[0][1] <= there:
+        def hash_on(available: int) -> None:
+            while chunks and len(jobs) < _AHEAD and chunks[0][1] <= available:
                 begin, end = chunks.popleft()
                 jobs.append(hashers.submit(_hash, image[begin:end], pace.spent))
 

@@ -69,10 +69,10 @@ def best_levels(rate_per_s: float, levels: Sequence[Level], *, at_least_s: float
     return Levels(tuple(Nested(level.name, base * multiple, multiple) for level, multiple in zip(levels, multiples)), lost)
 
 
-def least_between(one: Nested, base_s: float) -> float:
+def least_between(level: Nested, base_s: float) -> float:
     """Return the least seconds between two saves to a level, half a base interval shorter, because saves do not come on
     the second."""
-    return one.interval_s - base_s / 2 if one.multiple > 1 else 0.0
+    return level.interval_s - base_s / 2 if level.multiple > 1 else 0.0
 
 
 SELDOM = 4096

@@ -154,10 +154,10 @@ def preset(
     return Preset(name, description, model, planned, tuple(lines), _first(copies, keys) if scenario.guarded else ())
 
 
-def _schedule(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
-    store, stall = found.levels[-1].costs, found.levels[0].costs.stall_s
+def _schedule(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
+    store, stall = job_plan.levels[-1].costs, job_plan.levels[0].costs.stall_s
     least = _up(max(store.durable_s, 1.0))
-    longest = _longest(lambda interval_s: found.store_lost_at(interval_s, WORSE), least, scenario.slack)
+    longest = _longest(lambda interval_s: job_plan.store_lost_at(interval_s, WORSE), least, scenario.slack)
     capped = longest > LOST_MAX_S
     most = max(least * 2, _down(min(longest, LOST_MAX_S)))
     worse = f"{scenario.slack:.1%} more of the time is lost than at the best, with {WORSE:g} times the failures"
@@ -167,16 +167,18 @@ def _schedule(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
                        f"a save takes {span(store.durable_s)} until it is durable in the store"),
         PresetLine(
             "checkpoint.adaptive", "at_most", f"{most:g}s",
-            f"no failure takes more than {span(LOST_MAX_S)} of work; {span(found.store_only[0])} is the best" if capped
-            else f"there {worse}; {span(found.store_only[0])} is the best",
+            f"no failure takes more than {span(LOST_MAX_S)} of work; {span(job_plan.store_only[0])} is the best" if capped
+            else f"there {worse}; {span(job_plan.store_only[0])} is the best",
         ),
         PresetLine("checkpoint.adaptive", "overhead", scenario.overhead, f"the steps' share for saves: {apart}"),
     ]  # fmt: skip
 
 
-def _keeping(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
-    size = found.question.size.bytes
-    lines = [PresetLine("checkpoint.keep", "last", scenario.kept, f"{_tb(size)} each, {_tb(found.kept_bytes)} with the one being written")]
+def _keeping(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
+    size = job_plan.question.size.bytes
+    lines = [
+        PresetLine("checkpoint.keep", "last", scenario.kept, f"{_tb(size)} each, {_tb(job_plan.kept_bytes)} with the one being written")
+    ]
     if scenario.lasting:
         lines += [
             PresetLine("checkpoint.keep", "daily", 7, f"{_tb(7 * size)} at most, to go back within a week"),
@@ -195,15 +197,15 @@ def _keeping(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
     return lines
 
 
-def _resources(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
-    lines, layout, size = [], found.question.layout, found.question.size.bytes
+def _resources(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
+    lines, layout, size = [], job_plan.question.layout, job_plan.question.size.bytes
     share = size / layout.nodes
     if scenario.peers and layout.nodes > 1:
         near = Question(
-            size=found.question.size, layout=layout, belief=found.question.belief, rate_source=found.question.rate_source,
+            size=job_plan.question.size, layout=layout, belief=job_plan.question.belief, rate_source=job_plan.question.rate_source,
             levels=("memory", "store"),
         )  # fmt: skip
-        gain = found.goodput - plan(near).goodput
+        gain = job_plan.goodput - plan(near).goodput
         if gain >= GAIN or scenario.guarded:
             why = f"goodput {gain:+.2%}, for {_tb(2 * share)} of each node's memory: another node holds its snapshot"
             lines.append(PresetLine("checkpoint.peers", "copies", 1, why))
@@ -222,11 +224,11 @@ def _resources(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
     return lines
 
 
-def _copies(scenario: PresetScenario, found: JobPlan, copies: str) -> list[PresetLine]:
+def _copies(scenario: PresetScenario, job_plan: JobPlan, copies: str) -> list[PresetLine]:
     """Another place for what lasts: a disaster takes a store with all that is in it."""
     if not scenario.guarded:
         return []
-    size = found.question.size.bytes
+    size = job_plan.question.size.bytes
     months = f"{_tb(12 * size)} at most; what goes from the near store is there first"
     return [
         PresetLine("checkpoint.tiers.cold", "url", copies, "another site or bucket; the run's name is added"),
@@ -256,9 +258,9 @@ def _first(copies: str, keys: str) -> tuple[str, ...]:
     )
 
 
-def _watching(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
-    start, back = found.known["start"].value, max(level.costs.restart_s for level in found.levels)
-    others = found.question.layout.nodes > 1
+def _watching(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
+    start, back = job_plan.known["start"].value, max(level.costs.restart_s for level in job_plan.levels)
+    others = job_plan.question.layout.nodes > 1
     idle = scenario.cheap or scenario.sparing
     waits = "processes that wait take memory" if idle else f"processes that wait spare a part of {span(start)} at each failure"
     leaves = "if others can take its place" if others else "where there are others: not here"

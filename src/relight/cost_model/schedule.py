@@ -182,21 +182,21 @@ def bound_cost(interval_s: float, rate_per_s: float, costs: Costs, least_s: floa
     return max(0.0, waste(interval_s, rate_per_s, costs) - free.waste), free.seconds
 
 
-def _costly_bound(seen: ScheduleInput, costs: Costs, limits: IntervalBounds, rate: float, found: Interval) -> tuple[str, float, float]:
+def _costly_bound(seen: ScheduleInput, costs: Costs, limits: IntervalBounds, rate: float, interval: Interval) -> tuple[str, float, float]:
     """Return the user's bound that decided, what share of the time it costs, and the interval without it. Nothing below ``NOTICED``, and
     nothing before a save was measured: a guess is no reason for an alarm."""
     by: list[tuple[float, str]] = []
-    if found.bound == "at most" and limits.at_most_s is not None:
+    if interval.bound == "at most" and limits.at_most_s is not None:
         by = [(math.inf, f"at_most={span(limits.at_most_s)}")]  # also where a save takes longer than that
-    elif found.bound == "at least":
+    elif interval.bound == "at least":
         by = [(limits.at_least_s, f"at_least={span(limits.at_least_s)}")]
         by.append((costs.stall_s / limits.overhead, f"overhead={limits.overhead:g}"))
         if seen.bytes_per_s_most and seen.save_bytes:
             by.append((seen.save_bytes / seen.bytes_per_s_most, f"bytes_per_second={seen.bytes_per_s_most:g}"))
-    deciding = next((name for seconds, name in by if seconds >= found.seconds), "")
+    deciding = next((name for seconds, name in by if seconds >= interval.seconds), "")
     if not deciding or not seen.stalls_s:
-        return "", 0.0, found.seconds
-    cost, free_s = bound_cost(found.seconds, rate, costs, max(costs.durable_s if seen.durables_s else 0.0, seen.step_s))
+        return "", 0.0, interval.seconds
+    cost, free_s = bound_cost(interval.seconds, rate, costs, max(costs.durable_s if seen.durables_s else 0.0, seen.step_s))
     return (deciding, cost, free_s) if cost >= NOTICED else ("", 0.0, free_s)
 
 

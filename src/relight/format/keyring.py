@@ -97,9 +97,9 @@ def encode_slot(slot: KeySlot) -> bytes:
     return seal(to_json(msgspec.to_builtins(slot)))
 
 
-def encode_revoked(one: Revoked) -> bytes:
+def encode_revoked(revoked: Revoked) -> bytes:
     """Return the bytes of a revoked key's record."""
-    return seal(to_json(msgspec.to_builtins(one)))
+    return seal(to_json(msgspec.to_builtins(revoked)))
 
 
 def is_revoked_file(name: str) -> bool:

@@ -262,9 +262,9 @@ def coordinate(mesh: Mesh, rank: int) -> tuple[int, ...]:
     return tuple(reversed(position))
 
 
-def _number(shape: Sequence[int], at: Sequence[int]) -> int:
+def _number(shape: Sequence[int], coordinates: Sequence[int]) -> int:
     number = 0
-    for extent, index in zip(shape, at, strict=True):
+    for extent, index in zip(shape, coordinates, strict=True):
         number = number * extent + index
     return number
 

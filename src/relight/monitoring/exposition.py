@@ -58,12 +58,12 @@ class Collector:
 
 
 class _Once:
-    def __init__(self, found: list[Any]) -> None:
-        self._found = found
+    def __init__(self, metrics: list[Any]) -> None:
+        self._metrics = metrics
 
     def collect(self) -> list[Any]:
         """Return the metrics."""
-        return self._found
+        return self._metrics
 
     def describe(self) -> list[Any]:
         """Return nothing: names are checked where they are defined."""

@@ -43,13 +43,13 @@ def dashboard() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _panel(metric: Metric, number: int, at: dict[str, int]) -> dict[str, Any]:
+def _panel(metric: Metric, number: int, position: dict[str, int]) -> dict[str, Any]:
     targets = [
         {"refId": chr(ord("A") + index), "expr": expr, "legendFormat": legend, "datasource": _DATASOURCE}
         for index, (expr, legend) in enumerate(queries(metric))
     ]
     return {
-        "id": number, "type": "timeseries", "title": title_of(metric), "description": f"{metric.help} ({metric.name})", "gridPos": at,
+        "id": number, "type": "timeseries", "title": title_of(metric), "description": f"{metric.help} ({metric.name})", "gridPos": position,
         "datasource": _DATASOURCE, "targets": targets,
         "fieldConfig": {"defaults": {"unit": _UNITS[metric.unit], "min": 0, "custom": {"fillOpacity": 8}}, "overrides": []},
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}},

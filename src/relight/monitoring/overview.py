@@ -268,20 +268,20 @@ def seen_of(
     return seen._replace(unprotected_s=unprotected, active=not tally.ended and now - latest < OVER_S)
 
 
-def _damage(one: Checkpoint, known: Mapping[str, VerificationResult], tally: Tally) -> str:
+def _damage(checkpoint: Checkpoint, known: Mapping[str, VerificationResult], tally: Tally) -> str:
     """Return a checkpoint's damage from the run's log, or from this machine's events; empty without damage."""
-    verified = known.get(one.id)
+    verified = known.get(checkpoint.id)
     if verified is not None and verified.damage:
         return f"damaged: {verified.damage} (found by {verified.by})"
-    return tally.damaged.get(one.id, "")
+    return tally.damaged.get(checkpoint.id, "")
 
 
-def _why_bad(one: Checkpoint, history: History, known: Mapping[str, VerificationResult], tally: Tally) -> str:
-    if one.body.suspect:
+def _why_bad(checkpoint: Checkpoint, history: History, known: Mapping[str, VerificationResult], tally: Tally) -> str:
+    if checkpoint.body.suspect:
         return SUSPECT_WORDS
-    if one.id in history.rolled_back_ids:
+    if checkpoint.id in history.rolled_back_ids:
         return ROLLED_BACK_WORDS
-    return _damage(one, known, tally)
+    return _damage(checkpoint, known, tally)
 
 
 def _age(then: float | None, now: float) -> float | None:

@@ -27,9 +27,9 @@ def draw(trace: SaveTrace, path: Path) -> None:
     axes.set_facecolor(PAPER)
     drawn: set[str] = set()
 
-    def bar(at: int, part: str, start: float, seconds: float) -> None:
+    def bar(row: int, part: str, start: float, seconds: float) -> None:
         label = None if part in drawn else part
-        axes.barh(at, seconds, left=start - trace.start, color=COLOURS[part], height=0.7, label=label)
+        axes.barh(row, seconds, left=start - trace.start, color=COLOURS[part], height=0.7, label=label)
         drawn.add(part)
 
     for span in sorted(trace.spans, key=lambda span: -PARTS.index(span.part)):

@@ -29,9 +29,9 @@ class MuteWindow(NamedTuple):
     start: time
     end: time
 
-    def holds(self, at: datetime) -> bool:
-        """Return whether ``at`` is within the window."""
-        now, day = at.time(), at.weekday()
+    def holds(self, moment: datetime) -> bool:
+        """Return whether ``moment`` is within the window."""
+        now, day = moment.time(), moment.weekday()
         if self.start < self.end:
             return day in self.days and self.start <= now < self.end
         return (day in self.days and now >= self.start) or ((day - 1) % 7 in self.days and now < self.end)

@@ -84,8 +84,8 @@ def check_private(directory: Path) -> None:
     _check_own(directory.lstat(), directory)
 
 
-def _check_own(found: os.stat_result, directory: Path) -> None:
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & _WRITABLE_BY_OTHERS:
+def _check_own(status: os.stat_result, directory: Path) -> None:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & _WRITABLE_BY_OTHERS:
         raise PermissionError(f"{directory} is not a directory that only this user may write to")
 
 

@@ -418,10 +418,10 @@ def _best(rules: Keep, sound: Sequence[Candidate]) -> list[Candidate]:
     return sorted(scored, key=lambda checkpoint: (sign * checkpoint.metrics[metric], -checkpoint.seq))[: rules.best]
 
 
-def _why_not(rules: Keep, one: Candidate) -> str:
-    if one.verified is False:
+def _why_not(rules: Keep, candidate: Candidate) -> str:
+    if candidate.verified is False:
         return "damaged, and no tag holds it"
-    if one.aside:
+    if candidate.aside:
         return "training returned to an earlier step, and no tag holds it"
     words = {
         "last": "not among the last {}", "best": "not among the best {}", "every": "not every {}", "within_s": "older than {:g} s",

@@ -91,8 +91,8 @@ class FeatureWindows:
         self._ring[row] = self._ring[row + self._span] = signals
         self._count += 1
 
-    def window(self, at: float) -> FeatureWindow:
-        """Return the present window. ``at``: its time."""
+    def window(self, time_s: float) -> FeatureWindow:
+        """Return the present window. ``time_s``: its time."""
         end = (self._count - 1) % self._span + 1 + self._span
         parts = [self._ring[end - 1]]
         for span in SPANS:
@@ -106,7 +106,7 @@ class FeatureWindows:
         values = np.concatenate(parts).astype(np.float32)
         if not self._all:
             values[~np.tile(self._known, len(_KINDS))] = np.nan
-        return FeatureWindow(at, values)
+        return FeatureWindow(time_s, values)
 
 
 @functools.cache

@@ -75,10 +75,10 @@ def runs_of(trace: SampleTrace, name: str) -> list[RecordedRun]:
     return runs
 
 
-def _each_second(at: Array, values: Array) -> tuple[Array, Array]:
+def _each_second(times: Array, values: Array) -> tuple[Array, Array]:
     """Return the last row of each second. A second without a row gets the row of the second before."""
-    grid = np.arange(np.ceil(at[0]), np.floor(at[-1]) + 1)
-    return grid, values[np.searchsorted(at, grid, side="right") - 1]
+    grid = np.arange(np.ceil(times[0]), np.floor(times[-1]) + 1)
+    return grid, values[np.searchsorted(times, grid, side="right") - 1]
 
 
 def part_of(name: str) -> str:

@@ -98,12 +98,12 @@ class _Watcher:
         self.open.append(window.at)
         return risk
 
-    def failed(self, at: float, *, shows: bool = True) -> None:
+    def failed(self, time_s: float, *, shows: bool = True) -> None:
         """Settle the open alarms by a failure: one counts as true.
 
         ``shows``: whether this kind of failure can show signs before.
         """
-        if any(0 <= at - alarm_at <= HORIZON_S for alarm_at in self.open):
+        if any(0 <= time_s - alarm_at <= HORIZON_S for alarm_at in self.open):
             self._resolve_alarm("true", True)
         elif shows:
             self._resolve_alarm("missed", None)
@@ -192,9 +192,9 @@ class FailurePredictor:
             alarms += self._next(sample.at - missing, row if not missing or before is None else before)
         return alarms
 
-    def failed(self, kind: str, at: float | None = None, cause: str = "") -> None:
+    def failed(self, kind: str, failed_at: float | None = None, cause: str = "") -> None:
         """Record a failure of the job: settle the alarms, add it to the recording, relearn the usual values."""
-        time_s = self._clock() if at is None else at
+        time_s = self._clock() if failed_at is None else failed_at
         self.recorder.note(Happened(time_s, kind, cause))
         for watcher in self._watchers:
             watcher.failed(time_s, shows=kind not in _OF_THE_SCRIPT)
@@ -227,23 +227,23 @@ class FailurePredictor:
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
 
-    def _next(self, at: float, row: Array) -> list[Alarm]:
+    def _next(self, time_s: float, row: Array) -> list[Alarm]:
         self._windows.add(self._signals.signals(row[None])[0])
         self._count += 1
-        if at - self._checked >= _RELOAD_CHECK_S:
-            self._checked = at
+        if time_s - self._checked >= _RELOAD_CHECK_S:
+            self._checked = time_s
             self._reload()
         if self._count % WINDOW_INTERVAL_S or self._count <= FIRST_WINDOW * WINDOW_INTERVAL_S:
             return []
-        window, alarms = self._windows.window(at), []
+        window, alarms = self._windows.window(time_s), []
         for watcher in self._watchers:
             name, risk, why = watcher.name, watcher.update(window), watcher.distrusted()
             if why and not watcher.reported_why:
                 emit("prediction.detector_disabled", f"{name} does not count: {why}", detector=name, why=why)
             watcher.reported_why = why
-            if risk is not None and not why and self._enough.update(at):
+            if risk is not None and not why and self._enough.update(time_s):
                 action, reason = action_for(risk.kind)
-                alarms.append(Alarm(at, risk.kind, action, risk.why, reason, round(risk.score, 3), name, watcher.likely))
+                alarms.append(Alarm(time_s, risk.kind, action, risk.why, reason, round(risk.score, 3), name, watcher.likely))
                 emit("prediction.alarm", f"{risk.why}: {action}", kind=risk.kind, action=action, detector=name, score=alarms[-1].score)
         return alarms
 

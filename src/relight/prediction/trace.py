@@ -120,9 +120,9 @@ class SampleRecorder:
         return SampleTrace(self._columns, times, self._values[rows], happened, metadata)
 
 
-def name_of(at: float) -> str:
+def name_of(time_s: float) -> str:
     """Return the file name of a recording of that time."""
-    return f"{int(at):012d}{ENDING}"
+    return f"{int(time_s):012d}{ENDING}"
 
 
 def keep_newest(directory: Path, count: int) -> None:

@@ -157,11 +157,11 @@ def _append(log: Log, body: Callable[[LogView], Body], epoch: int | None = None)
     log.append(lambda view: (body(view), fold(view).epoch if epoch is None else epoch))
 
 
-def _checked(one: UncommittedDirectory, view: LogView) -> CommitBody:
-    assert one.commit is not None
-    if fold(view).epoch != one.epoch:
+def _checked(directory: UncommittedDirectory, view: LogView) -> CommitBody:
+    assert directory.commit is not None
+    if fold(view).epoch != directory.epoch:
         raise ConfigError(f"attempt {fold(view).epoch} has begun meanwhile", where=view.run, hint="stop the job that saves to this run")
-    return one.commit
+    return directory.commit
 
 
 def _fence(log: Log, epoch: int) -> None:

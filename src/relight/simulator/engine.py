@@ -107,10 +107,10 @@ class _Simulation:
         self._leave(wall)
         return self._outcome(wall)
 
-    def _push(self, at: float, what: int, payload: Any, life: int = -1) -> None:
+    def _push(self, time_s: float, what: int, payload: Any, life: int = -1) -> None:
         """Schedule an event. ``life``: the event is dropped if the job fails first; −1: a failure does not drop it."""
         self.pushed += 1
-        heapq.heappush(self.heap, (at, self.pushed, what, life, payload))
+        heapq.heappush(self.heap, (time_s, self.pushed, what, life, payload))
 
     def _leave(self, now: float) -> None:
         """Count the time since the last call for the current phase.
@@ -230,7 +230,7 @@ class _Simulation:
             self._fail(now, failing, blow, lost=slots, away=slots)
 
     def _fail(
-        self, now: float, one: Failing, dice: FailureEvent, *, lost: tuple[int, ...], away: tuple[int, ...], onset: int | None = None
+        self, now: float, failing: Failing, dice: FailureEvent, *, lost: tuple[int, ...], away: tuple[int, ...], onset: int | None = None
     ) -> None:
         """End the attempt.
 
@@ -240,11 +240,12 @@ class _Simulation:
         self._leave(now)
         step, in_life = self._ended() - 1, self._ended() - self.began_step
         reached = NOT_YET if self.phase == _RESTARTING else self.began_step - 1
-        self.failures[one.name] += 1
+        self.failures[failing.name] += 1
         self.schedule.failed(in_life > 0)
         failure = Failure(
-            one.kind, one.name, None, step, in_life, one.name, onset=onset, restored=reached, durable=self.shelf.newest_step(), here=False
-        )
+            failing.kind, failing.name, None, step, in_life, failing.name, onset=onset, restored=reached,
+            durable=self.shelf.newest_step(), here=False,
+        )  # fmt: skip
         machine = self.machines.at(lost[0]) if lost else -1
         decision = self._decide(failure, machine, now)
         self.actions[decision.action] += 1
@@ -257,7 +258,7 @@ class _Simulation:
         elif decision.action == "end":
             delay_s += self.scenario.restart.requeue_s
         before = decision.settings.get(BEFORE) if decision.action != "stop" else (None if onset is None else str(onset))
-        self._come_back(now, one.name, dice, lost, away, one.detect_s, delay_s, int(before) if before is not None else None)
+        self._come_back(now, failing.name, dice, lost, away, failing.detect_s, delay_s, int(before) if before is not None else None)
 
     def _decide(self, failure: Failure, machine: int, now: float) -> Decision:
         """Decide as the supervisor of the failed machine does. It knows the failures of the last day."""

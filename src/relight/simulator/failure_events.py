@@ -87,10 +87,10 @@ def _lemons(scenario: Scenario, seed: int) -> frozenset[int]:
     return frozenset(int(machine) for machine in rng.choice(machines, size=count, replace=False))
 
 
-def _times(rng: np.random.Generator, per_s: float, until: float, one: Failing | None = None) -> np.ndarray[Any, Any]:
+def _times(rng: np.random.Generator, per_s: float, until: float, failing: Failing | None = None) -> np.ndarray[Any, Any]:
     if not per_s:
         return np.empty(0)
-    shape = one.shape if one is not None else 1.0
+    shape = failing.shape if failing is not None else 1.0
     scale = 1 / per_s / math.gamma(1 + 1 / shape)
     batches, last = [], 0.0
     while last < until:
@@ -101,14 +101,14 @@ def _times(rng: np.random.Generator, per_s: float, until: float, one: Failing | 
         last = float(times[-1])
     first = np.concatenate(batches)
     first = first[first < until]
-    return first if one is None or not one.aftershock else np.sort(np.array(_shaken(rng, first, one, until)))
+    return first if failing is None or not failing.aftershock else np.sort(np.array(_shaken(rng, first, failing, until)))
 
 
-def _shaken(rng: np.random.Generator, first: np.ndarray[Any, Any], one: Failing, until: float) -> list[float]:
+def _shaken(rng: np.random.Generator, first: np.ndarray[Any, Any], failing: Failing, until: float) -> list[float]:
     """Return the times with their aftershocks, and the aftershocks of those."""
     times = list(first)
     for time in times:  # which grows meanwhile
-        if rng.random() < one.aftershock and (aftershock := time + rng.exponential(one.aftershock_s)) < until:
+        if rng.random() < failing.aftershock and (aftershock := time + rng.exponential(failing.aftershock_s)) < until:
             times.append(aftershock)
     return times
 

@@ -184,17 +184,17 @@ class CheckpointInventory:
                 self._sending[index] = made
                 yield index, made, self._takes_s(tier)
 
-    def arrived(self, at: int, made: SimulatedSave, now: float) -> None:
-        """Record that a copy to tier ``at`` ended, and apply that tier's retention rules."""
-        self._sending[at] = None
+    def arrived(self, tier: int, made: SimulatedSave, now: float) -> None:
+        """Record that a copy to tier ``tier`` ended, and apply that tier's retention rules."""
+        self._sending[tier] = None
         if made.gone or (self._local and not made.near and made not in self._near):
             return  # the source of the copy was deleted meanwhile
-        made.copied.add(at)
-        self._after[at], self._last_s[at] = made.seq, made.begun
-        saves = self._far[at]
+        made.copied.add(tier)
+        self._after[tier], self._last_s[tier] = made.seq, made.begun
+        saves = self._far[tier]
         saves.append(made)
-        stay = safe_on(self._tiers[at], [self._candidate(save) for save in saves], {str(save.seq) for save in saves})
-        self._far[at] = [save for save in saves if str(save.seq) in stay]
+        stay = safe_on(self._tiers[tier], [self._candidate(save) for save in saves], {str(save.seq) for save in saves})
+        self._far[tier] = [save for save in saves if str(save.seq) in stay]
         if not self._rules.is_everything:
             self._prune(now)
         self._update_peaks(now)
@@ -214,12 +214,12 @@ class CheckpointInventory:
                 self._going.append((now + self._rules.undo_s, retired * self._bytes))
                 self._undo += retired * self._bytes
 
-    def _owes(self, one: SimulatedSave, newest: SimulatedSave | None) -> bool:
-        return bool(self._tiers) and one is newest and len(one.copied) < len(self._tiers)
+    def _owes(self, save: SimulatedSave, newest: SimulatedSave | None) -> bool:
+        return bool(self._tiers) and save is newest and len(save.copied) < len(self._tiers)
 
-    def _candidate(self, one: SimulatedSave, held: str = "") -> Candidate:
-        known = {"bytes": self._bytes, "time_s": one.begun, "routine": self._routine}
-        return Candidate(str(one.seq), one.seq, one.step, verified=True, held=held, **known)  # type: ignore[arg-type]
+    def _candidate(self, save: SimulatedSave, held: str = "") -> Candidate:
+        known = {"bytes": self._bytes, "time_s": save.begun, "routine": self._routine}
+        return Candidate(str(save.seq), save.seq, save.step, verified=True, held=held, **known)  # type: ignore[arg-type]
 
     # -- stored bytes ----------------------------------------------------------------------------------------------------------------
 

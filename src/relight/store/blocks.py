@@ -316,9 +316,9 @@ def blocks_from_settings() -> BlockCache | None:
     return blocks_in(folder, bytes_of(text, "RELIGHT_CACHE_BYTES") if text else None)
 
 
-def _trailer(name: str, number: int, file_bytes: int, length: int, held: bytes) -> bytes:
+def _trailer(name: str, number: int, file_bytes: int, length: int, data_digest: bytes) -> bytes:
     """Return the trailer of a block. Its hash includes the file's name and the block's number."""
-    fields = _TRAILER.pack(_MAGIC, file_bytes, length, held)
+    fields = _TRAILER.pack(_MAGIC, file_bytes, length, data_digest)
     return fields + digest(fields + f"{name}/{number}".encode())
 
 

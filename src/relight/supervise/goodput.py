@@ -121,17 +121,17 @@ def once_each(accounts: Sequence[Account]) -> list[Account]:
     return [accounts[index] for index in sorted(kept)]
 
 
-def _span(one: Account) -> tuple[float, float] | None:
-    began = seconds_since_epoch(one.began)
-    return (began, began + one.seconds) if began is not None else None
+def _span(account: Account) -> tuple[float, float] | None:
+    began = seconds_since_epoch(account.began)
+    return (began, began + account.seconds) if began is not None else None
 
 
-def _are_one(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+def _are_one(span: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
     """Return whether more than half of the shorter span is within the longer one: a run has one job at a time."""
-    if one is None or other is None:
+    if span is None or other is None:
         return False
-    shorter = min(one[1] - one[0], other[1] - other[0])
-    return min(one[1], other[1]) - max(one[0], other[0]) > shorter / 2
+    shorter = min(span[1] - span[0], other[1] - other[0])
+    return min(span[1], other[1]) - max(span[0], other[0]) > shorter / 2
 
 
 def merged(accounts: list[Account]) -> Account:

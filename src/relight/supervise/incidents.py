@@ -165,9 +165,9 @@ class IncidentLog:
         """Return whether another job has fenced the run since one of ``own`` (``HOST:PID``) did."""
         return bool(own) and self._store is not None and taken_over(self._store, self._run, own)
 
-    def write(self, one: Incident | RecoveryRecord) -> None:
+    def write(self, record: Incident | RecoveryRecord) -> None:
         """Write a record. Errors of the store and the directory are ignored: a job continues without its records."""
-        self._put(f"{one.id}.json" if isinstance(one, Incident) else f"{one.id}.after.json", one)
+        self._put(f"{record.id}.json" if isinstance(record, Incident) else f"{record.id}.after.json", record)
 
     def keep(self, account: Account) -> None:
         """Write the job's account, and delete the one before."""
@@ -184,9 +184,9 @@ class IncidentLog:
     def _account(self, count: int) -> str:
         return f"{self._number}.{count:06d}{ACCOUNT}"
 
-    def _put(self, name: str, one: msgspec.Struct) -> bool:
+    def _put(self, name: str, record: msgspec.Struct) -> bool:
         """Write a file to the store, or to the directory. Return whether it is in the store."""
-        data = msgspec.json.format(msgspec.json.encode(one), indent=1)
+        data = msgspec.json.format(msgspec.json.encode(record), indent=1)
         if self._store is not None:
             with contextlib.suppress(RelightError):
                 done = self._store.put_once(f"{self._run}/{DIRECTORY}/{name}", data)
@@ -250,14 +250,16 @@ def once_each(incidents: list[Incident]) -> list[Incident]:
     return [incident for incident in incidents if first.setdefault(_failure_of(incident), incident.host) == incident.host]
 
 
-def _failure_of(one: Incident) -> tuple[str, ...]:
+def _failure_of(incident: Incident) -> tuple[str, ...]:
     """Return a key that is equal in all incidents of one failure.
 
     A machine that joined later has counted fewer incarnations.
     """
-    if one.meeting:
-        return one.job, one.meeting
-    return (one.job, str(one.life), str(one.step)) if one.group else (one.id,)  # one node: no other machine saw this failure
+    if incident.meeting:
+        return incident.job, incident.meeting
+    if not incident.group:  # one node: no other machine saw this failure
+        return (incident.id,)
+    return incident.job, str(incident.life), str(incident.step)
 
 
 def is_cause(kind: str) -> bool:

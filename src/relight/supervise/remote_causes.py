@@ -32,12 +32,12 @@ class _Incarnation(NamedTuple):
     began: float
     until: float = math.inf
 
-    def has(self, one: Incident) -> bool:
+    def has(self, incident: Incident) -> bool:
         """Return whether an incident is of this incarnation.
 
         Clocks decide only if the nodes have not agreed on a name.
         """
-        return one.meeting == self.meeting if self.meeting else self.began <= one.time_s <= self.until
+        return incident.meeting == self.meeting if self.meeting else self.began <= incident.time_s <= self.until
 
 
 class Endings:

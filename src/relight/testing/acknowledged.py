@@ -250,20 +250,20 @@ def _fences(history: History, acknowledged: Sequence[Fact]) -> list[str]:
     return problems
 
 
-def _restore(store: ByteStore, view: LogView, one: Checkpoint, known: KnownFacts, digests: dict[str, str]) -> list[str]:
-    label = f"I2: checkpoint {one.id} at step {one.step}"
+def _restore(store: ByteStore, view: LogView, checkpoint: Checkpoint, known: KnownFacts, digests: dict[str, str]) -> list[str]:
+    label = f"I2: checkpoint {checkpoint.id} at step {checkpoint.step}"
     try:
-        digest = digests[one.id] = read_digest(store, view, one)
+        digest = digests[checkpoint.id] = read_digest(store, view, checkpoint)
     except RelightError as error:
         return [f"{label} does not restore: {error}"]
-    if digest not in known.saving or digest != known.saved.get(one.id, digest):
+    if digest not in known.saving or digest != known.saved.get(checkpoint.id, digest):
         return [f"{label} restores as something else"]
     return []
 
 
-def read_digest(store: ByteStore, view: LogView, one: Checkpoint) -> str:
+def read_digest(store: ByteStore, view: LogView, checkpoint: Checkpoint) -> str:
     """Return the digest of a stored checkpoint. Reads and verifies every byte."""
-    opened = open_checkpoint(store, RUN, one, store_id=view.store_id, run_id=view.run_id)
+    opened = open_checkpoint(store, RUN, checkpoint, store_id=view.store_id, run_id=view.run_id)
     digests = []
     for part in opened.parts:
         buffers = [bytearray(tensor.length) for tensor in part.tensors]

@@ -88,14 +88,14 @@ class Truth:
                 if loose:
                     self._report(f"(1) the COMMIT of {commit.id} is durable, and {loose[0]} is not")
 
-    def loose(self, found: CountingCommit) -> list[str]:
+    def loose(self, commit: CountingCommit) -> list[str]:
         """Return the names that a checkpoint needs and that are not durable."""
-        needed = [*sorted(found.needs), *sorted({key.rpartition("/")[0] for key in found.needs}), RUN]
+        needed = [*sorted(commit.needs), *sorted({key.rpartition("/")[0] for key in commit.needs}), RUN]
         return [key for key in needed if key in self._shelf.loose]
 
-    def changed(self, found: CountingCommit) -> list[str]:
+    def changed(self, commit: CountingCommit) -> list[str]:
         """Return its files that have changed since its COMMIT."""
-        return [key for key, data in found.needs.items() if self._bytes(key) != data]
+        return [key for key, data in commit.needs.items() if self._bytes(key) != data]
 
     def is_durable(self, seq: int) -> bool:
         """Return whether a record and all before it would survive a power cut."""
@@ -219,12 +219,12 @@ class Truth:
                 self.wrong += [f"(1) at its RECALL: {key} has changed" for key in self.changed(commit)]
         self.live = {commit.id: commit for commit in sorted(self.live.values(), key=lambda commit: commit.seq)}
 
-    def _forget(self, found: CountingCommit | None) -> None:
+    def _forget(self, commit: CountingCommit | None) -> None:
         """Allow the deletion of its files."""
-        for key in found.needs if found is not None else ():
+        for key in commit.needs if commit is not None else ():
             users = self._needs.get(key, [])
-            if found is not None and found.id in users:
-                users.remove(found.id)
+            if commit is not None and commit.id in users:
+                users.remove(commit.id)
             if not users:
                 self._needs.pop(key, None)
 

@@ -85,21 +85,21 @@ class Promises:
         problems = [f"{checkpoint_id}: {finding}" for finding in verify_checkpoint(self.outside, view, checkpoint)]
         return problems or self.content(self.outside, view, checkpoint)
 
-    def content(self, store: SimulatedStore, view: LogView, one: Checkpoint) -> list[str]:
+    def content(self, store: SimulatedStore, view: LogView, checkpoint: Checkpoint) -> list[str]:
         """Return what is wrong with the bytes of a checkpoint; they must all be of one save."""
-        saved = self.saves[one.id]
-        opened = open_checkpoint(store, RUN, one, store_id=view.store_id, run_id=view.run_id)
+        saved = self.saves[checkpoint.id]
+        opened = open_checkpoint(store, RUN, checkpoint, store_id=view.store_id, run_id=view.run_id)
         problems = []
-        if (len(opened.parts), one.step, one.epoch) != (saved.world, saved.step, saved.epoch):
-            problems.append(f"(5) {one.id} is of {len(opened.parts)} ranks, step {one.step}, attempt {one.epoch}")
+        if (len(opened.parts), checkpoint.step, checkpoint.epoch) != (saved.world, saved.step, saved.epoch):
+            problems.append(f"(5) {checkpoint.id} is of {len(opened.parts)} ranks, step {checkpoint.step}, attempt {checkpoint.epoch}")
         for rank, part in enumerate(opened.parts):
             buffer = bytearray(ROW)
             still = bytearray(FROZEN)
             read_tensors(opened, part, {0: Bytes(buffer)} | ({1: Bytes(still)} if len(part.tensors) > 1 else {}))
             if bytes(still) != FROZEN:
-                problems.append(f"(5) {one.id} holds {still.hex()} where nothing ever changed")
+                problems.append(f"(5) {checkpoint.id} holds {still.hex()} where nothing ever changed")
             if bytes(buffer) != saved.row(rank):
-                problems.append(f"(5) {one.id} holds bytes of another save: rank {rank} has {buffer.hex()}")
+                problems.append(f"(5) {checkpoint.id} holds bytes of another save: rank {rank} has {buffer.hex()}")
         return problems
 
     def acknowledged(self, who: str, saved: AcknowledgedSave, seq: int) -> None:

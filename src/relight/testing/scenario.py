@@ -263,14 +263,14 @@ def examine(store: ByteStore, log: Log, acknowledged: Sequence[Fact]) -> list[st
     return problems
 
 
-def _restore(store: ByteStore, view: LogView, one: Checkpoint, facts: KnownFacts, which: str) -> list[str]:
+def _restore(store: ByteStore, view: LogView, checkpoint: Checkpoint, facts: KnownFacts, which: str) -> list[str]:
     try:
-        key, state = read_state(store, view, one)
+        key, state = read_state(store, view, checkpoint)
     except RelightError as error:
-        return [f"{which} checkpoint {one.id} at step {one.step} does not restore: {error}"]
-    expected = facts.saved.get(one.id, key)
+        return [f"{which} checkpoint {checkpoint.id} at step {checkpoint.step} does not restore: {error}"]
+    expected = facts.saved.get(checkpoint.id, key)
     if key != expected or key not in facts.saving or state != state_of(key):
-        return [f"{which} checkpoint {one.id} at step {one.step} restores as something else"]
+        return [f"{which} checkpoint {checkpoint.id} at step {checkpoint.step} restores as something else"]
     return []
 
 
