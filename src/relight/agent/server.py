@@ -121,7 +121,7 @@ class SlotJob:
     waits_since: float | None = None
     """Time at which its own part was written, so that it only waits for the commit."""
     waits_for: tuple[int, ...] = ()
-    """Ranks whose parts were missing at the last check."""
+    """Ranks with parts that were missing at the last check."""
     checkpoint: str = ""
     """The checkpoint's id; set once it waits."""
     result_sent: bool = False
@@ -144,7 +144,7 @@ class AgentServer:
         self._idle_since = time.monotonic()
         self._seen = False
         self._proving = 0
-        """Connections whose other end has not proved itself yet."""
+        """Connections to processes that have not proved themselves yet."""
         self._parted = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """Readable once a connection has ended: the process may then have nothing left to do."""
         weakref.finalize(self, os.close, self._parted)
@@ -323,7 +323,7 @@ class AgentServer:
             return self._pending > sum(job.result_sent or self._is_stuck(job, now) for job in self._active)
 
     def _has_unread_messages(self) -> bool:
-        """Return whether a trainer has ended whose messages were not all read: it may have sealed a save that is
+        """Return whether a trainer has ended before all of its messages were read. It may have sealed a save that is
         unknown here.
 
         A trainer that has sent ``EndRun`` sends nothing more.

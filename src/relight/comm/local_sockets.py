@@ -166,7 +166,7 @@ class LocalDirectory:
         return True
 
     def _sweep(self) -> None:
-        """Remove socket files of this boot whose listeners were killed."""
+        """Remove socket files that killed listeners of this boot left."""
         own = [name for name in os.listdir(self.fd) if _FILE.fullmatch(name) and name.startswith(_boot())]
         if len(own) > _SWEPT_MAX:  # a random sample, so that all of them get their turn
             own = secrets.SystemRandom().sample(own, _SWEPT_MAX)

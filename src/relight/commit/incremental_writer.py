@@ -41,8 +41,8 @@ AHEAD = 8
 """Most chunks that are hashed and coded ahead of the writer."""
 INLINE_BYTES = 1 << 20
 SAMPLED, SAMPLED_BYTES = 6, 512 << 10
-"""Number of chunk kinds of which a sample is coded to estimate the gain, and bytes of a sample. Small, as it runs during training, before
-the save is reported."""
+"""Number of chunk kinds with a sample that is coded to estimate the gain, and bytes of a sample. Small, as it runs during training,
+before the save is reported."""
 READ_MAX = 1.75
 """Most bytes that a reader must read for a chunk, with its delta chain, relative to the chunk's length. Limits the chain's length."""
 UNCHANGED_MIN = 0.75
@@ -489,7 +489,7 @@ class _Out:
         if self._writer is None:
             try:
                 self._writer = self._store.write(self._key, self._at_most)
-            except NoSpace:  # no space for the upper bound, but perhaps for the actual bytes: reserve space as they are written
+            except NoSpace:  # no space for the upper bound, but perhaps for the actual bytes: reserve space while they are written
                 if self._at_most == self.size or encrypts(self._store):  # an encrypted file cannot exceed its announced size
                     raise
                 self._writer = self._store.write(self._key, self.size)

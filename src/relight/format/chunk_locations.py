@@ -29,7 +29,7 @@ class ChunkLocation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     """A chunk's stored bytes: in which file, from where, how many, their own hash.
 
     ``coded``: True for a coded chunk, False for raw bytes, 2 (``DERIVED``) for references to other chunks of its pack, 3 (``LOSSY``) for
-    a chunk whose decoded bytes approximate the saved ones.
+    a chunk that decodes to an approximation of the saved bytes.
     ``base``: location of the base of a delta.
     """
 

@@ -38,7 +38,7 @@ BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
 SMALLEST = {"bfloat16": 2.0**-133, "float16": 2.0**-25}
 """Largest absolute error of values that are subnormal in 16 bits, and so have few significant bits."""
 LEAST = 2.0**-100
-"""Blocks whose step is smaller are never stored as ``int8``."""
+"""Blocks with a smaller step are never stored as ``int8``."""
 BLOCK = 256
 STEP = (1 - 2.0**-14) / 127
 """Step of ``int8``, relative to the largest magnitude in the block. With 1/127, float32 rounding would push one of some 100,000 values,

@@ -188,7 +188,7 @@ def parse_pack_file(name: str) -> tuple[int, int] | None:
 
 
 def stored_file(pack: str) -> str:
-    """The file beside a pack's name that holds its chunks, where they are not stored as that pack."""
+    """Return the name of the file with a pack's chunks, if they are not stored as that pack."""
     return f"{pack.removesuffix('.safetensors')}.chunks"
 
 

@@ -75,7 +75,7 @@ class CommitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     lossy: float = 0.0
     """Largest relative error of the values that are stored inexactly; 0 if all are exact. Left out of the record if 0."""
     origin: str = ""
-    """Id of the checkpoint of which this is a copy, if the copy has another id. Left out of the record if empty."""
+    """Id of the original of this copy, if the copy has another id. Left out of the record if empty."""
     home: str = ""
     """Run of this store that has the checkpoint's files, if this run branched from it. Left out of the record if empty."""
     reason_kind: str = ""

@@ -205,7 +205,7 @@ class TensorOwnership:
             mesh = self.tables[number].meshes[mesh_number]
             absent = sorted(set(mesh.ranks) - present)
             if absent or prod(mesh.shape) != len(mesh.ranks):
-                return f"spread over ranks {list(mesh.ranks)[:16]}, of which {absent[:8]} do not have it"
+                return f"spread over ranks {list(mesh.ranks)[:16]}, but {absent[:8]} do not have it"
             outside = sorted(set(self._ranks[number]) - set(mesh.ranks))
             if outside:
                 return f"rank {outside[0]} has it, and is not among the ranks it is spread over"

@@ -62,7 +62,7 @@ def parents_of(
 ) -> tuple[list[str], tuple[tuple[int, int], ...]]:
     """Return the ids of a checkpoint's nearest known ancestors, and record number and step of each ancestor with an unknown parent.
 
-    ``fresh``, ``rebuilt``: epochs of the attempts whose FENCE has the reason ``FRESH`` or ``REBUILT``, from ``epochs_of``.
+    ``fresh``, ``rebuilt``: epochs of the attempts with a FENCE of the reason ``FRESH`` or ``REBUILT``, from ``epochs_of``.
     """
     line = history.lines.get(checkpoint.id)
     if line is not None:  # the log's summary has left out some of its ancestors
@@ -75,5 +75,5 @@ def parents_of(
 
 
 def epochs_of(history: History, reason: str) -> set[int]:
-    """Return the epochs of the attempts whose FENCE has that reason."""
+    """Return the epochs of the attempts with a FENCE of that reason."""
     return {fence.epoch for fence in history.fences if isinstance(fence.body, FenceBody) and fence.body.reason == reason}

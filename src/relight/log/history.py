@@ -79,7 +79,7 @@ class History:
     rolled_back_ids: set[str] = field(default_factory=set)
     """Ids of the checkpoints that a rollback discarded. They still exist, but one of them is the latest only if there is no other."""
     skips: list[tuple[int, int]] = field(default_factory=list)
-    """First and last step of each range whose samples training skips."""
+    """First and last step of each range of samples that training skips."""
     lr_factors: dict[str, float] = field(default_factory=dict)
     """Factor for the learning rates of a checkpoint that existed at a rollback, by id. Key ``""``: for a run that starts from scratch."""
     retired_at: dict[str, int] = field(default_factory=dict)

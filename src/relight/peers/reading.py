@@ -122,8 +122,7 @@ class Remote:
         )
 
     def _exclude(self, failed: _Failed) -> None:
-        """Exclude a source that was refused, or an agent whose connections broke ``BREAKS_MAX`` times, so that retries
-        end."""
+        """Exclude a source that was refused, or an agent after ``BREAKS_MAX`` broken connections, so that retries end."""
         address, bad = failed.source.address, failed.source.name if failed.refused else failed.source.address
         with self._lock:
             if self._closed:

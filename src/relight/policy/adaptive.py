@@ -1,4 +1,4 @@
-"""``relight.adaptive()``: a trigger whose interval is computed from measurements."""
+"""``relight.adaptive()``: a trigger with an interval that is computed from measurements."""
 
 from __future__ import annotations
 

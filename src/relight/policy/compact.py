@@ -66,7 +66,7 @@ class Compact:
       ``"int8"``, with errors up to ``LOSSY_BOUNDS``. The first matching pattern counts. A restore is then not exact.
     - ``max_error``: the largest error of any value of float32 tensors with matching names: ``{"model/*": 1e-4}``, or
       ``{"model/*": "0.1%"}`` of the tensor's largest magnitude. Each piece of a tensor is stored in the smallest of the
-      three formats (or in the one that ``lossy`` names) whose decoded values are within the bound. If there is none, it
+      three formats (or in the one that ``lossy`` names) that decodes to values within the bound. If there is none, it
       is stored exactly.
 
     Saves for signals and exceptions, and other urgent saves, are stored raw.

@@ -182,7 +182,7 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[KeepVerdi
             reasons[checkpoint.id].append(checkpoint.held)
         if all(getattr(rules, name) is None for name in RULES):
             reasons[checkpoint.id].append("no rule removes anything")
-    for checkpoint in newest_first:  # a checkpoint is newer than those whose bytes it needs, so this order keeps indirect needs as well
+    for checkpoint in newest_first:  # a checkpoint is newer than its donors, so this order keeps indirect needs as well
         users = [user for user in checkpoint.needed_by if reasons.get(user)]
         if users:
             reasons[checkpoint.id].append(f"its bytes are needed by {', '.join(users)}")

@@ -90,7 +90,7 @@ class Trigger:
 
     @property
     def best_by(self) -> frozenset[tuple[str, str]]:
-        """``(name, mode)`` of each metric at whose best values the trigger saves."""
+        """``(name, mode)`` of each metric for which the trigger saves the best values."""
         return frozenset()
 
     @property

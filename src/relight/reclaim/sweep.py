@@ -24,7 +24,7 @@ FOLDERS_SWEPT = 2
 class SweepPlan:
     """Directories to delete, each with the reason. ``held``: directories that no live checkpoint has and that must stay, with the reason.
 
-    ``temporaries``: keys of temporary files of records and of the store's own files whose final name exists already, and leftovers of
+    ``temporaries``: keys of temporary files of records and of the store's own files, if the final name exists already, and leftovers of
     probing a server.
     """
 

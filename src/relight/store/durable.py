@@ -37,7 +37,7 @@ FORGOTTEN = (errno.ESTALE, errno.EBADF)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ROOM_HINT = "make room on the disk, raise the quota, or keep fewer checkpoints (relight prune)"
 _ASKED_FROM = 1 << 20
-"""Smallest file whose size is compared with the free space if the file system cannot reserve space."""
+"""Smallest file size that is compared with the free space if the file system cannot reserve space."""
 
 
 class StaleHandle(StoreUnavailable):

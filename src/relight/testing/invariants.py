@@ -285,7 +285,7 @@ def plans_do_not_undo_each_other() -> list[str]:
 
 
 @rule
-def newest_stays_whatever_the_plan_says() -> list[str]:
+def newest_stays_in_every_plan() -> list[str]:
     """The newest checkpoint at a plan's execution stays, even if it was not the newest when the plan was made."""
     _, store = simulated()
     attempt, ids, _ = saves(store, 1, 2)
@@ -333,7 +333,7 @@ def unreadable_head_stops_the_appender() -> list[str]:
 
 
 @rule
-def damaged_head_is_chained_as_it_is() -> list[str]:
+def damaged_head_is_chained_unchanged() -> list[str]:
     """If the last record is damaged, only it is lost: the next one is chained to its unchanged bytes."""
     disk, store = simulated()
     _, ids, facts = saves(store, 1, 2)
@@ -391,7 +391,7 @@ def records_of_others_do_not_count() -> list[str]:
 
 
 @rule
-def disk_that_lies_gets_no_commit() -> list[str]:
+def disk_that_returns_other_bytes_gets_no_commit() -> list[str]:
     """If a part, a root or a pack's length reads back differently than it was written, the save fails before its COMMIT."""
     problems = []
     for suffix, cut in ((".msgpack", False), ("root.json", False), (".safetensors", True)):
@@ -515,7 +515,7 @@ def links_are_not_followed() -> list[str]:
 
 
 @rule
-def lost_reply_is_told_by_the_link_count() -> list[str]:
+def lost_reply_is_detected_by_the_link_count() -> list[str]:
     """A ``link`` that worked, but reported an error, as on NFS, is a success. One that did not work is a failure."""
     problems = []
     for error in (codes.EIO, codes.EEXIST, codes.ENOENT):
@@ -627,7 +627,7 @@ def packs_are_the_sources_back_to_back() -> list[str]:
 
 
 @rule
-def packs_in_memory_are_written_as_they_are() -> list[str]:
+def packs_in_memory_are_written_unchanged() -> list[str]:
     """A pack that is in memory in its file's layout is written unchanged, without extra bytes.
 
     Each hash is its chunk's.
@@ -677,7 +677,7 @@ def gap_in_the_log_is_a_fault() -> list[str]:
 
 
 @rule
-def runs_do_not_appear_by_looking() -> list[str]:
+def listing_creates_no_run() -> list[str]:
     """Reading an absent run creates nothing."""
     disk, store = simulated()
     for read in (lambda: Log(store, RUN).read(), lambda: plan_sweep(store, RUN), lambda: plan_prune(store, RUN, keep(last=1))):

@@ -211,7 +211,7 @@ class StoreSuite:
         refuses(CheckpointNotFound, lambda: store.get("run/other", 9))
         refuses(CheckpointNotFound, lambda: store.open("other/file"))
 
-    def test_reading_behind_the_end_is_corruption(self, tmp_path: Path) -> None:
+    def test_reading_past_the_end_is_corruption(self, tmp_path: Path) -> None:
         """A read past the end of the file raises ``CorruptCheckpoint``. It never pads."""
         store = self.make(tmp_path)
         put(store, "file", b"12345")
@@ -343,7 +343,7 @@ class StoreSuite:
             put(store, f"file{_}", b"x")
         assert store.url
 
-    def test_no_room_is_said_before_anything_is_written(self, tmp_path: Path) -> None:
+    def test_lack_of_space_is_reported_before_anything_is_written(self, tmp_path: Path) -> None:
         """A writer for a file larger than any disk raises ``NoSpace`` (or ``StoreUnavailable``) at once, and leaves no name."""
         store = self.make(tmp_path)
         if store.free_bytes() is None:
