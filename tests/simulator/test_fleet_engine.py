@@ -65,8 +65,10 @@ def test_what_fails_does_not_depend_on_the_policy_nor_on_what_else_fails() -> No
     """Each failure process has random numbers of its own: a further kind of failure moves none of the others."""
     more = fleet(failure=(Failing(name="more", per_day=4.0), *EVERYTHING))
     first, second = draw(fleet(), 1), draw(more, 1)
-    assert [blow._replace(failing=max(-1, blow.failing - 1)) for blow in second.blows if blow.cause != "more"] == list(first.blows)
-    times = {cause: {blow.at for blow in second.blows if blow.cause == cause} for cause in ("more", "gpu")}
+    assert [failure._replace(failing=max(-1, failure.failing - 1)) for failure in second.failures if failure.cause != "more"] == list(
+        first.failures
+    )
+    times = {cause: {failure.at for failure in second.failures if failure.cause == cause} for cause in ("more", "gpu")}
     assert all(times.values()) and not times["more"] & times["gpu"], "the same rate, and dice of their own"
 
 
@@ -224,7 +226,7 @@ def test_machines_side_by_side_are_of_one_rack() -> None:
 def test_an_aftershock_follows_and_weibull_keeps_the_rate() -> None:
     """Rates are those of the scenario: an aftershock share of half doubles failures, and Weibull groups them."""
     plain, shaken, grouped = (
-        [blow.at for blow in draw(one_kind(days=1000.0, **more), 0).blows] for more in ({}, {"aftershock": 0.5}, {"shape": 0.5})
+        [failure.at for failure in draw(one_kind(days=1000.0, **more), 0).failures] for more in ({}, {"aftershock": 0.5}, {"shape": 0.5})
     )
     assert len(plain) == pytest.approx(12_000, rel=0.03)
     assert len(shaken) == pytest.approx(24_000, rel=0.05)

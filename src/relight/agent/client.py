@@ -154,15 +154,15 @@ class Agent:
         parts = zip(answer.held, _mapped(fds, len(answer.held), writable=False), strict=True)
         return [HeldPart(checkpoint_id, rank, memory, tuple(starts)) for (checkpoint_id, rank, starts), memory in parts]
 
-    def meet(self, asked: ListenForPeers, timeout: float) -> PeerAddress:
+    def meet(self, request: ListenForPeers, timeout: float) -> PeerAddress:
         """Have the agent listen for agents of other nodes. Return its address."""
-        self._send(asked)
+        self._send(request)
         answer, _ = self._answer(PeerAddress, timeout)
         return answer
 
-    def join(self, asked: JoinPeers) -> None:
+    def join(self, request: JoinPeers) -> None:
         """Send the agent the list of its peers."""
-        self._send(asked)
+        self._send(request)
 
     def leave(self) -> None:
         """Report that the run ends: agents of other nodes need not protect it any more."""

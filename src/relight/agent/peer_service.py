@@ -40,7 +40,7 @@ class AgentPeers:
         self._token = b""
         self._others: list[str] = []
 
-    def meet(self, asked: ListenForPeers) -> PeerAddress:
+    def meet(self, request: ListenForPeers) -> PeerAddress:
         """Listen for peers that know the token. Return this agent's address."""
         from relight.peers import PeerService
 
@@ -48,28 +48,32 @@ class AgentPeers:
             try:
                 if self._peers is None:
                     self._peers = PeerService(
-                        asked.host, token=asked.token, memory=asked.memory, notify=self._notify, bytes_per_second=asked.bytes_per_second
+                        request.host,
+                        token=request.token,
+                        memory=request.memory,
+                        notify=self._notify,
+                        bytes_per_second=request.bytes_per_second,
                     )
-                    self._token = asked.token
-                elif asked.change:
-                    self._peers.set_token(asked.token)
-                    self._token = asked.token
+                    self._token = request.token
+                elif request.change:
+                    self._peers.set_token(request.token)
+                    self._token = request.token
             except RelightError as error:
                 return PeerAddress(self._id, "", str(error))
             return PeerAddress(self._id, self._peers.address, "", self._token if self._others else b"", self._others)
 
-    def join(self, asked: JoinPeers) -> None:
+    def join(self, request: JoinPeers) -> None:
         """Protect, and be protected by, the agents of the roster."""
         from relight.peers import Peer
 
-        roster = [Peer(id, host, rack, address, tuple(ranks)) for id, host, rack, address, ranks in asked.roster]
+        roster = [Peer(id, host, rack, address, tuple(ranks)) for id, host, rack, address, ranks in request.roster]
         with self._lock:
             if self._peers is None:
                 return
             self._others = [peer.address for peer in roster]
             self._ranks = next((peer.ranks for peer in roster if peer.id == self._id), ())
             try:
-                self._peers.join(roster, self._id, asked.data, asked.parity)
+                self._peers.join(roster, self._id, request.data, request.parity)
             except RelightError as error:
                 self._notify("peers.failed", f"this node is not protected by others: {error}", {"why": str(error)})
 

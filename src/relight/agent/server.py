@@ -145,9 +145,9 @@ class AgentServer:
         self._seen = False
         self._proving = 0
         """Connections to processes that have not proved themselves yet."""
-        self._parted = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._session_ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """Readable once a connection has ended: the process may then have nothing left to do."""
-        weakref.finalize(self, os.close, self._parted)
+        weakref.finalize(self, os.close, self._session_ended)
         self._ending = False
         self._drainer: Drainer | None = None
         self._neighbours = AgentPeers(self._send_all)
@@ -160,9 +160,9 @@ class AgentServer:
         """Serve until no process needs the agent."""
         self._listener.setblocking(False)
         while not self._over():
-            select.select([self._listener.fileno(), self._parted], [], [], _TICK_S)
+            select.select([self._listener.fileno(), self._session_ended], [], [], _TICK_S)
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._parted)
+                os.eventfd_read(self._session_ended)
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
@@ -212,7 +212,7 @@ class AgentServer:
             connection.close()
             with self._lock:
                 self._proving -= 1
-            os.eventfd_write(self._parted, 1)
+            os.eventfd_write(self._session_ended, 1)
             return
         session = TrainerSession(AgentConnection(connection, ToAgent), pid)
         with self._lock:
@@ -361,7 +361,7 @@ class AgentServer:
             if session.polite and not self._sessions:  # the run is over here: no process will restore from memory
                 self._neighbours.close()
         session.wire.close()
-        os.eventfd_write(self._parted, 1)
+        os.eventfd_write(self._session_ended, 1)
 
     def _take_over(self, session: TrainerSession, index: int) -> None:
         state, number = session.slots[index].state()

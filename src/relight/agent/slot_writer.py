@@ -258,7 +258,7 @@ class SlotWriter:
             return None
         return self._room.prune(still=still) if still() else None
 
-    def _hold_back(self, own: int, request: Request, hold: Backpressure) -> None:
+    def _hold_back(self, own_bytes: int, request: Request, hold: Backpressure) -> None:
         """Wait until there is space, for at most the trainer's limit.
 
         Errors are ignored here: the save itself meets and reports them.
@@ -274,14 +274,14 @@ class SlotWriter:
             history = fold(self._log.read())
             if not tiers_of(history):
                 return
-            need = own
+            need = own_bytes
             smaller, last = self._attempt.smaller, [checkpoint.body.new_bytes for checkpoint in history.live[-8:]]
             if (
                 request.seat is not None
             ):  # all ranks must use the same number though their shares differ: the largest of the last checkpoints
-                need = max(last) if last else own * request.seat.world
+                need = max(last) if last else own_bytes * request.seat.world
             elif last and smaller is not None and smaller.choice(Conditions(self.place.threads)).reuse:
-                need = min(own, last[-1])
+                need = min(own_bytes, last[-1])
             self._room.wait(need, self.place.leads, hold.since + self.place.held_s, hold.still, report)
 
 

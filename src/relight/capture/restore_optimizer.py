@@ -97,7 +97,7 @@ class OptimizerPlan:
             if node is None:
                 return
         saved_groups: list[dict[str, Any]] = node["groups"]
-        if not flattened and planning.rename is None and _are_theirs(optimizer, names, saved_groups):
+        if not flattened and planning.rename is None and _groups_match(optimizer, names, saved_groups):
             renamed: dict[str, str] = {}
             groups = members = [set(group["params"]) for group in saved_groups]
             stored_names = set().union(*members)
@@ -475,7 +475,7 @@ def _is_optimizers(node: Any) -> bool:
     )
 
 
-def _are_theirs(optimizer: Any, names: Mapping[int, str], groups: Sequence[Mapping[str, Any]]) -> bool:
+def _groups_match(optimizer: Any, names: Mapping[int, str], groups: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the stored groups have the live parameters, in their order; nearly always true."""
     lives = [group["params"] for group in optimizer.param_groups]
     return len(lives) == len(groups) and all(

@@ -78,18 +78,18 @@ def request_of(record: Record) -> SaveAsked | None:
     return SaveAsked(record.seq, by or "somebody", why, record.time)
 
 
-def acknowledge(store: ByteStore, run: str, asked: SaveAsked, by: str, refused: str = "") -> bool:
+def acknowledge(store: ByteStore, run: str, request: SaveAsked, by: str, refused: str = "") -> bool:
     """Acknowledge a request and all before it. Return True if no other supervisor had acknowledged it. Cost: at most one record.
 
     After ``Uncertain``, call it again: a NOTE that was written after all then counts.
     """
     why_not = {"refused": refused[:WHY_MAX]} if refused else {}
-    body = NoteBody(topic=ACKNOWLEDGED_TOPIC, data={"upto": asked.seq, "by": by[:WHO_MAX], **why_not})
+    body = NoteBody(topic=ACKNOWLEDGED_TOPIC, data={"upto": request.seq, "by": by[:WHO_MAX], **why_not})
     acknowledged: list[bool] = []
 
     def decide(view: LogView) -> NoteBody | None:
-        counts = any(record.seq == asked.seq for record in view.records)
-        acknowledgement = _acknowledgement(fold(view), asked.seq)
+        counts = any(record.seq == request.seq for record in view.records)
+        acknowledgement = _acknowledgement(fold(view), request.seq)
         acknowledged[:] = [acknowledgement is not None and acknowledgement.body == body]
         return body if counts and acknowledgement is None else None
 

@@ -115,7 +115,7 @@ class _Coder(NamedTuple):
         way = choose(data, kind, base, trial_of(self.by))
         if way is not None and way.difference and self.known.before is not None:
             body = encode(data, way, base, rooms, self.by)
-            if body is not None and self._may_stand(where, len(body), len(data)):
+            if body is not None and self._is_acceptable_delta(where, len(body), len(data)):
                 return _Chunk(value, None, body, True, where, time.perf_counter() - began)
             way = choose(data, kind, None, trial_of(self.by))
         body = None if way is None else encode(data, way, None, rooms, self.by)
@@ -128,11 +128,11 @@ class _Coder(NamedTuple):
             return None
         base, where = earlier
         body = encode(data, difference(self.elements[number], len(data)), base, _rooms(), trial_of(self.by))
-        if body is None or not self._may_stand(where, len(body), len(data)):
+        if body is None or not self._is_acceptable_delta(where, len(body), len(data)):
             return None
         return _Chunk(value, None, body, True, where)
 
-    def _may_stand(self, where: IndexedChunk | None, stored: int, length: int) -> bool:
+    def _is_acceptable_delta(self, where: IndexedChunk | None, stored: int, length: int) -> bool:
         """Return whether a delta to ``where`` keeps reads within ``READ_MAX``, and its base did not change in memory while it was coded."""
         before = self.known.before
         return where is not None and stored + where.piece.reach <= READ_MAX * length and before is not None and before.still()

@@ -252,11 +252,11 @@ def _storage_facts(request: SaveRequest) -> dict[str, Any]:
     return facts if facts.get(LOSSY, True) else {COMPACT: facts[COMPACT]}
 
 
-def _inexactly(rules: Compact, pattern: str, way: str) -> dict[str, Any]:
+def _inexactly(rules: Compact, pattern: str, encoding: str) -> dict[str, Any]:
     """Return a root's entry for a pattern: the encoding, the error that it allows, and the bound that the caller chose."""
-    most = LOSSY_BOUNDS[way] if way != BOUNDED else max(LOSSY_BOUNDS.values())
+    most = LOSSY_BOUNDS[encoding] if encoding != BOUNDED else max(LOSSY_BOUNDS.values())
     chosen = {"max_error": rules.max_error[pattern]} if pattern in rules.max_error else {}
-    return {"as": way, "relative_error": most, **chosen}
+    return {"as": encoding, "relative_error": most, **chosen}
 
 
 def _lossy_here(request: SaveRequest) -> dict[str, str]:

@@ -245,19 +245,21 @@ def _floor(seen: ScheduleInput, costs: Costs, limits: IntervalBounds) -> tuple[f
     return seconds, f"as often as a save is free: {why}" if costs.stall_s == 0 else why
 
 
-def _move(wanted: float, before: ScheduleDecision | None, floor_s: float) -> tuple[float, str]:
+def _move(target_s: float, before: ScheduleDecision | None, floor_s: float) -> tuple[float, str]:
     """Return the next interval: by a factor of two at most, but never below ``floor_s``.
 
     With a save of 30 min, doubling from a guess would mean five saves in a row.
     """
     if before is None or before.interval_s <= 0:
-        return wanted, ""
-    if before.interval_s / STILL < wanted < before.interval_s * STILL:
-        return before.interval_s, "" if span(wanted) == span(before.interval_s) else f"; {span(wanted)} would hardly differ"
+        return target_s, ""
+    if before.interval_s / STILL < target_s < before.interval_s * STILL:
+        return before.interval_s, "" if span(target_s) == span(before.interval_s) else f"; {span(target_s)} would hardly differ"
     least, most = before.interval_s / MOVE, before.interval_s * MOVE
-    if least <= wanted <= most:
-        return wanted, ""
-    return max(min(max(wanted, least), most), min(floor_s, wanted)), f"; on its way to {span(wanted)}, by a factor of {MOVE:g} at a time"
+    if least <= target_s <= most:
+        return target_s, ""
+    return max(
+        min(max(target_s, least), most), min(floor_s, target_s)
+    ), f"; on its way to {span(target_s)}, by a factor of {MOVE:g} at a time"
 
 
 def _reason_text(seen: ScheduleInput, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float) -> str:

@@ -284,8 +284,8 @@ def _why_bad(checkpoint: Checkpoint, history: History, known: Mapping[str, Verif
     return _damage(checkpoint, known, tally)
 
 
-def _age(then: float | None, now: float) -> float | None:
-    return None if then is None else max(0.0, now - then)
+def _age(time_s: float | None, now: float) -> float | None:
+    return None if time_s is None else max(0.0, now - time_s)
 
 
 def _saving(tally: Tally) -> SaveTimes:

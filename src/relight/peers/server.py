@@ -72,7 +72,7 @@ class PeerServer:
             self._closed = True
             connections, threads = [*self._strangers, *self._friends], list(self._threads)
         for connection in connections:
-            _hang_up(connection)
+            _disconnect(connection)
         self._accepting.join(5.0)
         self._listener.close()
         for thread in threads:
@@ -83,7 +83,7 @@ class PeerServer:
         with self._lock:
             connections = [*self._strangers, *self._friends]
         for connection in connections:
-            _hang_up(connection)
+            _disconnect(connection)
 
     def _accept(self) -> None:
         while not self._closed:
@@ -97,7 +97,7 @@ class PeerServer:
             thread = threading.Thread(target=self._serve, args=(connection,), name="relight-peers-serve", daemon=True)
             with self._lock:
                 if len(self._strangers) >= STRANGERS_MAX:
-                    _hang_up(self._strangers.pop(0))  # an agent proves itself in milliseconds, so the oldest is none
+                    _disconnect(self._strangers.pop(0))  # an agent proves itself in milliseconds, so the oldest is none
                 # threads of closed connections may not have ended yet
                 if self._closed or len(self._threads) >= THREADS_MAX:
                     connection.close()
@@ -184,23 +184,23 @@ class _Session:
         self._wire.receive_into(data)
         self._holder.add(self._turn, piece.offset, data)
 
-    def _give(self, asked: ReadRequest) -> None:
-        if asked.length > PIECE_BYTES:
-            raise PeerLost(f"{asked.length} bytes at once")
+    def _give(self, request: ReadRequest) -> None:
+        if request.length > PIECE_BYTES:
+            raise PeerLost(f"{request.length} bytes at once")
         part: HeldPartFile | None = None
-        if asked.row < 0:
-            part = self._parts.find(asked.id, asked.rank)
-            data = None if part is None else part.read(asked.offset, asked.length)
+        if request.row < 0:
+            part = self._parts.find(request.id, request.rank)
+            data = None if part is None else part.read(request.offset, request.length)
             if data is None:
                 raise Refusal(GONE, "that part is not in memory any more")
         else:
-            data = self._holder.read(asked)
+            data = self._holder.read(request)
         # Not sendfile: it sends the pages themselves, and the next save may refill them after the check below and
         # before they are sent.
-        self._wire.send(Data(asked.length), data)
+        self._wire.send(Data(request.length), data)
         self._wire.send_trailer(_THERE if part is None or part.there() else _NOT_THERE)
 
 
-def _hang_up(connection: socket.socket) -> None:
+def _disconnect(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -111,7 +111,7 @@ def execute_sweep(plan: SweepPlan, store: ByteStore) -> SweepReport:
             store.delete(key)
             deleted.append(key)
     if plan.homes:
-        _let_go(store, plan.run, plan.homes)
+        _remove_unneeded_tags(store, plan.run, plan.homes)
     return SweepReport(deleted, left)
 
 
@@ -127,11 +127,11 @@ def delete_checkpoints(store: ByteStore, run: str, history: History, ids: Sequen
                 homes.add(retired.body.home)
             else:
                 _delete(store, run, retired.body.dir, deleted, left)
-    _let_go(store, run, homes)
+    _remove_unneeded_tags(store, run, homes)
     return deleted, left
 
 
-def _let_go(store: ByteStore, run: str, homes: Iterable[str]) -> None:
+def _remove_unneeded_tags(store: ByteStore, run: str, homes: Iterable[str]) -> None:
     """Remove the tags in ``homes`` that this run no longer needs. After an error the tag stays, and the next sweep tries again."""
     for home in homes:
         with contextlib.suppress(RelightError):

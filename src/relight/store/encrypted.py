@@ -344,13 +344,13 @@ class _EncryptingWriter:
         self._wait(turn)
         return self._rooms[turn], turn
 
-    def _hand_on(self, mine: int, offset: int, data: memoryview) -> None:
+    def _hand_on(self, number: int, offset: int, data: memoryview) -> None:
         if self._size <= WRITE_PAGES * PAGE_BYTES:
             self._inner.write_at(offset, data)
             return
         if self._thread is None:
             self._thread = ThreadPool(ROOMS - 1, "relight-cipher")
-        self._writing[mine] = self._thread.submit(self._inner.write_at, offset, data)
+        self._writing[number] = self._thread.submit(self._inner.write_at, offset, data)
 
     def _wait(self, turn: int) -> None:
         writing, self._writing[turn] = self._writing[turn], None

@@ -151,6 +151,6 @@ def merged(accounts: list[Account]) -> Account:
     )  # fmt: skip
 
 
-def _add(into: dict[str, Any], more: dict[str, Any]) -> None:
-    for name, value in more.items():
+def _add(into: dict[str, Any], addend: dict[str, Any]) -> None:
+    for name, value in addend.items():
         into[name] += value

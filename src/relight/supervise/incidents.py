@@ -84,13 +84,13 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
         head = self.id.partition("-")[0]
         return int(head) / 1000 if head.isascii() and head.isdigit() and len(head) < 16 else 0.0
 
-    def past(self, here: str) -> tuple[Failure, Decision]:
-        """Return the failure and the decision, as later decisions on the machine named ``here`` use them."""
+    def past(self, host: str) -> tuple[Failure, Decision]:
+        """Return the failure and the decision, as later decisions on the machine named ``host`` use them."""
         ended = [worker.get("steps", 0) for worker in self.workers]
         restored = max((worker.get("restored", -2) for worker in self.workers), default=-2)
         failure = Failure(
             self.kind, self.why, self.rank, self.step, min(ended, default=0), self.words, restored=restored, durable=self.durable,
-            here=self.host == here and self.rank in (None, *(worker.get("rank") for worker in self.workers)),
+            here=self.host == host and self.rank in (None, *(worker.get("rank") for worker in self.workers)),
         )  # fmt: skip
         settings = sane(self.settings)
         return failure, Decision(self.action, self.reason, self.delay_s, settings if self.after is None else once_back(settings))

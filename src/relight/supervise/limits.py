@@ -163,7 +163,7 @@ class JobWatch:
             return HangVerdict()
         then, before, earlier = self._first
         self._first = None
-        stuck = [rank for rank in sorted(late) if _stands(sights[rank], before.get(rank), now - then, stacks.get(rank), earlier.get(rank))]
+        stuck = [rank for rank in sorted(late) if _is_idle(sights[rank], before.get(rank), now - then, stacks.get(rank), earlier.get(rank))]
         overdue = [rank for rank in sorted(late) if self._overdue(rank, sights[rank], now)]
         if any(_may_wait_for(sights[rank], other) for rank in late for other in _others(sights, late)):
             return HangVerdict()
@@ -224,7 +224,7 @@ def _may_wait_for(late: RankObservation, other: RankObservation) -> bool:
     return (other.beat.step if other.beat is not None else -1) <= (late.beat.step if late.beat is not None else -1)
 
 
-def _stands(sight: RankObservation, before: RankObservation | None, seconds: float, stacks: str | None, earlier: str | None) -> bool:
+def _is_idle(sight: RankObservation, before: RankObservation | None, seconds: float, stacks: str | None, earlier: str | None) -> bool:
     """Return whether a rank was idle between two observations."""
     if sight.state in STOPPED:
         return True

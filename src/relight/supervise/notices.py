@@ -124,7 +124,7 @@ class Notices:
                 try:
                     announced = announcement_of(self._body(source))
                 except (OSError, ValueError, http.client.HTTPException) as error:
-                    self._unheard(source, why_unheard(error))
+                    self._note_failed_poll(source, why_no_answer(error))
                     continue
                 self._answered(source)
                 if announced:
@@ -158,7 +158,7 @@ class Notices:
         with self._opener.open(get, timeout=_TIMEOUT_S) as answer:
             return str(answer.read(_BYTES_MAX).decode(errors="replace"))
 
-    def _unheard(self, source: NoticeEndpoint, why: str) -> None:
+    def _note_failed_poll(self, source: NoticeEndpoint, why: str) -> None:
         count, reported = self._failed.get(source.url, (0, ""))
         if count + 1 >= _TRIES and why != reported:
             text = f"notices cannot be received from {source.url}: {why}; if the machine is taken away, this source does not warn the job"
@@ -172,7 +172,7 @@ class Notices:
             emit("run.notices", f"{source.url} answers again: notices are received from it", url=source.url, why="")
 
 
-def why_unheard(error: Exception) -> str:
+def why_no_answer(error: Exception) -> str:
     """Return the reason in words, without numbers that differ between polls, so that one reason is reported once."""
     if isinstance(error, urllib.error.HTTPError):
         target = error.headers.get("Location", "") if 300 <= error.code < 400 else ""

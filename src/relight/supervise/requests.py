@@ -69,11 +69,11 @@ class Requests:
                 self._obey(", ".join(dict.fromkeys(request.words for request in young)))
         self._head, self._polled_at = head, began
 
-    def _is_young(self, asked: SaveAsked, began: float) -> bool:
+    def _is_young(self, request: SaveAsked, began: float) -> bool:
         """Return whether a request is newer than the last poll. After a long time, compare the machines' clocks."""
         if began - self._polled_at <= OLD_S:
             return True
-        asked_s = seconds_since_epoch(asked.time)
+        asked_s = seconds_since_epoch(request.time)
         return asked_s is not None and 0 <= self._now() - asked_s <= OLD_S
 
     def _new(self) -> tuple[list[Record], int]:

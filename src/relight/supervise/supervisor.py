@@ -301,9 +301,9 @@ class Supervisor:
             self._reason = reason
         self._wanted = why if reason is None else reason.text
 
-    def request_save(self, who: str) -> None:
-        """Have the ranks save. The checkpoint's reason is the request of ``who``. Any thread."""
-        self.save_now(reason=requested_by(who))
+    def request_save(self, requester: str) -> None:
+        """Have the ranks save. The checkpoint's reason is the request of ``requester``. Any thread."""
+        self.save_now(reason=requested_by(requester))
 
     def why_unreachable(self) -> str:
         """Return why no rank here can be asked to save now; empty if one can. Any thread."""
@@ -542,7 +542,7 @@ class Supervisor:
             epoch = self._clock() - time.time()
             host = socket.gethostname()
             # only incidents after the last stop count: a person has started the job again after it
-            self._past[:0] = [Past(*incident.past(here=host), epoch + incident.time_s) for incident in earlier[last + 1 :][-50:]]
+            self._past[:0] = [Past(*incident.past(host=host), epoch + incident.time_s) for incident in earlier[last + 1 :][-50:]]
 
     def _follow_up(self) -> None:
         """Close the open incident once all ranks have completed a step."""

@@ -58,21 +58,21 @@ class Truth:
         self.void = 0
         self._needs: dict[str, list[str]] = {}
 
-    def created(self, key: str, data: bytes, who: str, over: bool) -> None:
+    def created(self, key: str, data: bytes, process: str, over: bool) -> None:
         """See ``Watch``."""
         if over:
-            self._report(f"(4) {key} is overwritten by {who}")
+            self._report(f"(4) {key} is overwritten by {process}")
         folder, _, name = key.rpartition("/")
         if folder == LOG and parse_record_file(name) is not None:
-            self._record(key, data, who)
+            self._record(key, data, process)
 
-    def deleted(self, key: str, who: str) -> None:
+    def deleted(self, key: str, process: str) -> None:
         """See ``Watch``."""
         if key in self._needs:
-            self._report(f"(7) {who} deletes {key}, which checkpoint {self._needs[key][0]} needs")
+            self._report(f"(7) {process} deletes {key}, which checkpoint {self._needs[key][0]} needs")
         folder, _, name = key.rpartition("/")
         if (folder == LOG and parse_record_file(name) is not None) or key == STORE_FILE:
-            self._report(f"(7) {who} deletes {key}")
+            self._report(f"(7) {process} deletes {key}")
 
     def on_durable(self, keys: list[str]) -> None:
         """See ``Watch``."""
@@ -130,15 +130,15 @@ class Truth:
         self.is_log_lost = False
         self.after_cut()
 
-    def _record(self, key: str, data: bytes, who: str) -> None:
+    def _record(self, key: str, data: bytes, process: str) -> None:
         frame = json.loads(data)["body"]
         seq = frame["seq"]
         if self.is_log_lost:
-            self._report(f"(9) {who} makes record {seq}, a {frame['kind']}, of a log that was lost")
+            self._report(f"(9) {process} makes record {seq}, a {frame['kind']}, of a log that was lost")
         if seq != len(self.records):
-            self._report(f"(4) {who} makes record {seq} where {len(self.records)} would be the next")
+            self._report(f"(4) {process} makes record {seq} where {len(self.records)} would be the next")
         if frame["prev"] != self._hash:
-            self._report(f"(4) record {seq} of {who} is not chained to the record before it")
+            self._report(f"(4) record {seq} of {process} is not chained to the record before it")
         self._hash = hexdigest(data)
         self.records.append(frame)
         kind, body, epoch = frame["kind"], frame["body"], frame["epoch"]
@@ -146,19 +146,19 @@ class Truth:
             if epoch > self.epoch:
                 self.epoch = epoch
             else:
-                self._report(f"(3) the FENCE of {who} is void: epoch {epoch} exists already")
+                self._report(f"(3) the FENCE of {process} is void: epoch {epoch} exists already")
         elif kind in ("COMMIT", "RETIRE", "RECALL", "SWEEP", "TAG"):
             if epoch < self.epoch:
                 self.void += 1
                 return
             self.epoch = epoch
-            own_epoch = self.epochs_of.get(who)
+            own_epoch = self.epochs_of.get(process)
             if own_epoch is not None and own_epoch < self.epoch:
-                self._report(f"(3) {who} of attempt {own_epoch}, which attempt {self.epoch} has superseded, makes a {kind} that counts")
+                self._report(f"(3) {process} of attempt {own_epoch}, which attempt {self.epoch} has superseded, makes a {kind} that counts")
             if kind == "COMMIT":
                 self._commit(seq, epoch, body)
             elif kind == "RETIRE":
-                self._retire(body["ids"], who, body.get("undo_s", 0) > 0)
+                self._retire(body["ids"], process, body.get("undo_s", 0) > 0)
             elif kind == "RECALL":
                 self._recall(body["ids"])
             elif kind == "SWEEP":
@@ -192,14 +192,14 @@ class Truth:
             self._needs.setdefault(key, []).append(commit.id)
         self.wrong += [f"(1) at its COMMIT: {text}" for text in self._check_files(commit.id)]
 
-    def _retire(self, ids: list[str], who: str, may_come_back: bool) -> None:
+    def _retire(self, ids: list[str], process: str, may_come_back: bool) -> None:
         newest = next(reversed(self.live), "")
         for checkpoint_id in ids:
             if checkpoint_id == newest:
-                self._report(f"(7) {who} retires {checkpoint_id}, the newest checkpoint")
+                self._report(f"(7) {process} retires {checkpoint_id}, the newest checkpoint")
             holding = sorted(name for name, target in self.tags.items() if target == checkpoint_id)
             if holding and checkpoint_id in self.live:
-                self._report(f"(7) {who} retires {checkpoint_id}, which tag {holding[0]} keeps")
+                self._report(f"(7) {process} retires {checkpoint_id}, which tag {holding[0]} keeps")
             commit = self.live.pop(checkpoint_id, None)
             if commit is not None:
                 self.retired.add(checkpoint_id)

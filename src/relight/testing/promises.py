@@ -102,20 +102,20 @@ class Promises:
                 problems.append(f"(5) {checkpoint.id} holds bytes of another save: rank {rank} has {buffer.hex()}")
         return problems
 
-    def acknowledged(self, who: str, saved: AcknowledgedSave, seq: int) -> None:
-        """Check that process ``who`` may receive the acknowledgement of a save with record ``seq``."""
+    def acknowledged(self, process: str, saved: AcknowledgedSave, seq: int) -> None:
+        """Check that process ``process`` may receive the acknowledgement of a save with record ``seq``."""
         truth = self.truth
         commit = truth.counted.get(saved.id)
         if commit is None:
-            truth.wrong.append(f"(2) {who} has the acknowledgement of {saved.id}, and no COMMIT of it counts")
+            truth.wrong.append(f"(2) {process} has the acknowledgement of {saved.id}, and no COMMIT of it counts")
         elif (commit.seq, commit.epoch) != (seq, saved.epoch):
             truth.wrong.append(
-                f"(4) {who} received record {seq} of attempt {saved.epoch} for {saved.id}: it is {commit.seq} of {commit.epoch}"
+                f"(4) {process} received record {seq} of attempt {saved.epoch} for {saved.id}: it is {commit.seq} of {commit.epoch}"
             )
         elif not truth.is_durable(seq):
-            truth.wrong.append(f"(2) {who} has the acknowledgement of {saved.id}, and its COMMIT, record {seq}, is not durable")
+            truth.wrong.append(f"(2) {process} has the acknowledgement of {saved.id}, and its COMMIT, record {seq}, is not durable")
         elif saved.id in truth.live and truth.loose(commit):
-            truth.wrong.append(f"(2) {who} has the acknowledgement of {saved.id}, and {truth.loose(commit)[0]} is not durable")
+            truth.wrong.append(f"(2) {process} has the acknowledgement of {saved.id}, and {truth.loose(commit)[0]} is not durable")
 
     def judge(self) -> None:
         """Check the history, each save and each tag at the end of a schedule."""
