@@ -116,7 +116,7 @@ def test_an_alarm_that_was_heeded_counts_for_nothing(tmp_path: Path) -> None:
     foresight = FailurePredictor(model(tmp_path / "m", 0.9), shape=made.SHAPE)
     for second in range(2500):
         for alarm in foresight.sample(made.sample(1e9 + second)):
-            foresight.heeded(alarm)
+            foresight.discard_alarm(alarm)
     assert foresight.standing()[1] == ("drift", True, "", 0, 0)
 
 

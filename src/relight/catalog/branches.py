@@ -99,7 +99,7 @@ def held_in(history: History, home: str) -> list[Checkpoint]:
     return [checkpoint for checkpoint in history.there if checkpoint.body.home == home]
 
 
-def let_go(store: ByteStore, home: str, branch: str) -> bool:
+def remove_branch_tag(store: ByteStore, home: str, branch: str) -> bool:
     """Remove the tag of ``branch`` in run ``home`` if the branch is gone or has no checkpoint left there. Return True if it was removed.
 
     If a record of the branch is damaged, the tag stays: that record may name a checkpoint there.

@@ -13,7 +13,7 @@ ACCOUNT = ".account.json"
 FILE_BYTES_MAX = 8 << 20
 
 
-def level_diaries(near: ByteStore, run: str, far: ByteStore, far_run: str, stop: Callable[[], bool] = lambda: False) -> int:
+def sync_incidents(near: ByteStore, run: str, far: ByteStore, far_run: str, stop: Callable[[], bool] = lambda: False) -> int:
     """Copy the incident and account files that only one of two tiers has to the other. Return the number of files written.
 
     ``far_run``: the run's name in the far tier. Copies in the far tier outlive the near disk. Copies back restore the

@@ -27,7 +27,7 @@ import msgspec
 
 from relight.arena import PAGE, SharedMapping, adopt, allocate, freeze, reading
 from relight.catalog.opened import Opened
-from relight.catalog.read import INLINE_BYTES, ChunkRange, WantedChunk, Wants, hand_on, read_runs, runs_of
+from relight.catalog.read import INLINE_BYTES, ChunkRange, WantedChunk, Wants, deliver_chunk, read_runs, runs_of
 from relight.catalog.read_assignment import LentRun, PackKey, assign_reads, decode_needs, encode_needs
 from relight.comm import new_threads
 from relight.comm.local_sockets import Listener, LocalDirectory, name_of, peer_of
@@ -125,7 +125,7 @@ class _ReadTable:
         """Copy a run's bytes to this rank's sinks."""
         run = self.runs[number]
         for want in self._wants[number]:
-            hand_on(data[want.offset - run.offset :][: want.length], want)
+            deliver_chunk(data[want.offset - run.offset :][: want.length], want)
 
 
 class _NothingToLend(Exception):

@@ -276,7 +276,7 @@ class _Work:
             if Digest(chunk).digest() != want.hash:
                 _once_more(file, chunk, want)
             if on_its_way:
-                hand_on(chunk, want)
+                deliver_chunk(chunk, want)
             if self._progress:
                 self._progress(want.length)
         if self._lend:
@@ -445,7 +445,7 @@ def _target(run: ChunkRange) -> memoryview | None:
     return view[start : start + run.length]
 
 
-def hand_on(chunk: memoryview, want: WantedChunk) -> None:
+def deliver_chunk(chunk: memoryview, want: WantedChunk) -> None:
     """Copy a chunk's verified bytes to the sinks that want some of them."""
     start, stop, source = want.offset, want.offset + want.length, address_of(chunk)
     takers = want.takers

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from relight.cost_model import Costs, Level, Nested, ScheduleDecision, onwards
+from relight.cost_model import Costs, Level, Nested, ScheduleDecision, level_intervals
 from relight.cost_model.levels import least_between
 from relight.cost_model.planned import share_restored_from
 from relight.cost_model.schedule import STILL, span
@@ -65,7 +65,7 @@ class TierPacer:
             return None  # until each tier has taken a copy, each gets every save
         levels = [self._level(name, number, decision) for number, (name, _, _) in enumerate(self._groups)]
         rate = decision.numbers["rate_per_h"] / 3600
-        paces = onwards(rate, max(decision.interval_s, 1e-3), levels, overhead, at_most_s)
+        paces = level_intervals(rate, max(decision.interval_s, 1e-3), levels, overhead, at_most_s)
         if _are_alike(paces, self.told):
             return None
         self.told = paces

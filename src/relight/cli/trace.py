@@ -13,7 +13,7 @@ from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, facts_list, plural, table
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.monitoring.files import EventFiles, FileEvent
-from relight.monitoring.rules import spell
+from relight.monitoring.rules import format_duration
 from relight.monitoring.trace import GAP_S, SaveTrace, TraceSpan, as_value, saves_in, trace_of
 from relight.observe.spans import PARTS
 
@@ -109,10 +109,10 @@ def _listed(saves: dict[str, list[FileEvent]]) -> str:
 def _show(trace: SaveTrace) -> None:
     ranks = sorted({span.rank for span in trace.spans})
     head = [("save", f"{trace.id}, step {trace.step}"), ("ended", "committed" if trace.committed else "not committed")]
-    head.append(("took", f"{spell(trace.durable_s)} from the step to {'the commit' if trace.committed else 'its end'}"))
+    head.append(("took", f"{format_duration(trace.durable_s)} from the step to {'the commit' if trace.committed else 'its end'}"))
     if trace.slowest is not None and len(ranks) > 1:
         lag = max(trace.slack.values())
-        head.append(("slowest", f"rank {trace.slowest}, {spell(lag)} behind the first"))
+        head.append(("slowest", f"rank {trace.slowest}, {format_duration(lag)} behind the first"))
     if len(trace.hosts) > 1:
         head.append(("machines", f"{len(trace.hosts)}, aligned at the commit"))
     facts_list(head)
@@ -121,7 +121,7 @@ def _show(trace: SaveTrace) -> None:
     click.echo("\ncritical path:")
     whole = trace.durable_s or 1.0
     legs = [leg for leg in trace.path if leg.seconds >= GAP_S] or trace.path
-    rows = [[leg.part, leg.rank, spell(leg.seconds), f"{100 * leg.seconds / whole:.0f} %"] for leg in legs]
+    rows = [[leg.part, leg.rank, format_duration(leg.seconds), f"{100 * leg.seconds / whole:.0f} %"] for leg in legs]
     table(["part", "rank", "time", "share"], rows, right=("rank", "time", "share"))
 
 
@@ -144,6 +144,6 @@ def _lanes(trace: SaveTrace) -> None:
         click.echo(f"{name[:18]:<18} |{''.join(cells[:LANE])}|")
     if len(shown) > 2 * RANKS_SHOWN:
         click.echo(f"… and {len(shown) - 2 * RANKS_SHOWN} lanes more, of faster ranks; --json has all")
-    click.echo(f"{'':<18} 0{spell(whole):>{LANE}}")
+    click.echo(f"{'':<18} 0{format_duration(whole):>{LANE}}")
     used = sorted({span.part for span in trace.spans}, key=PARTS.index)
     click.echo(f"{'':<18} {' '.join(f'{MARKS[part]}={part}' for part in used)}")

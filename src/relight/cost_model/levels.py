@@ -79,7 +79,7 @@ SELDOM = 4096
 """Largest multiple of a level by the one before."""
 
 
-def onwards(
+def level_intervals(
     rate_per_s: float, base_s: float, further: Sequence[Level], overhead: float = 1.0, at_most_s: float | None = math.inf
 ) -> tuple[Nested, ...]:
     """Return an interval for each level after the nearest one. The nearest level has a save every ``base_s``. Each interval

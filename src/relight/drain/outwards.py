@@ -12,7 +12,7 @@ from typing import Any
 from relight.catalog import Run
 from relight.catalog.best_by import record_best_by
 from relight.catalog.fresh_starts import carry_fresh_start
-from relight.catalog.incident_sync import level_diaries
+from relight.catalog.incident_sync import sync_incidents
 from relight.catalog.tiers import (
     Merged,
     Reach,
@@ -120,7 +120,7 @@ class _TierDrain:
                 check_same_run(history, reach)
         charge = take_over(log, self._attempt, attempts[:-1])
         with contextlib.suppress(RelightError):  # the next drain tries again
-            level_diaries(self._near.store, self._near.name, store, run, self._stop)
+            sync_incidents(self._near.store, self._near.name, store, run, self._stop)
         with contextlib.suppress(StoreUnavailable):  # the next drain records it
             record_best_by(log, history.best_by, charge)
         while not self._stop():

@@ -19,7 +19,7 @@ import msgspec
 from relight.errors import IncompatibleState
 from relight.layout.boxes import Box, whole
 from relight.layout.shards import Cut, LocalBox, boxes_of_run, local_pieces
-from relight.layout.shares import SharedBox, share_out
+from relight.layout.shares import SharedBox, assign_boxes
 
 REPLICATED = (-1, 1)
 """Placement of a replicated mesh dimension. Others are ``(dimension of the tensor, split)``, see ``Cut``."""
@@ -116,7 +116,7 @@ class TensorOwnership:
             for number, piece in enumerate(view.pieces(entry)):
                 boxes.append(SharedBox(piece.box, entry.weight, ranks))
                 homes.append((index, number))
-        for share in share_out(boxes, rank):
+        for share in assign_boxes(boxes, rank):
             index, number = homes[share.number]
             works.append(Work(index, share.box, number))
         return sorted(works)

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
-from relight.monitoring.rules import spell
+from relight.monitoring.rules import format_duration
 from relight.monitoring.trace import HANDOVER, SaveTrace
 from relight.observe.spans import PARTS
 
@@ -41,7 +41,7 @@ def draw(trace: SaveTrace, path: Path) -> None:
     axes.set_yticks(range(len(lanes) + 1), [*names, "critical path"], fontsize=8.5, color=INK)
     axes.invert_yaxis()
     axes.set_xlabel("seconds since the save was requested", color=INK, fontsize=9)
-    axes.set_title(f"save {trace.id}, step {trace.step}: {spell(trace.durable_s)}", color=INK, fontsize=10, loc="left", pad=24)
+    axes.set_title(f"save {trace.id}, step {trace.step}: {format_duration(trace.durable_s)}", color=INK, fontsize=10, loc="left", pad=24)
     named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     order = [part for part in COLOURS if part in named]
     axes.legend([named[part] for part in order], order, loc="lower left", bbox_to_anchor=(0, 1), ncols=8, frameon=False, fontsize=8)

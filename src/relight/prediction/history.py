@@ -46,7 +46,7 @@ class RecordedRun(NamedTuple):
         return self.failed.at - self.at if self.failed is not None else np.full(len(self.at), np.inf)
 
     @property
-    def doomed(self) -> Array:
+    def before_failure(self) -> Array:
         """Return which windows are within the horizon before the failure."""
         return self.ahead <= HORIZON_S
 

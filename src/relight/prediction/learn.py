@@ -91,7 +91,7 @@ def _learned(plan: LearningPlan, parts: dict[str, list[RecordedRun]], report: Re
     if "drift" in plan.detectors:
         detectors["drift"] = Drift()
     if {"forest", "lstm"} & set(plan.detectors):
-        healthy = np.concatenate([run.features[_some(rng, np.flatnonzero(~run.doomed), _HEALTHY_EACH)] for run in parts[TRAIN]])
+        healthy = np.concatenate([run.features[_some(rng, np.flatnonzero(~run.before_failure), _HEALTHY_EACH)] for run in parts[TRAIN]])
         scale = Scale.from_rows(healthy)
     if "forest" in plan.detectors:
         report(f"training the forest on {len(healthy)} windows of healthy nodes")

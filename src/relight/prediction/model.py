@@ -39,7 +39,7 @@ class Worth:
     def from_result(cls, held_out: Result) -> Worth:
         """Return the worth from a result on held-out runs."""
         result = held_out
-        return cls(result.threshold, result.careful, result.recall, result.lead_s, result.false_per_day, result.alarms)
+        return cls(result.threshold, result.smoothed_precision, result.recall, result.lead_s, result.false_per_day, result.alarms)
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ class FailurePredictor:
             watcher.failed(time_s, shows=kind not in _OF_THE_SCRIPT)
         self._begin()
 
-    def heeded(self, alarm: Alarm) -> None:
+    def discard_alarm(self, alarm: Alarm) -> None:
         """Drop an alarm after an action that may have averted the failure: whether it was true is then unknown."""
         for watcher in self._watchers:
             watcher.open = [alarm_at for alarm_at in watcher.open if abs(alarm_at - alarm.at) > HORIZON_S]

@@ -189,7 +189,7 @@ class Result:
     """By cause, the found failures and all failures."""
 
     @property
-    def careful(self) -> float:
+    def smoothed_precision(self) -> float:
         """Return the precision smoothed for few alarms: with one more true and one more false alarm."""
         return (self.found + 1) / (self.found + self.false + 2)
 
@@ -237,10 +237,10 @@ def choose_threshold(detector: str, runs: Sequence[Scored], precision: float, co
     tried = sorted({round(float(score), 6) for score in quantiles} - {0.0})
     results = [result_of(detector, threshold, runs, costs) for threshold in tried]
     results = [result for result in results if result.found]
-    precise = [result for result in results if result.careful >= precision]
+    precise = [result for result in results if result.smoothed_precision >= precision]
     if precise:
         return max(precise, key=lambda result: (result.found, -result.false, result.threshold))
-    return max(results, key=lambda result: (result.careful, result.found), default=result_of(detector, 1.0, runs, costs))
+    return max(results, key=lambda result: (result.smoothed_precision, result.found), default=result_of(detector, 1.0, runs, costs))
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from relight.catalog.branches import let_go
+from relight.catalog.branches import remove_branch_tag
 from relight.commit import delete_directory
 from relight.errors import RelightError, StoreUnavailable
 from relight.format.names import parse_dir, parse_summary_file
@@ -135,7 +135,7 @@ def _remove_unneeded_tags(store: ByteStore, run: str, homes: Iterable[str]) -> N
     """Remove the tags in ``homes`` that this run no longer needs. After an error the tag stays, and the next sweep tries again."""
     for home in homes:
         with contextlib.suppress(RelightError):
-            let_go(store, home, run)
+            remove_branch_tag(store, home, run)
 
 
 def _delete(store: ByteStore, run: str, name: str, deleted: list[str], left: list[str]) -> None:

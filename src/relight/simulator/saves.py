@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from relight.cost_model import Costs, Level, ScheduleDecision, onwards
+from relight.cost_model import Costs, Level, ScheduleDecision, level_intervals
 from relight.cost_model.levels import least_between
 from relight.cost_model.planned import share_restored_from
 from relight.peers.rings import Peer, PeerRing, rings
@@ -105,7 +105,7 @@ class CheckpointInventory:
             )
             for position, item in enumerate(self._tiers)
         ]
-        placed = onwards(numbers["rate_per_h"] / 3600, decision.interval_s, levels)
+        placed = level_intervals(numbers["rate_per_h"] / 3600, decision.interval_s, levels)
         self._least_s = [least_between(item, decision.interval_s) for item in placed]
 
     def _takes_s(self, tier: Tier) -> float:

@@ -73,7 +73,7 @@ def slots_in(inner: ByteStore) -> list[KeySlot]:
     return slots
 
 
-def some_unreadable(inner: ByteStore) -> bool:
+def has_unreadable_slots(inner: ByteStore) -> bool:
     """Return whether a slot cannot be read. It may be of any ring key."""
     return sum(parse_slot_file(entry.name) is not None for entry in inner.list(KEYS_DIR)) > len(slots_in(inner))
 

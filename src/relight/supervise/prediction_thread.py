@@ -120,7 +120,7 @@ class PredictionThread:
                 if alarm.action == "reduce load":
                     averts = self._load.reduce(alarm, sample)
                 if averts:
-                    foresight.heeded(alarm)
+                    foresight.discard_alarm(alarm)
             self._load.update(sample)
 
     def _ready(self) -> Seen:

@@ -52,7 +52,7 @@ from relight.supervise.limits import HangTimeouts, HangVerdict, JobWatch, Learne
 from relight.supervise.notices import Notices
 from relight.supervise.own_memory import make_directory, sweep_memory
 from relight.supervise.prediction_thread import OFTEN_FOR_S, OFTEN_S
-from relight.supervise.procfs import busy_s, catches, oom_kills, sample_agent, sample_process
+from relight.supervise.procfs import busy_s, has_handler, oom_kills, sample_agent, sample_process
 from relight.supervise.remote_causes import CLOCKS_S, Endings
 from relight.supervise.requests import Requests
 from relight.supervise.stragglers import Stragglers
@@ -308,7 +308,7 @@ class Supervisor:
     def why_unreachable(self) -> str:
         """Return why no rank here can be asked to save now; empty if one can. Any thread."""
         pids = self._pids
-        if any(catches(pid, signal.SIGUSR1) for pid in list(pids.values())):
+        if any(has_handler(pid, signal.SIGUSR1) for pid in list(pids.values())):
             return ""
         return "no rank handles SIGUSR1: no Checkpointer was created yet, or it has signals=False" if pids else "the job is not running now"
 
@@ -453,7 +453,7 @@ class Supervisor:
         if not self._wanted:
             return
         for rank, pid in sorted(self._pids.items()):
-            if catches(pid, signal.SIGUSR1):
+            if has_handler(pid, signal.SIGUSR1):
                 why, self._wanted = self._wanted, ""
                 reason, self._reason = self._reason, None
                 write_request(self._page(min(self._pids)), reason)  # before the signal: the save reads it there
