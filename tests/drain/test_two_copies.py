@@ -168,9 +168,9 @@ def test_a_drain_waits_for_the_one_that_was_quicker(tmp_path: Path, monkeypatch:
     assert events == [("drain.found", first), ("drain.found", second)]
     third = save(attempt, 2)
     assert far.put_once(f"run/0000000002-{third}-e1/part-00000.msgpack", b"begun")
-    monkeypatch.setattr(outwards, "STILL_S", 0.2)
+    monkeypatch.setattr(outwards, "ABANDONED_AFTER_S", 0.2)
     monkeypatch.undo()
-    monkeypatch.setattr(outwards, "STILL_S", 0.2)
+    monkeypatch.setattr(outwards, "ABANDONED_AFTER_S", 0.2)
     report = drain(attempt.store, "run")
     assert not report.errors and [id_ for _, id_, _, _ in report.copied] == [third] and live(tmp_path, "far") == [0, 1, 2]
 

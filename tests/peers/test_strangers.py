@@ -19,7 +19,7 @@ from neighbours import Neighbour, Nursery, content, expected
 from relight.errors import ConfigError
 from relight.peers import PeerService, Remote
 from relight.peers.messages import Contribute, Data, Going, PeerRefusal, ReadRequest, Segment, SegmentEnd, SegmentPiece, StatusRequest, Void
-from relight.peers.server import HANDSHAKE_S, STRANGERS_MAX
+from relight.peers.server import HANDSHAKE_S, UNPROVED_MAX
 from relight.peers.wire import PeerLost, call, split_address
 
 TOKEN = b"t" * 32
@@ -126,7 +126,7 @@ def test_many_strangers_keep_no_friend_out_and_cost_little(agent: Neighbour) -> 
     Memory does not grow, and all are disconnected in time.
     """
     before = agent.tell("memory")
-    strangers = [connect(agent) for _ in range(3 * STRANGERS_MAX)]
+    strangers = [connect(agent) for _ in range(3 * UNPROVED_MAX)]
     try:
         serves(agent)
         assert agent.tell("memory")["RssAnon"] - before["RssAnon"] < 32 * MB

@@ -477,7 +477,7 @@ def test_the_cause_of_an_end_is_read_again_if_the_store_did_not_answer(tmp_path:
         assert causes() == ["", "network"]
         store.away = False
         assert causes() == ["", "killed"]
-        assert not lost._endings._unsure
+        assert not lost._endings._cause_pending
     finally:
         for node in nodes:
             node.close()

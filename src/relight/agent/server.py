@@ -65,9 +65,9 @@ PROOF_S = 20.0
 """Seconds that a process which connects has to prove that it knows the secret."""
 ORPHAN_S = 30.0
 """Seconds that the save of a trainer that has ended waits for other ranks' parts."""
-PATIENT_S = 1.0
+OTHER_PARTS_WAIT_S = 1.0
 """Seconds that ``ListHeld`` waits for a save that waits for parts from other nodes."""
-NEAR_S = 0.25
+OWN_PARTS_WAIT_S = 0.25
 """Seconds that ``ListHeld`` waits for a save that waits for parts which only this agent could write."""
 DRAIN_S = 120.0
 """Seconds that ``ListHeld`` waits for saves that are being written, at most."""
@@ -335,7 +335,7 @@ class AgentServer:
     def _is_stuck(self, job: SlotJob, now: float) -> bool:
         if job.waits_since is None or not job.waits_for:
             return False
-        patience_s = NEAR_S if self._ranks.issuperset(job.waits_for) else PATIENT_S
+        patience_s = OWN_PARTS_WAIT_S if self._ranks.issuperset(job.waits_for) else OTHER_PARTS_WAIT_S
         return now - job.waits_since > patience_s
 
     def _part(self, session: TrainerSession) -> None:

@@ -75,7 +75,7 @@ def least_between(level: Nested, base_s: float) -> float:
     return level.interval_s - base_s / 2 if level.multiple > 1 else 0.0
 
 
-SELDOM = 4096
+MULTIPLE_MAX = 4096
 """Largest multiple of a level by the one before."""
 
 
@@ -93,10 +93,10 @@ def level_intervals(
     for level in further:
         unit_s, rate = base_s * multiple, rate_per_s * level.share
         least_s = max(level.costs.durable_s, level.costs.stall_s / overhead)
-        ratio = min(best_interval(rate, level.costs, at_least_s=least_s).seconds / unit_s, float(SELDOM))
-        least = min(SELDOM, max(1, math.ceil(least_s / unit_s - 1e-9)))
+        ratio = min(best_interval(rate, level.costs, at_least_s=least_s).seconds / unit_s, float(MULTIPLE_MAX))
+        least = min(MULTIPLE_MAX, max(1, math.ceil(least_s / unit_s - 1e-9)))
         most_s = following(level.costs.stall_s) if at_most_s is None else at_most_s
-        most = max(least, math.floor(min(most_s / unit_s, float(SELDOM)) + 1e-9))
+        most = max(least, math.floor(min(most_s / unit_s, float(MULTIPLE_MAX)) + 1e-9))
         choices = {min(most, max(least, round_to(ratio))) for round_to in (math.floor, math.ceil)}
         multiple *= min(choices, key=lambda count: (waste(unit_s * count, rate, level.costs), count))
         nested.append(Nested(level.name, base_s * multiple, multiple))

@@ -42,11 +42,11 @@ Notify = Callable[[str, str, dict[str, Any]], None]
 """Receives an event: its name, sentence and fields, as ``observe.emit`` takes them."""
 COPY_POLL_S = 0.5
 """Seconds between two polls of a copy that another node makes."""
-STILL_S = 3.0
-STILL_BYTES_PER_S = 50e6
-"""Another node's copy counts as abandoned if no new file appears for ``STILL_S``, plus the time of all its bytes at
+ABANDONED_AFTER_S = 3.0
+ABANDONED_BYTES_PER_S = 50e6
+"""Another node's copy counts as abandoned if no new file appears for ``ABANDONED_AFTER_S``, plus the time of all its bytes at
 this speed."""
-FOUND_MAX = 16
+REPORTED_MAX = 16
 """Newest checkpoints for which copies by other processes are reported."""
 
 
@@ -188,7 +188,7 @@ class _TierDrain:
 
     def _watch(self, checkpoint: Checkpoint, store: ByteStore, log: Log, prefix: str) -> None:
         """Wait while another node copies the checkpoint, until it is committed, or the copy counts as abandoned."""
-        patience_s = STILL_S + checkpoint.body.alone_bytes / (self._tier.bytes_per_second or STILL_BYTES_PER_S)
+        patience_s = ABANDONED_AFTER_S + checkpoint.body.alone_bytes / (self._tier.bytes_per_second or ABANDONED_BYTES_PER_S)
         seen: set[str] = set()
         changed = time.monotonic()
         while checkpoint.id not in _named(fold(log.read()), self._near.history()):
@@ -206,7 +206,7 @@ class _TierDrain:
         """Report the checkpoints of this attempt that other processes have copied, for a caller that waits for them
         here."""
         present = set(_named(far, history))
-        for checkpoint in history.live[-FOUND_MAX:]:
+        for checkpoint in history.live[-REPORTED_MAX:]:
             if checkpoint.id in present and checkpoint.id not in self._mine and checkpoint.epoch == history.epoch:
                 what = f"step {checkpoint.step} ({checkpoint.id}) is on {self._tier.name} too: another process has copied it"
                 self._notify("drain.found", what, {"tier": self._tier.name, "id": checkpoint.id, "step": checkpoint.step})

@@ -40,7 +40,7 @@ APPEND_TRIES = 1000
 SHOWN_PAUSE_S = 0.02
 SHOWN_PAUSE_MAX_S = 60.0
 """Longest pause in seconds. The pauses double and add up to two minutes: longer than the negative caches of network file systems last."""
-BELIEVED = 6
+DAMAGED_READS = 6
 """Identical damaged reads after which a record counts as damaged where it is stored. The next record chained to it makes this final."""
 MISSING_PAUSES_S = (0.05, 0.2)
 """Seconds between reads of a log that seems to be missing, before it counts as missing."""
@@ -51,7 +51,7 @@ NAMES_SHOWN = 8
 MANY = 8
 """Fewest records that are read in parallel from a remote store."""
 _damaged: dict[tuple[str, str], str] = {}
-"""Hash of each damaged file, by store and key. A new ``Log`` of this process reads such a file once, not ``BELIEVED`` times."""
+"""Hash of each damaged file, by store and key. A new ``Log`` of this process reads such a file once, not ``DAMAGED_READS`` times."""
 FORGET_ABOVE = 4
 """A log in memory switches to a newer summary after this multiple of ``SUMMARY_EVERY`` records."""
 STRAYS_NAMED = 8
@@ -511,14 +511,14 @@ class Log:
             read.append(self._store.get(key, SEALED_BYTES_MAX))
             return read[-1]
 
-        known = _damaged.get((self._store.url, key))  # hash of a damaged file that this process has read ``BELIEVED`` times
+        known = _damaged.get((self._store.url, key))  # hash of a damaged file that this process has read ``DAMAGED_READS`` times
         try:
             try:
-                record = decode_with_reread(get, lambda data: decode_record(data, seq, key), key, 1 if known else BELIEVED)
+                record = decode_with_reread(get, lambda data: decode_record(data, seq, key), key, 1 if known else DAMAGED_READS)
             except RelightError:
                 if not read or not known or hexdigest(read[-1]) == known:
                     raise
-                record = decode_with_reread(get, lambda data: decode_record(data, seq, key), key, BELIEVED)
+                record = decode_with_reread(get, lambda data: decode_record(data, seq, key), key, DAMAGED_READS)
             return Slot(record.file_hash, self._shared(record))
         except StoreUnavailable as error:
             return Slot(None, None, error.what, unreadable=True)

@@ -37,9 +37,9 @@ from relight.peers.wire import Called, PeerLost, answer, join_address
 from relight.store.buffers import page_buffer
 
 HANDSHAKE_S = 5.0
-STRANGERS_MAX = 64
-FRIENDS_MAX = 512
-THREADS_MAX = FRIENDS_MAX + 8 * STRANGERS_MAX
+UNPROVED_MAX = 64
+MEMBERS_CONNECTED_MAX = 512
+THREADS_MAX = MEMBERS_CONNECTED_MAX + 8 * UNPROVED_MAX
 IDLE_S = 300.0
 """Seconds that a connection may be silent between requests. A closed caller connects again when it needs to."""
 MESSAGE_S = 30.0
@@ -53,8 +53,8 @@ class PeerServer:
     def __init__(self, host: str, port: int, token: Callable[[], bytes], me: Callable[[], str], parts: Parts, holder: Holder) -> None:
         self._token, self._me, self._parts, self._holder = token, me, parts, holder
         self._lock = threading.Lock()
-        self._strangers: list[socket.socket] = []
-        self._friends: set[socket.socket] = set()
+        self._unproved: list[socket.socket] = []
+        self._members: set[socket.socket] = set()
         self._threads: set[threading.Thread] = set()
         self._closed = False
         try:
@@ -70,7 +70,7 @@ class PeerServer:
         """Stop listening, and close all connections."""
         with self._lock:
             self._closed = True
-            connections, threads = [*self._strangers, *self._friends], list(self._threads)
+            connections, threads = [*self._unproved, *self._members], list(self._threads)
         for connection in connections:
             _disconnect(connection)
         self._accepting.join(5.0)
@@ -81,7 +81,7 @@ class PeerServer:
     def hang_up(self) -> None:
         """Close all connections. Agents with the new token connect again."""
         with self._lock:
-            connections = [*self._strangers, *self._friends]
+            connections = [*self._unproved, *self._members]
         for connection in connections:
             _disconnect(connection)
 
@@ -96,19 +96,19 @@ class PeerServer:
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), name="relight-peers-serve", daemon=True)
             with self._lock:
-                if len(self._strangers) >= STRANGERS_MAX:
-                    _disconnect(self._strangers.pop(0))  # an agent proves itself in milliseconds, so the oldest is none
+                if len(self._unproved) >= UNPROVED_MAX:
+                    _disconnect(self._unproved.pop(0))  # an agent proves itself in milliseconds, so the oldest is none
                 # threads of closed connections may not have ended yet
                 if self._closed or len(self._threads) >= THREADS_MAX:
                     connection.close()
                     continue
-                self._strangers.append(connection)
+                self._unproved.append(connection)
                 self._threads.add(thread)
             try:
                 thread.start()
             except RuntimeError:  # no thread can be started: the caller may connect again
                 with self._lock:
-                    self._strangers.remove(connection)
+                    self._unproved.remove(connection)
                     self._threads.discard(thread)
                 connection.close()
 
@@ -117,18 +117,18 @@ class PeerServer:
             with contextlib.suppress(PeerLost):
                 wire = answer(connection, self._token(), MESSAGE_S, HANDSHAKE_S)
                 with self._lock:
-                    welcome = connection in self._strangers and len(self._friends) < FRIENDS_MAX and not self._closed
+                    welcome = connection in self._unproved and len(self._members) < MEMBERS_CONNECTED_MAX and not self._closed
                     if welcome:
-                        self._strangers.remove(connection)
-                        self._friends.add(connection)
+                        self._unproved.remove(connection)
+                        self._members.add(connection)
                 if welcome:
                     _Session(wire, self._me, self._parts, self._holder).run()
         finally:
             with self._lock:
-                self._friends.discard(connection)
+                self._members.discard(connection)
                 self._threads.discard(threading.current_thread())
-                if connection in self._strangers:
-                    self._strangers.remove(connection)
+                if connection in self._unproved:
+                    self._unproved.remove(connection)
             connection.close()
 
 

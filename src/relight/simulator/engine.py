@@ -29,7 +29,7 @@ from relight.simulator.scenario import FAILURES_MAX, Failing, Scenario
 from relight.simulator.schedules import bound_of, schedule_of
 from relight.supervise.decide import Past, decide
 from relight.supervise.facts import Decision, Failure
-from relight.supervise.supervisor import REMEMBERED_S
+from relight.supervise.supervisor import INCIDENT_COUNTS_S
 
 _TRAINING, _STALLED, _DOWN, _RESTARTING = range(4)
 _FAILURE, _DUE, _SEALED, _PEERED, _DURABLE, _COPIED, _READY, _UP, _REPAIRED, _FOUND, _AGAIN, _ALARM, _SETTLE = range(13)
@@ -262,7 +262,7 @@ class _Simulation:
 
     def _decide(self, failure: Failure, machine: int, now: float) -> Decision:
         """Decide as the supervisor of the failed machine does. It knows the failures of the last day."""
-        while self.past and now - self.past[0][0] > REMEMBERED_S:
+        while self.past and now - self.past[0][0] > INCIDENT_COUNTS_S:
             self.past.popleft()
         local_failure = replace(failure, here=True)
         history = [Past(seen[machine >= 0 and where == machine], decided, time) for time, where, seen, decided in self.past]

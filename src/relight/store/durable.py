@@ -32,7 +32,7 @@ ALIGN = 4096
 _WINDOW = 256 << 20
 TMP_PREFIX = ".tmp-"
 _TEMPORARY = re.compile(re.escape(TMP_PREFIX) + r"(.+)-[0-9a-f]{16}\Z")
-FORGOTTEN = (errno.ESTALE, errno.EBADF)
+STALE_ERRORS = (errno.ESTALE, errno.EBADF)
 """Error codes of a handle that the server no longer knows; EBADF if the server restarted after the file was deleted (Linux)."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ROOM_HINT = "make room on the disk, raise the quota, or keep fewer checkpoints (relight prune)"
@@ -51,7 +51,7 @@ def translate(error: OSError, doing: str, path: str) -> RelightError:
     what = f"{doing} failed: {name}, {os.strerror(code) if code else error}"
     if code in _FULL:
         return NoSpace(what, where=path, hint=_ROOM_HINT)
-    if code in FORGOTTEN:
+    if code in STALE_ERRORS:
         return StaleHandle(what, where=path, hint="another machine deleted or replaced it, or the server lost it in a restart")
     if code in (errno.ENOENT, errno.ENOTDIR):
         return CheckpointNotFound(what, where=path)
@@ -421,7 +421,7 @@ class OpenFile:
         try:
             return self._disk.preadv(fd, into, offset)
         except OSError as error:
-            if error.errno not in FORGOTTEN or fd < 0:
+            if error.errno not in STALE_ERRORS or fd < 0:
                 raise
             self._reopen(fd, error)
         if direct:

@@ -9,7 +9,7 @@ from contextvars import Context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-LEFT_AFTER_S = 5.0
+LEAVE_S = 5.0
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -42,6 +42,6 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         try:
             return runner.run(main)
         finally:
-            ends = time.monotonic() + LEFT_AFTER_S
+            ends = time.monotonic() + LEAVE_S
             while loop.inside[0] and time.monotonic() < ends:
                 time.sleep(0.0002)

@@ -51,7 +51,7 @@ from relight.supervise.kernel_log import kernel_lines, lines_about
 from relight.supervise.limits import HangTimeouts, HangVerdict, JobWatch, LearnedDurations, RankObservation
 from relight.supervise.notices import Notices
 from relight.supervise.own_memory import make_directory, sweep_memory
-from relight.supervise.prediction_thread import OFTEN_FOR_S, OFTEN_S
+from relight.supervise.prediction_thread import FREQUENT_FOR_S, FREQUENT_INTERVAL_S
 from relight.supervise.procfs import busy_s, has_handler, oom_kills, sample_agent, sample_process
 from relight.supervise.remote_causes import CLOCKS_S, Endings
 from relight.supervise.requests import Requests
@@ -64,11 +64,11 @@ ACCOUNT_S = 60.0
 """Seconds between two writes of the job's account."""
 CLOSING_S = 20.0
 """Seconds that writing the last account may take. A machine that is wanted back must not wait for a store."""
-HEIR_S = 3.0
+HANDOVER_BEGINS_S = 3.0
 """Seconds after a rank's failure is known in which another rank must begin the handover or decline it."""
-MIDST_S = 20.0
-"""Largest addition to ``HEIR_S`` while such a rank is in its optimizer update. Usually twice a step's time is added."""
-REMEMBERED_S = 86400.0
+UPDATE_EXTRA_S = 20.0
+"""Largest addition to ``HANDOVER_BEGINS_S`` while such a rank is in its optimizer update. Usually twice a step's time is added."""
+INCIDENT_COUNTS_S = 86400.0
 """Seconds after which an earlier incident of a run no longer counts for this job."""
 
 
@@ -339,7 +339,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             write_risk(self._page(0), RiskWarning(self._clock(), alarm.likely, HORIZON_S, alarm.why))
         if alarm.action == "save more often":
-            self._often = (self._clock(), self._clock() + OFTEN_FOR_S)
+            self._often = (self._clock(), self._clock() + FREQUENT_FOR_S)
         elif alarm.action == "drain node" and drain:
             self._drains = f"{alarm.why}; {alarm.reason}"
             return True
@@ -413,7 +413,7 @@ class Supervisor:
             return math.inf
         updating = [beat for beat in alive_beats if beat.heir == UPDATING]
         steps_s = [(beat.step_at - beat.first_at) / (beat.steps - 1) for beat in updating if beat.steps > 1]
-        return HEIR_S + min(MIDST_S, 2 * max(steps_s, default=0.0)) if any(beat.heir for beat in alive_beats) else 0.0
+        return HANDOVER_BEGINS_S + min(UPDATE_EXTRA_S, 2 * max(steps_s, default=0.0)) if any(beat.heir for beat in alive_beats) else 0.0
 
     def saved(self) -> bool:
         """Return whether the last completed step is stored.
@@ -446,7 +446,7 @@ class Supervisor:
     def _ask_for_save(self) -> None:
         """Send SIGUSR1 to one rank, which has the other ranks save with it."""
         now, (began, until) = self._clock(), self._often
-        if OFTEN_S <= now - began < until - began:
+        if FREQUENT_INTERVAL_S <= now - began < until - began:
             self._often = (now, until)
             if not self._wanted:
                 self.save_now(reason=preventive("saving more often because of an earlier warning"))
@@ -534,7 +534,7 @@ class Supervisor:
             self._book.at(store, beat.run)
             self._requests = Requests(store, beat.run, mine=lambda: 0 in self._pids, cannot=self.why_unreachable, obey=self.request_save)
             self._requests.start()
-            written = read_incidents(store, beat.run, time.time() - REMEMBERED_S)
+            written = read_incidents(store, beat.run, time.time() - INCIDENT_COUNTS_S)
             recent = [incident for incident in written if re.match(r"\d{13}-", incident.id)]
             self._stopped_before = {incident.id for incident in recent if incident.action == "stop"}
             earlier = once_each(recent)
