@@ -95,7 +95,7 @@ class Agent:
 
     @property
     def alive(self) -> bool:
-        """Whether the connection is open, as far as is known."""
+        """Return whether the connection is open, as far as is known."""
         return self._lost is None
 
     def place(self, place: OpenRun) -> None:

@@ -95,7 +95,7 @@ class AgentPeers:
 
     @property
     def holds(self) -> bool:
-        """Whether peers may need data that this agent holds."""
+        """Return whether peers may need data that this agent holds."""
         with self._lock:
             return self._peers is not None and self._peers.held_bytes > 0
 

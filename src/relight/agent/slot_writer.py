@@ -95,7 +95,7 @@ class PlannedLayout:
 
 
 class Backpressure(NamedTuple):
-    """What a postponed save needs: since when it has waited, whether it may still wait, and a function that emits
+    """State of a postponed save: since when it has waited, whether it may still wait, and a function that emits
     events."""
 
     since: float

@@ -82,7 +82,7 @@ class _OpenPack(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its key in ``store``."""
+        """Return its key in ``store``."""
         return f"{self.prefix}/{self.pack.file}"
 
     def report_other_source(self, prefix: str, store: ByteStore) -> None:

@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
     @property
     def over(self) -> bool:
-        """Whether the request was refused or its save exists."""
+        """Return whether the request was refused or its save exists."""
         return bool(self.refused) or self.saved is not None
 
 

@@ -34,7 +34,7 @@ class VerifyFinding:
 
     @property
     def is_silence(self) -> bool:
-        """Whether the store did not answer, so that nothing is known about the bytes."""
+        """Return whether the store did not answer, so that nothing is known about the bytes."""
         return issubclass(error_of(self.kind), StoreUnavailable)
 
     def to_dict(self) -> dict[str, str]:

@@ -116,4 +116,4 @@ class SingleProcess:
         self._board.pop(name, None)
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""

@@ -36,7 +36,7 @@ _WRITABLE_BY_OTHERS, _OTHERS = 0o022, 0o077
 
 
 class NotPrivate(OSError):
-    """No directory was found that only this user may enter: the message has the reason for each candidate."""
+    """Error: no directory was found that only this user may enter. The message has the reason for each candidate."""
 
 
 class LocalDirectory:

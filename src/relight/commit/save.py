@@ -56,7 +56,7 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class SaveInfo(msgspec.Struct, frozen=True, array_like=True):
-    """What a checkpoint records about itself, without its tensors. Trainer, slot, agent and commit pass it whole.
+    """Metadata that a checkpoint records about itself. Trainer, slot, agent and commit pass it whole.
 
     ``metrics``: numbers by name. ``user``: the run's metadata, and what a restore needs to know. ``environment``: versions and devices.
     ``components``: the kind of each component. ``exact``: reasons why a resume is not bit-exact. ``parents``: ids of the checkpoints that

@@ -193,7 +193,7 @@ def stored_file(pack: str) -> str:
 
 
 def is_pack_file(name: str) -> bool:
-    """Whether ``name`` is one under which chunks may be stored."""
+    """Return whether ``name`` is one under which chunks may be stored."""
     return _PACK.match(name) is not None or _STORED.match(name) is not None
 
 

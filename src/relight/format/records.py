@@ -85,7 +85,7 @@ class CommitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def save_reason(self) -> SaveReason:
-        """Why the checkpoint was saved."""
+        """Return the reason for which the checkpoint was saved."""
         return of_record(self.reason, self.reason_kind, self.reason_by)
 
     @property

@@ -33,7 +33,7 @@ class Source(Protocol):
 
 
 class Sink(Protocol):
-    """Where one tensor's bytes go."""
+    """Destination of one tensor's bytes."""
 
     @property
     def length(self) -> int:

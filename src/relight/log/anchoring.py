@@ -24,7 +24,7 @@ _SHOWN = 8
 
 
 class LogMemory(NamedTuple):
-    """What was remembered of a run before its log was listed. The listing must have all of it."""
+    """Remembered state of a run from before its log was listed. The listing must have all of it."""
 
     known: AnchorMemory
     seen: HighestRecord

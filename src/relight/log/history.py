@@ -44,7 +44,7 @@ class Checkpoint:
 
     @property
     def id(self) -> str:
-        """Its ten-character id."""
+        """Return its ten-character id."""
         return self.body.id
 
     @property

@@ -46,7 +46,7 @@ SLACK = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """How to make a run's saves smaller. Except with ``lossy`` or ``max_error``, a restore is bit-identical.
+    """Settings that make a run's saves smaller. Except with ``lossy`` or ``max_error``, a restore is bit-identical.
 
     - ``reuse``: do not store a chunk again that an earlier save has. Retention keeps that save as long as it is needed.
     - ``codecs``: compress chunks: ``"auto"`` if that takes no longer than storing them raw, ``"always"``, or
@@ -111,7 +111,7 @@ class Compact:
 
     @property
     def inexact(self) -> bool:
-        """Whether some tensors may be stored inexactly."""
+        """Return whether some tensors may be stored inexactly."""
         return bool(self.lossy or self.max_error)
 
 
@@ -235,7 +235,7 @@ class Experience:
 
 
 class Choice(NamedTuple):
-    """How to store a save, and why."""
+    """Decision how to store a save, and its reason."""
 
     reuse: bool
     coded: bool

@@ -40,7 +40,7 @@ class Keep:
 
     @property
     def is_everything(self) -> bool:
-        """Whether nothing is ever removed."""
+        """Return whether nothing is ever removed."""
         return self.capacity is None and all(getattr(self, name) is None for name in RULES)
 
 
@@ -81,7 +81,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class KeepVerdict:
-    """Whether one checkpoint stays, and why."""
+    """Decision whether one checkpoint stays, and its reasons."""
 
     id: str
     step: int

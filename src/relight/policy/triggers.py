@@ -30,7 +30,7 @@ class EpochsDone(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TriggerInput:
-    """What a trigger may read. Times are seconds of one monotonic clock."""
+    """Input of a trigger. Times are seconds of one monotonic clock."""
 
     step: int
     now_s: float
@@ -95,7 +95,7 @@ class Trigger:
 
     @property
     def only_best(self) -> bool:
-        """Whether it saves nothing but best values: if their metrics never come, it never saves."""
+        """Return whether it saves nothing but best values: if their metrics never come, it never saves."""
         return False
 
     def __or__(self, other: Trigger) -> Trigger:

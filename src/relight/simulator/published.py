@@ -38,7 +38,7 @@ class PublishedResult(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """True if the simulated value is within the bounds."""
+        """Return whether the simulated value is within the bounds."""
         return self.least <= self.simulated <= self.most
 
     def to_dict(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _ENDED = ("end",)
 
 
 class Recorded(NamedTuple):
-    """What the simulator needs from the records of a run."""
+    """Facts from the records of a run that the simulator needs."""
 
     name: str
     seconds: float

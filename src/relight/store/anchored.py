@@ -67,7 +67,7 @@ class RawRecord(NamedTuple):
 
 
 class AnchorMemory(NamedTuple):
-    """What the anchor remembers of one run."""
+    """State of one run in the anchor."""
 
     pins: tuple[Pin, ...] = ()
     gaps: tuple[Gap, ...] = ()

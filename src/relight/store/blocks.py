@@ -65,7 +65,7 @@ class BlockCache:
 
     @property
     def takes_more(self) -> bool:
-        """Whether blocks are still cached: False after a write error."""
+        """Return whether blocks are still cached: False after a write error."""
         return not self._full
 
     def file_bytes(self, name: str) -> int | None:

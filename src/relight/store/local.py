@@ -151,7 +151,7 @@ class LocalStore:
         return []
 
     def drop_upload(self, upload: Upload) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def free_bytes(self) -> int | None:
         """Return the free bytes of the root's file system, or of the nearest existing parent directory."""

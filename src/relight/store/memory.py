@@ -56,7 +56,7 @@ class MemoryStore:
         return _MemoryRewriter(self, check_key(key, file=True), bytearray(size))
 
     def sync(self, prefix: str) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def get(self, key: str, limit: int) -> bytes:
         """See ``ByteStore``."""
@@ -90,7 +90,7 @@ class MemoryStore:
         return []
 
     def drop_upload(self, upload: Upload) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def free_bytes(self) -> int | None:
         """Return None: unknown."""

@@ -29,7 +29,7 @@ class WebStore(ObjectStore):
         """Number of records at the last listing, by log."""
 
     def properties(self) -> Properties:
-        """No guarantees: the store is read-only."""
+        """Return no guarantees, as the store is read-only."""
         return Properties(exclusive_create=False, durable=False)
 
     def list(self, prefix: str) -> Iterator[Entry]:

@@ -33,7 +33,7 @@ _LOST = "network"
 
 
 class RecoveryRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the job continued after an incident."""
+    """Record of how the job continued after an incident."""
 
     id: str
     restored: int

@@ -47,7 +47,7 @@ JOIN_S = 600
 
 
 class JobEnd(NamedTuple):
-    """How a job ended: the exit code, and a sentence for the user."""
+    """Result of a job: the exit code, and a message for the user."""
 
     code: int
     message: str

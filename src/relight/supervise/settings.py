@@ -16,7 +16,7 @@ from relight.supervise.prediction_thread import Foreseen
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How an incarnation starts and ends."""
+    """Settings of an incarnation's start and end."""
 
     spares: bool = True
     """Whether spares, with their imports done, wait to replace the ranks.

@@ -88,7 +88,7 @@ def state_of(key: str) -> SavedState:
 
 @dataclass
 class KnownFacts:
-    """What the facts so far establish. Checkpoints in ``retiring`` may have been retired or not."""
+    """State that the facts so far establish. Checkpoints in ``retiring`` may have been retired or not."""
 
     saving: set[str] = field(default_factory=set)
     saved: dict[str, str] = field(default_factory=dict)
