@@ -22,7 +22,10 @@ _ENTRIES_MAX = 200
 
 
 class Location(NamedTuple):
-    """Store, run and checkpoint that a path names. ``run`` is None for a whole store; ``which`` is set if a checkpoint was given."""
+    """Store, run and checkpoint that a path names.
+
+    ``run`` is None for a whole store; ``which`` is set if a checkpoint was given.
+    """
 
     store: ByteStore
     run: str | None

@@ -174,7 +174,10 @@ class StoredReader:
             position += length
 
     def _gather(self, offset: int, into: memoryview, decoded: dict[int, memoryview]) -> None:
-        """Read a range of this pack. ``decoded``: the chunk that was decoded last, as the next range may begin in it."""
+        """Read a range of this pack.
+
+        ``decoded``: the chunk that was decoded last, as the next range may begin in it.
+        """
         number = bisect_right(self._ends, offset)
         while into:
             start = self._ends[number - 1] if number else 0

@@ -1,4 +1,7 @@
-"""Settings for kinds of machines: each a plan's numbers, written as a ``relight.toml`` with the reason of every line."""
+"""Settings for kinds of machines.
+
+Each preset has a plan's numbers, written as a ``relight.toml`` with the reason of every line.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ WORSE = 4.0
 GAIN = 0.0005
 """Peers are worth their memory from this much goodput on."""
 LOST_MAX_S = 4 * 3600.0
-"""Most seconds of work that one failure may cost, whatever the plan computes. A loss of a day of work is not acceptable."""
+"""Most seconds of work that one failure may cost, whatever the plan computes.
+
+A loss of a day of work is not acceptable.
+"""
 COPIES, KEYS = "s3://BUCKET/runs", "/etc/relight"
 """Placeholders in a file. The user replaces them by real places."""
 PATIENCE = 3.0

@@ -55,7 +55,10 @@ def whole_history(store: ByteStore, run: str) -> History:
 
 
 def change(source: History, checkpoint: Checkpoint, target: History) -> Change | None:
-    """Return how ``checkpoint`` of ``source`` as the newest checkpoint would change ``target``. None if ``target`` has no checkpoint."""
+    """Return how ``checkpoint`` of ``source`` as the newest checkpoint would change ``target``.
+
+    None if ``target`` has no checkpoint.
+    """
     if not target.live:
         return None
     known, newest = known_ids(source), target.live[-1]

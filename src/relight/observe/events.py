@@ -168,7 +168,10 @@ def demote_info_logs() -> None:
 
 
 def emit(name: str, sentence: str = "", **fields: Any) -> Event:
-    """Emit an event: to the log, to the counters, to subscribers. Return it. ``sentence``: its text for people, field ``say``."""
+    """Emit an event: to the log, to the counters, to subscribers.
+
+    Return it. ``sentence``: its text for people, field ``say``.
+    """
     level, meaning = EVENTS[name]
     sentence = shown(sentence)
     if isinstance(run := fields.get("run"), str):

@@ -175,7 +175,10 @@ class _Session:
         return Acknowledged(False)
 
     def _take(self, piece: SegmentPiece) -> None:
-        """Receive a whole piece before adding it. If the connection breaks, the piece can be sent again from its beginning."""
+        """Receive a whole piece before adding it.
+
+        If the connection breaks, the piece can be sent again from its beginning.
+        """
         if self._turn is None or not 0 < piece.length <= PIECE_BYTES:
             raise PeerLost("bytes that were not requested")
         if self._room is None:

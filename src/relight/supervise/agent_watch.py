@@ -34,7 +34,10 @@ class AgentWatch:
         self._still: tuple[int, float, ProcessSample] | None = None
 
     def update(self, now: float, beats: Iterable[Heartbeat], sampler: Callable[[int], ProcessSample]) -> Stuck | None:
-        """Return the agent that is stuck, or None. ``sampler`` samples a process; it is called only if a save is late."""
+        """Return the agent that is stuck, or None.
+
+        ``sampler`` samples a process; it is called only if a save is late.
+        """
         late: tuple[float, int] | None = None
         limit = self.limit_s
         for beat in beats:

@@ -67,7 +67,10 @@ CLOSING_S = 20.0
 HANDOVER_BEGINS_S = 3.0
 """Seconds after a rank's failure is known in which another rank must begin the handover or decline it."""
 UPDATE_EXTRA_S = 20.0
-"""Largest addition to ``HANDOVER_BEGINS_S`` while such a rank is in its optimizer update. Usually twice a step's time is added."""
+"""Largest addition to ``HANDOVER_BEGINS_S`` while such a rank is in its optimizer update.
+
+Usually twice a step's time is added.
+"""
 INCIDENT_COUNTS_S = 86400.0
 """Seconds after which an earlier incident of a run no longer counts for this job."""
 
