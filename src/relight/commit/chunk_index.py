@@ -252,7 +252,7 @@ class IncrementalState:
     def wants_samples(self) -> bool:
         """Return whether to sample the next save before it is compared with earlier ones.
 
-        It is if the last two saves had little in common.
+        True if the last two saves had little in common.
         """
         self.seen.alike = None
         return bool(self.marks) and (self.seen.equal or 0) < EQUAL_MIN

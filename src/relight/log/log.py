@@ -51,10 +51,7 @@ NAMES_SHOWN = 8
 MANY = 8
 """Fewest records that are read in parallel from a remote store."""
 _damaged: dict[tuple[str, str], str] = {}
-"""Hash of each damaged file, by store and key.
-
-A new ``Log`` of this process reads such a file once, not ``DAMAGED_READS`` times.
-"""
+"""Hash of each damaged file, by store and key. A new ``Log`` reads such a file once, not ``DAMAGED_READS`` times."""
 FORGET_ABOVE = 4
 """A log in memory switches to a newer summary after this multiple of ``SUMMARY_EVERY`` records."""
 STRAYS_NAMED = 8
