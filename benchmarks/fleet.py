@@ -45,7 +45,7 @@ def checks(failures: int) -> bool:
 
 def learned(count: int, seeds: int, lives: float) -> bool:
     """Twenty clusters."""
-    comparison = compare(clusters(count, lives=lives), seeds=range(seeds), said=lambda text: print(text, flush=True))
+    comparison = compare(clusters(count, lives=lives), seeds=range(seeds), report=lambda text: print(text, flush=True))
     over, best = comparison["over_oracle"], comparison["best_fixed"]
     print(f"adaptive loses {over:+.2%} on the oracle; the best fixed one, {best}, {comparison['best_fixed_over_oracle']:+.1%}")
     _write("schedule.json", {"seeds": seeds, "failures_each": lives, **comparison})

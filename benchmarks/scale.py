@@ -230,7 +230,7 @@ def _behind_the_part(world: int, folder: Path, way: str) -> float:
         own = Attempt.begin(LocalStore(root), "run").place
         if way == "threads":
             seen = [_Seen(world) for _ in range(world)]
-            _save_as_threads(own, [CountingStore(LocalStore(root), told=rank_seen.told) for rank_seen in seen], world)
+            _save_as_threads(own, [CountingStore(LocalStore(root), on_create=rank_seen.told) for rank_seen in seen], world)
             times = [(rank_seen.ready, rank_seen.done) for rank_seen in seen]
         else:
             times = _save_as_processes(own, root, world)
@@ -245,7 +245,7 @@ def _save_as_processes(own: CommitTarget, root: str, world: int) -> list[tuple[f
     def rank(number: int) -> None:
         seen = _Seen(world)
         try:
-            _save_as(number, world, own, CountingStore(LocalStore(root), told=seen.told), together.wait)
+            _save_as(number, world, own, CountingStore(LocalStore(root), on_create=seen.told), together.wait)
             queue.put((seen.ready, seen.done))
         except BaseException as error:
             together.abort()

@@ -33,7 +33,7 @@ from relight.agent.messages import (
     ToAgent,
     ToTrainer,
 )
-from relight.agent.server import NEAR_S, PATIENT_S, AgentServer, CommittedSlot, SlotJob, TrainerSession
+from relight.agent.server import OTHER_PARTS_WAIT_S, OWN_PARTS_WAIT_S, AgentServer, CommittedSlot, SlotJob, TrainerSession
 from relight.agent.wire import FDS_MAX, AgentConnection
 from relight.arena import PAGE, SEALED, SharedMapping, adopt
 from relight.errors import StoreUnavailable
@@ -65,7 +65,7 @@ def test_a_commit_that_takes_long_is_waited_for(server: AgentServer) -> None:
     jobs = [at_work(server), at_work(server)]
     for job in jobs:
         assert server._waits(job, "a", [])
-        ago(job, 20 * PATIENT_S)
+        ago(job, 20 * OTHER_PARTS_WAIT_S)
     assert server._writes()
 
 
@@ -73,13 +73,13 @@ def test_a_part_that_is_being_written_here_is_waited_for(server: AgentServer) ->
     """A part that this agent is writing is waited for, however long the other rank has waited."""
     waiting, _ = at_work(server), at_work(server)
     server._waits(waiting, "a", [1])
-    ago(waiting, 20 * PATIENT_S)
+    ago(waiting, 20 * OTHER_PARTS_WAIT_S)
     assert server._writes()
 
 
-@pytest.mark.parametrize(("missing", "patience_s"), [([1], NEAR_S), ([2], PATIENT_S), ([1, 2], PATIENT_S)])
+@pytest.mark.parametrize(("missing", "patience_s"), [([1], OWN_PARTS_WAIT_S), ([2], OTHER_PARTS_WAIT_S), ([1, 2], OTHER_PARTS_WAIT_S)])
 def test_a_part_that_no_rank_writes_is_waited_for_with_a_bound(server: AgentServer, missing: list[int], patience_s: float) -> None:
-    """A missing part of this node is waited for ``NEAR_S`` seconds, another node's ``PATIENT_S``."""
+    """A missing part of this node is waited for ``OWN_PARTS_WAIT_S`` seconds, another node's ``OTHER_PARTS_WAIT_S``."""
     job = at_work(server)
     server._waits(job, "a", missing)
     ago(job, 0.8 * patience_s)
@@ -95,7 +95,7 @@ def test_when_one_is_through_the_other_is_waited_for(server: AgentServer) -> Non
     """
     job = at_work(server)
     server._waits(job, "a", [1])
-    ago(job, 20 * PATIENT_S)
+    ago(job, 20 * OTHER_PARTS_WAIT_S)
     server._is_made("b")
     assert not server._writes()
     server._is_made("a")
@@ -109,7 +109,7 @@ def test_making_room_for_others_is_not_waited_for(server: AgentServer) -> None:
     """
     job = at_work(server)
     assert server._writes()
-    job.told = True
+    job.result_sent = True
     assert not server._writes()
 
 
@@ -200,13 +200,13 @@ def test_unread_messages_of_an_ended_trainer_are_waited_for(server: AgentServer)
     session = TrainerSession(wire=None, pid=process.pid)  # type: ignore[arg-type]
     server._sessions.add(session)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # the process has ended, but was not waited for yet
-    assert server._has_unheard()
+    assert server._has_unread_messages()
     session.polite = True  # this session waits for a part that may never arrive
-    assert not server._has_unheard()
+    assert not server._has_unread_messages()
     session.polite = session.open = False
-    assert not server._has_unheard()
+    assert not server._has_unread_messages()
     session.open, session.pid = True, os.getpid()
-    assert not server._has_unheard()
+    assert not server._has_unread_messages()
     process.wait()
 
 

@@ -34,7 +34,7 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlotWriter:
     made = SlotWriter(
         OpenRun(store.url, "run", view.store_id, view.run_id, fold(view).epoch, 2, os.getpriority(os.PRIO_PROCESS, 0), keep=keep)
     )
-    made._last_in = (None, 2, SimpleNamespace(plan=SimpleNamespace(stored_bytes=slot_writer.BEHIND_FROM)))  # type: ignore[assignment]
+    made._last_in = (None, 2, SimpleNamespace(plan=SimpleNamespace(stored_bytes=slot_writer.IDLE_VERIFY_FROM)))  # type: ignore[assignment]
     return made
 
 
@@ -69,7 +69,7 @@ def test_a_read_without_a_waiting_caller_has_the_lowest_priority(writer: SlotWri
 
 def test_a_small_one_is_read_as_everything_else(writer: SlotWriter, niceness: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A small checkpoint is read at normal priority."""
-    monkeypatch.setattr(slot_writer, "BEHIND_FROM", slot_writer.BEHIND_FROM + 1)
+    monkeypatch.setattr(slot_writer, "IDLE_VERIFY_FROM", slot_writer.IDLE_VERIFY_FROM + 1)
     assert writer.prune(lambda: True, lambda: False, lambda: False) is not None
     assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, 0)}
 
@@ -104,7 +104,7 @@ def test_ever_more_of_them(writer: SlotWriter, monkeypatch: pytest.MonkeyPatch) 
     for _ in range(40):
         patient.append(writer._may_take_long())
         if patient[-1]:
-            writer._prune_behind(lambda: True, lambda: False, lambda: True)
+            writer._prune_at_idle(lambda: True, lambda: False, lambda: True)
     assert [number for number, may_wait in enumerate(patient) if may_wait] == [0, 2, 5, 10, 19, 36]
 
 

@@ -26,7 +26,7 @@ from relight.catalog import Run, candidates, node_shared_read, read_assignment
 from relight.catalog.node_shared_read import read_together
 from relight.catalog.opened import Opened
 from relight.catalog.read import Wants, plan_wants
-from relight.catalog.read_assignment import deal, decode_needs, encode_needs
+from relight.catalog.read_assignment import assign_reads, decode_needs, encode_needs
 from relight.comm import ThreadGroup, this_node
 from relight.comm.local_sockets import LocalDirectory, name_of
 from relight.comm.proof import ProofFailed, prove_as_caller
@@ -378,7 +378,7 @@ def test_runs_cover_each_chunk_that_several_ranks_need_once(seed: int) -> None:
         key: {rank: bytes(chance.random() < share for _ in size) for rank in ranks if chance.random() < 0.9}
         for key, size in lengths.items()
     }
-    runs = deal({key: needed for key, needed in needs.items() if needed}, lengths)
+    runs = assign_reads({key: needed for key, needed in needs.items() if needed}, lengths)
     seen: dict[tuple[Any, int], tuple[int, ...]] = {}
     loads = dict.fromkeys(ranks, 0)
     for run in runs:

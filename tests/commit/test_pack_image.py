@@ -11,7 +11,7 @@ import pytest
 
 from relight.comm import lower_after
 from relight.commit import PackPlan
-from relight.commit.pack_writer import HASHERS_BEHIND, WRITES_AT_ONCE, WriteLimits, write_pack
+from relight.commit.pack_writer import HASHERS_NICE, WRITES_AT_ONCE, WriteLimits, write_pack
 from relight.errors import NoSpace
 from relight.format import Digest
 from relight.store import page_buffer
@@ -109,12 +109,12 @@ def test_a_thread_steps_back_by_itself_alone() -> None:
     before, priorities = os.getpriority(os.PRIO_PROCESS, 0), list[int]()
 
     def work() -> None:
-        for by in (HASHERS_BEHIND, 30):
+        for by in (HASHERS_NICE, 30):
             lower_after(by)
             priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert priorities == [min(19, before + HASHERS_BEHIND), 19]
+    assert priorities == [min(19, before + HASHERS_NICE), 19]
     assert os.getpriority(os.PRIO_PROCESS, 0) == before

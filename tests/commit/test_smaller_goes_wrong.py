@@ -99,7 +99,7 @@ def test_a_save_by_another_process_in_between(tmp_path: Path) -> None:
     contents = state()
     agent.save(request(0, contents, None))
     assert attempt.smaller is not None
-    attempt.smaller.looked = True  # otherwise its save would reuse that checkpoint, and retention would keep it
+    attempt.smaller.searched = True  # otherwise its save would reuse that checkpoint, and retention would keep it
     attempt.save(request(1, contents, None))
     execute(plan_prune(store, "r", Keep(last=1)), store)
     after = agent.save(request(2, contents, None))

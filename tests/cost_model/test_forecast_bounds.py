@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from relight.checkpointer.adaptive_schedule import AdaptiveSchedule, saves_cost
 from relight.cli import cli
 from relight.commit import Attempt
-from relight.cost_model import Costs, IntervalBounds, Level, ScheduleDecision, ScheduleInput, decide, onwards
+from relight.cost_model import Costs, IntervalBounds, Level, ScheduleDecision, ScheduleInput, decide, level_intervals
 from relight.cost_model.schedule import AT_MOST_S, BOUND_SHARE, following
 from relight.cost_model.schedule_note import TOPIC, encode
 from relight.format.records import NoteBody
@@ -101,7 +101,7 @@ def test_a_first_measured_save_is_followed_by_no_row_of_saves() -> None:
 def test_a_tier_s_copies_that_cost_much_are_as_far_apart_as_is_best() -> None:
     """A copy that takes half an hour of the steps: without a bound more than four hours apart, with one of an hour not."""
     far = [Level("far", Costs(BLOCKED_S, BLOCKED_S, 2 * HOUR), 0.3)]
-    (free,), (bounded,) = (onwards(1 / (12 * HOUR), 60.0, far, 0.5, most_s) for most_s in (None, HOUR))
+    (free,), (bounded,) = (level_intervals(1 / (12 * HOUR), 60.0, far, 0.5, most_s) for most_s in (None, HOUR))
     assert free.interval_s > 4 * HOUR and bounded.interval_s <= HOUR
 
 

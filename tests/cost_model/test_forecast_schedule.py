@@ -100,7 +100,7 @@ def test_what_makes_saves_more_frequent_and_what_does_not() -> None:
     assert [change for change in longer if decide(dataclasses.replace(USUAL, **change), None, WIDE).interval_s < base * 1.5] == []
     free = dataclasses.replace(USUAL, stalls_s=(0.0,))
     assert decide(free, None, WIDE).interval_s == 8.0
-    assert "as often as it is free" in decide(free, None, WIDE).reason
+    assert "as often as a save is free" in decide(free, None, WIDE).reason
     assert decide(dataclasses.replace(free, pressure=0.5), None, WIDE).interval_s == 12.0
 
 

@@ -156,7 +156,7 @@ def test_a_log_without_its_flushes_has_the_same_writes() -> None:
     )
     unflushed = block_log.without_flushes(session)
     assert unflushed.log == [_write(0), _write(1)]
-    assert [acknowledged.at for acknowledged in unflushed.told] == [1, 2]
+    assert [acknowledged.at for acknowledged in unflushed.facts] == [1, 2]
 
 
 def _session(*log: DiskEntry, told: tuple[AcknowledgedFact, ...] = ()) -> DiskSession:

@@ -66,7 +66,7 @@ def test_an_undetected_mutation_survives() -> None:
         "from relight.testing import mutation_check\n"
         "mutation_check.PROOFS = {'rules': mutation_check._rules}\n"
         "print(mutation_check.bite(mutation_check.Mutation('a comment', mutation_check.DURABLE, 'TMP_PREFIX = ', 'TMP_PREFIX =  ', 'rules')).caught_by)\n"
-        "print(mutation_check.bite(mutation_check.Mutation('nothing', mutation_check.DURABLE, 'no such line', '', 'rules')).said)\n"
+        "print(mutation_check.bite(mutation_check.Mutation('nothing', mutation_check.DURABLE, 'no such line', '', 'rules')).output)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[0] == "None"

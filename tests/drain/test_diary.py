@@ -10,7 +10,7 @@ import pytest
 from tests.drain.test_drain import begin
 from tests.log.test_log_stale_listings import save
 
-from relight.catalog.incident_sync import DIRECTORY, level_diaries
+from relight.catalog.incident_sync import DIRECTORY, sync_incidents
 from relight.drain import drain
 from relight.errors import StoreUnavailable
 from relight.store import LocalStore
@@ -69,7 +69,7 @@ def test_a_stopped_drain_writes_nothing_more(tmp_path: Path) -> None:
     for number in range(5):
         stores[1].put_once(f"run/{DIRECTORY}/{number:013d}-abc.json", b"{}")
     stops = iter([False, False, True])
-    assert level_diaries(stores[0], "run", stores[1], "run", lambda: next(stops)) == 2
+    assert sync_incidents(stores[0], "run", stores[1], "run", lambda: next(stops)) == 2
     assert len(names(stores[0])) == 2
 
 
@@ -95,9 +95,9 @@ def test_both_have_the_union_and_only_the_newest_accounts(tmp_path: Path, seed: 
             written[-1].add(name)
             store.put_once(f"{run}/{DIRECTORY}/{name}", b"{}")
     expected = incidents | set(newest.values())
-    assert level_diaries(stores[0], "run", stores[1], "elsewhere") == 2 * len(expected) - sum(
+    assert sync_incidents(stores[0], "run", stores[1], "elsewhere") == 2 * len(expected) - sum(
         len(expected & present) for present in written
     )
     for store, run in zip(stores, runs, strict=True):
         assert (names(store, run) if incidents or newest else set()) == expected
-    assert level_diaries(stores[0], "run", stores[1], "elsewhere") == 0
+    assert sync_incidents(stores[0], "run", stores[1], "elsewhere") == 0

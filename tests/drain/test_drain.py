@@ -132,7 +132,7 @@ def test_each_tier_by_itself(tmp_path: Path) -> None:
     (tmp_path / "warm").write_text("no directory")
     checkpoint = save(attempt, 0)
     events: list[tuple[str, str]] = []
-    report = drain(attempt.store, "run", tell=lambda name, message, fields: events.append((name, fields["tier"])))
+    report = drain(attempt.store, "run", notify=lambda name, message, fields: events.append((name, fields["tier"])))
     assert set(report.errors) == {"warm"} and [copy[:2] for copy in report.copied] == [("cold", checkpoint)]
     assert events == [("drain.failed", "warm"), ("drain.done", "cold")]
     assert drained_to(attempt.history()) == {"cold": {checkpoint}}
@@ -253,7 +253,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_next_is_copied(tmp_path: Path)
     (pack,) = (tmp_path / "near" / "run").glob(f"*{bad}*/pack*")
     pack.write_bytes(bytes(pack.stat().st_size))
     events: list[str] = []
-    drain(attempt.store, "run", tell=lambda name, message, fields: events.append(f"{name} {fields.get('kind')}"))
+    drain(attempt.store, "run", notify=lambda name, message, fields: events.append(f"{name} {fields.get('kind')}"))
     assert events == [f"drain.failed {CorruptCheckpoint.kind}"]
     save(attempt, 1)
     drain(attempt.store, "run")

@@ -15,7 +15,7 @@ from relight.catalog import Run
 from relight.checkpointer.tier_pacing import REMEMBERED, TierPacer
 from relight.cli import cli
 from relight.commit import Attempt, SaveInfo, SaveRequest
-from relight.cost_model import Costs, Level, ScheduleDecision, onwards, waste
+from relight.cost_model import Costs, Level, ScheduleDecision, level_intervals, waste
 from relight.drain import drain
 from relight.errors import ConfigError
 from relight.format import encode_tree
@@ -54,15 +54,15 @@ def test_each_level_s_interval_loses_least_of_all_multiples() -> None:
     """
     for stall_s, durable_s, base_s in ((1.0, 30.0, 20.0), (0.05, 4.0, 60.0), (20.0, 300.0, 7.0), (0.0, 45.0, 20.0)):
         level = Level("cold", Costs(stall_s, durable_s, 120.0), 0.85)
-        (plan,) = onwards(1 / 7200, base_s, [level])
+        (plan,) = level_intervals(1 / 7200, base_s, [level])
         feasible = [count for count in range(1, 1000) if count * base_s >= durable_s]
         best = min(feasible, key=lambda count: waste(base_s * count, 0.85 / 7200, level.costs))  # noqa: B023
         assert plan.multiple == best
         assert plan.interval_s == pytest.approx(best * base_s)
-    near, far = onwards(1 / 7200, 20.0, [Level("warm", Costs(1, 30, 120), 0.77), Level("cold", Costs(5, 300, 120), 0.08)])
+    near, far = level_intervals(1 / 7200, 20.0, [Level("warm", Costs(1, 30, 120), 0.77), Level("cold", Costs(5, 300, 120), 0.08)])
     assert far.multiple % near.multiple == 0
     assert far.multiple > near.multiple > 1
-    (bounded,) = onwards(1 / 7200, 20.0, [Level("cold", Costs(20.0, 30.0, 120.0), 0.85)], overhead=0.001)
+    (bounded,) = level_intervals(1 / 7200, 20.0, [Level("cold", Costs(20.0, 30.0, 120.0), 0.85)], overhead=0.001)
     assert bounded.interval_s >= 20_000
 
 
@@ -132,7 +132,7 @@ def test_the_cost_of_a_copy_is_its_slowdown_of_steps() -> None:
         intervals[lag] = data
         assert pace.decide(ScheduleDecision(10.0, 1, "", numbers), 0.5) is None, "nothing is new"
         pace.close()
-    best_s = onwards(0.5 / 3600, 10.0, [Level("cold", Costs(10.0, 32.0, 60.0), 1 - 63 / 419)])[0].interval_s
+    best_s = level_intervals(0.5 / 3600, 10.0, [Level("cold", Costs(10.0, 32.0, 60.0), 1 - 63 / 419)])[0].interval_s
     assert intervals[None]["cold"] == pytest.approx(best_s - 5)
     assert "costs the steps 10 s" in str(intervals[None]["cold.why"])
     assert intervals["90s"]["cold"] == pytest.approx(80)

@@ -92,7 +92,7 @@ def test_damage_without_a_sound_copy_is_reported_and_left(tmp_path: Path) -> Non
         pack.write_bytes(pack.read_bytes()[:-1])
     before = [pack.read_bytes() for pack in packs]
     events: list[str] = []
-    report = scrub(attempt.store, RUN, tell=lambda name, message, fields: events.append(name))
+    report = scrub(attempt.store, RUN, notify=lambda name, message, fields: events.append(name))
     assert report.damage and not any(damage.repaired_from for damage in report.damage)
     assert set(events) == {"scrub.damaged"}
     assert [pack.read_bytes() for pack in packs] == before
@@ -175,7 +175,7 @@ def test_events_are_passed_to_the_callback(tmp_path: Path) -> None:
     pack.unlink()
     events: list[tuple[str, str]] = []
     undo = subscribe(lambda event: None)
-    scrub(attempt.store, RUN, tell=lambda name, message, fields: events.append((name, str(fields["repaired_from"]))))
+    scrub(attempt.store, RUN, notify=lambda name, message, fields: events.append((name, str(fields["repaired_from"]))))
     undo()
     assert events == [("scrub.repaired", "warm")]
     assert state_of("scrub/0")

@@ -111,7 +111,7 @@ def check(far: ByteStore, became: list[str | BaseException], *, in_charge: bool)
     for failed in (outcome for outcome in became if not isinstance(outcome, str)):
         assert isinstance(failed, LeaseHeld), failed
     directories = {entry.name for entry in far.list("run") if entry.name not in ("log", "relight.json")}
-    assert directories == {checkpoint.lies_in("run").split("/")[1] for checkpoint in checkpoints}
+    assert directories == {checkpoint.directory_in("run").split("/")[1] for checkpoint in checkpoints}
 
 
 @pytest.mark.parametrize("gives_way", [False, True])
@@ -163,14 +163,14 @@ def test_a_drain_waits_for_the_one_that_was_quicker(tmp_path: Path, monkeypatch:
             copy_one(Run(attempt.store, "run").open(Run(attempt.store, "run").history().live[-1]), far, Log(far, "run"), None, 1)
 
     monkeypatch.setattr(outwards.time, "sleep", finished)
-    report = drain(attempt.store, "run", tell=lambda name, message, fields: events.append((name, fields["id"])))
+    report = drain(attempt.store, "run", notify=lambda name, message, fields: events.append((name, fields["id"])))
     assert not report.errors and not report.copied and len(waits) == 2
     assert events == [("drain.found", first), ("drain.found", second)]
     third = save(attempt, 2)
     assert far.put_once(f"run/0000000002-{third}-e1/part-00000.msgpack", b"begun")
-    monkeypatch.setattr(outwards, "STILL_S", 0.2)
+    monkeypatch.setattr(outwards, "ABANDONED_AFTER_S", 0.2)
     monkeypatch.undo()
-    monkeypatch.setattr(outwards, "STILL_S", 0.2)
+    monkeypatch.setattr(outwards, "ABANDONED_AFTER_S", 0.2)
     report = drain(attempt.store, "run")
     assert not report.errors and [id_ for _, id_, _, _ in report.copied] == [third] and live(tmp_path, "far") == [0, 1, 2]
 
@@ -188,7 +188,7 @@ def test_a_quicker_copy_is_no_failure(tmp_path: Path, monkeypatch: pytest.Monkey
         raise LeaseHeld("another process has copied it there meanwhile", where=log.run)
 
     monkeypatch.setattr(outwards, "copy_one", slower)
-    report = drain(attempt.store, "run", tell=lambda name, message, fields: events.append(name))
+    report = drain(attempt.store, "run", notify=lambda name, message, fields: events.append(name))
     assert not report.errors and events == ["drain.found"] and live(tmp_path, "far") == [0]
 
 

@@ -23,7 +23,7 @@ def rules_table() -> str:
     rows = []
     for name, kind in KINDS.items():
         limit = f"`{kind.limit} = {kind.default:g}`" if kind.limit else ""
-        rows.append(f"| `{name}` | {kind.says} | {limit} | {kind.severity} | {f'{kind.for_s:g} s' if kind.for_s else ''} |")
+        rows.append(f"| `{name}` | {kind.summary} | {limit} | {kind.severity} | {f'{kind.for_s:g} s' if kind.for_s else ''} |")
     return "\n".join(["| rule | means | limit | severity | must hold for |", "|---|---|---|---|---|", *rows])
 
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedS
 
 from relight.layout import Box, check_tiling, whole
 from relight.layout.shards import Cut, boxes_of_run, intersection, local_pieces, local_shape, relative, run_of
-from relight.layout.shares import ROW_BYTES_MAX, SharedBox, share_out
+from relight.layout.shares import ROW_BYTES_MAX, SharedBox, assign_boxes
 
 CASES = 10_000
 
@@ -131,7 +131,7 @@ def test_shares_hold_everything_once_and_are_even(seed: int) -> None:
         load: dict[tuple[int, ...], dict[int, int]] = {}
         for rank in range(world):
             mine = [number for number, piece in enumerate(pieces) if rank in piece.ranks]
-            for share in share_out([pieces[number] for number in mine], rank):
+            for share in assign_boxes([pieces[number] for number in mine], rank):
                 number = mine[share.number]
                 written[number].append(share.box)
                 bytes_ = share.box.elements * pieces[number].weight
@@ -153,8 +153,8 @@ def test_real_shares_are_within_five_percent() -> None:
     shapes = [(50257, 768), (1024, 768), *[(768, 2304), (768, 768), (768, 3072), (3072, 768), (768,), (3072,)] * 12]
     for world in (2, 3, 4, 8):
         pieces = [SharedBox(whole(shape), 4, tuple(range(world))) for shape in shapes]
-        loads = [sum(share.box.elements for share in share_out(pieces, rank)) for rank in range(world)]
+        loads = [sum(share.box.elements for share in assign_boxes(pieces, rank)) for rank in range(world)]
         assert max(loads) <= 1.05 * sum(loads) / world
-        assert sum(len(share_out(pieces, rank)) for rank in range(world)) <= len(shapes) + 3 * world
+        assert sum(len(assign_boxes(pieces, rank)) for rank in range(world)) <= len(shapes) + 3 * world
     long = [SharedBox(whole((1, 8 * ROW_BYTES_MAX)), 4, (0, 1))]
-    assert [share.box.elements for rank in (0, 1) for share in share_out(long, rank)] == [4 * ROW_BYTES_MAX] * 2
+    assert [share.box.elements for rank in (0, 1) for share in assign_boxes(long, rank)] == [4 * ROW_BYTES_MAX] * 2

@@ -14,7 +14,7 @@ from relight.format.names import record_file
 from relight.format.records import NoteBody
 from relight.layout import Bytes, Item
 from relight.log import Log, fold, log
-from relight.log.log import BELIEVED
+from relight.log.log import DAMAGED_READS
 from relight.observe import counters
 from relight.store import MemoryStore
 from relight.store.base import Entry
@@ -135,7 +135,7 @@ def test_a_record_that_comes_damaged_once_is_read_once_more() -> None:
     store.reads.clear()
     store.damage = lambda asked: flipped if asked == key else None
     assert [fault.file for fault in Log(store, "run").read().faults] == [key]
-    assert store.reads[key] == BELIEVED
+    assert store.reads[key] == DAMAGED_READS
 
 
 def test_nothing_is_chained_to_bytes_that_only_came_damaged() -> None:

@@ -72,7 +72,7 @@ def test_what_makes_no_sense_is_nothing() -> None:
         assert decode_alarms(stored, 2000.0) == nothing
     strange = data.replace(b"no_good_checkpoint", b"a_kind_of_tomorrow")
     state, ledger = decode_alarms(strange, 2000.0)
-    assert [alert.kind for alert in state.values()] == ["risk"] and not ledger.told
+    assert [alert.kind for alert in state.values()] == ["risk"] and not ledger.sent
     rng = random.Random(7)
     for _ in range(300):
         damaged = bytearray(data)

@@ -29,7 +29,10 @@ def several(count: int, events: Told | None = None) -> Iterator[list[PeerService
     """Start ``count`` agents in this process."""
     peers = [
         PeerService(
-            "127.0.0.1", token=TOKEN, memory=None, tell=lambda name, say, fields: None if events is None else events.append((name, fields))
+            "127.0.0.1",
+            token=TOKEN,
+            memory=None,
+            notify=lambda name, message, fields: None if events is None else events.append((name, fields)),
         )
         for _ in range(count)
     ]

@@ -78,7 +78,11 @@ def live(control: socket.socket) -> None:
         if word == "start":
             token, memory, rate = given
             peers = PeerService(
-                "127.0.0.1", token=bytes.fromhex(token), memory=memory, tell=lambda *event: events.append(event[:2]), bytes_per_second=rate
+                "127.0.0.1",
+                token=bytes.fromhex(token),
+                memory=memory,
+                notify=lambda *event: events.append(event[:2]),
+                bytes_per_second=rate,
             )
             answer = [peers.address, os.getpid()]
         elif word == "fill":

@@ -124,7 +124,7 @@ def test_ipv6_addresses_work() -> None:
     from relight.peers import PeerService
 
     try:
-        peers = PeerService("::1", token=TOKEN, memory=None, tell=lambda *_: None)
+        peers = PeerService("::1", token=TOKEN, memory=None, notify=lambda *_: None)
     except Exception as error:
         pytest.skip(f"no IPv6 here: {error}")
     assert peers.address.startswith("[::1]:")

@@ -19,7 +19,7 @@ from neighbours import Neighbour, Nursery, content, expected
 from relight.errors import ConfigError
 from relight.peers import PeerService, Remote
 from relight.peers.messages import Contribute, Data, Going, PeerRefusal, ReadRequest, Segment, SegmentEnd, SegmentPiece, StatusRequest, Void
-from relight.peers.server import HANDSHAKE_S, STRANGERS_MAX
+from relight.peers.server import HANDSHAKE_S, UNPROVED_MAX
 from relight.peers.wire import PeerLost, call, split_address
 
 TOKEN = b"t" * 32
@@ -126,7 +126,7 @@ def test_many_strangers_keep_no_friend_out_and_cost_little(agent: Neighbour) -> 
     Memory does not grow, and all are disconnected in time.
     """
     before = agent.tell("memory")
-    strangers = [connect(agent) for _ in range(3 * STRANGERS_MAX)]
+    strangers = [connect(agent) for _ in range(3 * UNPROVED_MAX)]
     try:
         serves(agent)
         assert agent.tell("memory")["RssAnon"] - before["RssAnon"] < 32 * MB
@@ -216,7 +216,7 @@ def test_what_is_not_there_is_refused_and_the_connection_stays(agent: Neighbour)
 
 def test_a_new_token_shuts_the_old_one_out() -> None:
     """After ``set_token`` callers with the old token are disconnected and refused. An invalid token is refused."""
-    peers = PeerService("127.0.0.1", token=TOKEN, memory=None, tell=lambda *_: None)
+    peers = PeerService("127.0.0.1", token=TOKEN, memory=None, notify=lambda *_: None)
     wire = call(peers.address, TOKEN, 10.0)
     new = secrets.token_bytes(32)
     peers.set_token(new)

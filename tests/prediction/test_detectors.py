@@ -17,7 +17,7 @@ from relight.errors import ConfigError, CorruptCheckpoint, IncompatibleState
 from relight.prediction.act import ACTIONS, action_for
 from relight.prediction.detect import KIND_OF, RULES, DetectionRules
 from relight.prediction.drift import Drift
-from relight.prediction.features import LOOK_S, FeatureWindow, features_of
+from relight.prediction.features import WINDOW_INTERVAL_S, FeatureWindow, features_of
 from relight.prediction.history import runs_of
 from relight.prediction.learn import PRECISION, LearningPlan, evaluate, train, trusted, unseen
 from relight.prediction.lstm import CLASSES, INPUTS, STEPS, Lstm, inputs_of, windows_of
@@ -85,7 +85,7 @@ def test_drift_sees_what_leaves_the_usual_and_stays_away() -> None:
 @pytest.mark.parametrize("name", DETECTORS)
 def test_at_once_and_one_by_one_are_the_same(learned: DetectorModel, name: str) -> None:
     """Scores of a whole run equal those of single windows, so the evaluation measures the real behaviour."""
-    windows = runs_of(simulate(9, 1), "x")[0].looks[:150]
+    windows = runs_of(simulate(9, 1), "x")[0].features[:150]
     one_by_one = learned.detectors[name].fresh()
     risks = [one_by_one.update(FeatureWindow(0.0, row)) for row in windows]
     np.testing.assert_allclose([risk.score for risk in risks], learned.detectors[name].follow(windows), atol=1e-5)
@@ -126,13 +126,13 @@ def test_training_is_the_same_again_and_a_file_keeps_it(learned: DetectorModel, 
     again = train(LearningPlan(runs=5, seed=2, epochs=2, size=8), lambda text: None)[0]
     learned.write(tmp_path / "a.model")
     read = read_model(tmp_path / "a.model")
-    windows = runs_of(simulate(9, 2), "x")[0].looks[:100]
+    windows = runs_of(simulate(9, 2), "x")[0].features[:100]
     for name in DETECTORS:
         expected = learned.detectors[name].follow(windows)
         np.testing.assert_array_equal(again.detectors[name].follow(windows), expected)
         np.testing.assert_array_equal(read.detectors[name].follow(windows), expected)
         assert repr(read.worth[name]) == repr(learned.worth[name]) == repr(again.worth[name])
-    assert read.told["seed"] == 2 and age_s(tmp_path / "a.model") < 60 and age_s(tmp_path / "none") == float("inf")
+    assert read.metadata["seed"] == 2 and age_s(tmp_path / "a.model") < 60 and age_s(tmp_path / "none") == float("inf")
 
 
 def test_a_damaged_model_is_refused(learned: DetectorModel, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_windows_reach_back_eight_minutes_and_begin_with_the_usual(learned: Dete
     """Windows that begin before the run are filled with usual values."""
     inputs = np.arange(1, 101, dtype=np.float32)[:, None].repeat(INPUTS, axis=1)
     windows = windows_of(inputs)
-    assert windows.shape == (100, STEPS, INPUTS) and STEPS * 3 * LOOK_S == 480
+    assert windows.shape == (100, STEPS, INPUTS) and STEPS * 3 * WINDOW_INTERVAL_S == 480
     assert windows[0, -1, 0] == 1 and windows[0, -2, 0] == 0 and list(windows[99, -3:, 0]) == [94, 97, 100]
     made_windows = windows_from(made.sample(float(t)) for t in range(10))
     assert inputs_of(made_windows, learned.detectors["lstm"].scale).shape == (2, INPUTS)  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ import made
 import numpy as np
 import pytest
 
-from relight.prediction.features import FEATURES, LOOK_S, FeatureWindows, Scale, column, features_of
+from relight.prediction.features import FEATURES, WINDOW_INTERVAL_S, FeatureWindows, Scale, column, features_of
 from relight.prediction.signals import AT, SIGNALS, WORDS, SignalHistory
 
 
@@ -40,10 +40,10 @@ def test_at_once_and_second_by_second_are_the_same(seed: int) -> None:
         signals = one_by_one.signals(row[None])[0]
         np.testing.assert_array_equal(signals, at_once[second])
         windows.add(signals)
-        if second % LOOK_S == LOOK_S - 1:
+        if second % WINDOW_INTERVAL_S == WINDOW_INTERVAL_S - 1:
             values.append(windows.window(0.0).values)
     result = features_of(at_once)
-    assert result.shape == (1500 // LOOK_S, len(FEATURES))
+    assert result.shape == (1500 // WINDOW_INTERVAL_S, len(FEATURES))
     scale = np.nanmax(np.abs(result), axis=0, initial=1e-6, where=np.isfinite(result))
     np.testing.assert_allclose(np.array(values) / scale, result / scale, atol=1e-6)
 

@@ -116,7 +116,7 @@ def test_an_alarm_that_was_heeded_counts_for_nothing(tmp_path: Path) -> None:
     foresight = FailurePredictor(model(tmp_path / "m", 0.9), shape=made.SHAPE)
     for second in range(2500):
         for alarm in foresight.sample(made.sample(1e9 + second)):
-            foresight.heeded(alarm)
+            foresight.discard_alarm(alarm)
     assert foresight.standing()[1] == ("drift", True, "", 0, 0)
 
 
@@ -215,7 +215,7 @@ def test_what_was_seen_and_what_happened_is_written(tmp_path: Path) -> None:
     calm(foresight, 800)
     foresight.failed("memory")
     trace = read_trace(foresight.write(tmp_path / "deep", host="n1"))
-    assert len(trace.at) == 800 and trace.happened[0][:2] == (1e9 + 800, "memory") and trace.told["host"] == "n1"
+    assert len(trace.at) == 800 and trace.happened[0][:2] == (1e9 + 800, "memory") and trace.metadata["host"] == "n1"
     runs = runs_of(trace, "x")
     assert len(runs) == 1 and runs[0].failed is not None and runs[0].failed.kind == "memory"
     foresight.sample(made.sample(1e9 + 801))

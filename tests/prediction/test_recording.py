@@ -40,7 +40,11 @@ def test_a_recording_is_read_back_unchanged(tmp_path: Path) -> None:
     trace = recorder.trace(host="n1")
     trace.write(tmp_path / "deep" / "one.trace")
     back = read_trace(tmp_path / "deep" / "one.trace")
-    assert back.columns == made.SHAPE.columns and back.happened == (Happened(1e9 + 49.5, "memory", "leak"),) and back.told == {"host": "n1"}
+    assert (
+        back.columns == made.SHAPE.columns
+        and back.happened == (Happened(1e9 + 49.5, "memory", "leak"),)
+        and back.metadata == {"host": "n1"}
+    )
     np.testing.assert_array_equal(back.at, 1e9 + np.arange(50))
     np.testing.assert_array_equal(back.values, trace.values)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["one.trace"], "no other file is left"

@@ -52,7 +52,7 @@ def test_runs_are_split_as_a_whole() -> None:
     name."""
     parts = [part for part, _ in simulated(0, 5)]
     assert sorted(parts) == sorted([TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT])
-    np.testing.assert_array_equal(next(simulated(0, 1, (HELD_OUT,)))[1].looks, runs_of(simulate(0, 0), "x")[0].looks)
+    np.testing.assert_array_equal(next(simulated(0, 1, (HELD_OUT,)))[1].features, runs_of(simulate(0, 0), "x")[0].features)
     parts_of_runs = [part_of(f"{number}") for number in range(300)]
     assert (
         parts_of_runs == [part_of(f"{number}") for number in range(300)]
@@ -72,7 +72,7 @@ def test_a_recording_is_cut_at_failures_and_gaps(tmp_path: Path) -> None:
     runs = runs_of(trace, "n")
     assert [(run.name, run.failed.kind if run.failed else None) for run in runs] == [("n/0", "memory"), ("n/1", None), ("n/2", "hang")]
     assert [run.at[0] - 1e9 for run in runs] == [299, 1299, 3299]
-    assert runs[0].doomed.all() and not runs[1].doomed.any() and len(runs[1].at) == len(runs[1].looks) == 100
+    assert runs[0].before_failure.all() and not runs[1].before_failure.any() and len(runs[1].at) == len(runs[1].features) == 100
     trace.write(tmp_path / "n.trace")
     assert len(list(recorded(tmp_path))) == 3
     (tmp_path / "o.trace").write_bytes(b"RLTRACE1")

@@ -63,7 +63,7 @@ def job(tmp_path: Path) -> Iterator[Run]:
     attempt = Attempt.begin(store, "live")
     attempt.save(request(1))
     requests = Requests(
-        store, "live", mine=lambda: True, cannot=lambda: "", look_s=0.2,
+        store, "live", mine=lambda: True, cannot=lambda: "", poll_s=0.2,
         obey=lambda who: attempt.save(request(2, reason=f"asked for by {who}")) and None,
     )  # fmt: skip
     requests.start()
@@ -92,7 +92,7 @@ def test_a_save_that_the_api_asks_for_is_made_and_reported(job: Run, server: Ser
 
 def test_a_save_without_a_supervisor_fails_with_a_hint(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ``relight run``, the task fails in time with a hint, and the audit log has the failure."""
-    monkeypatch.setattr("relight.catalog.save_requests.NOBODY_S", 0.5)
+    monkeypatch.setattr("relight.catalog.save_requests.UNACKNOWLEDGED_S", 0.5)
     task = over(server, act(server, "save")["task"])
     assert task["state"] == FAILED and "not acknowledged within" in task["says"] and "USR1" in task["says"]
     assert server.get("/api/v1/audit", "operator").json()["rows"][0]["how"] == "failed"

@@ -65,8 +65,10 @@ def test_what_fails_does_not_depend_on_the_policy_nor_on_what_else_fails() -> No
     """Each failure process has random numbers of its own: a further kind of failure moves none of the others."""
     more = fleet(failure=(Failing(name="more", per_day=4.0), *EVERYTHING))
     first, second = draw(fleet(), 1), draw(more, 1)
-    assert [blow._replace(failing=max(-1, blow.failing - 1)) for blow in second.blows if blow.cause != "more"] == list(first.blows)
-    times = {cause: {blow.at for blow in second.blows if blow.cause == cause} for cause in ("more", "gpu")}
+    assert [failure._replace(failing=max(-1, failure.failing - 1)) for failure in second.failures if failure.cause != "more"] == list(
+        first.failures
+    )
+    times = {cause: {failure.at for failure in second.failures if failure.cause == cause} for cause in ("more", "gpu")}
     assert all(times.values()) and not times["more"] & times["gpu"], "the same rate, and dice of their own"
 
 
@@ -216,15 +218,15 @@ def test_storage_is_what_the_rules_keep() -> None:
 def test_machines_side_by_side_are_of_one_rack() -> None:
     """Neighbours are of one rack, up to the rack's size."""
     machines = Machines(fleet(gpus=128, nodes_per_rack=4), policy_of("10m"), frozenset())
-    assert machines.beside(6, 4) == (4, 5, 6, 7)
-    assert set(machines.beside(5, 2)) <= {4, 5, 6, 7}
-    assert len(set(machines.beside(15, 6))) == 6
+    assert machines.adjacent(6, 4) == (4, 5, 6, 7)
+    assert set(machines.adjacent(5, 2)) <= {4, 5, 6, 7}
+    assert len(set(machines.adjacent(15, 6))) == 6
 
 
 def test_an_aftershock_follows_and_weibull_keeps_the_rate() -> None:
     """Rates are those of the scenario: an aftershock share of half doubles failures, and Weibull groups them."""
     plain, shaken, grouped = (
-        [blow.at for blow in draw(one_kind(days=1000.0, **more), 0).blows] for more in ({}, {"aftershock": 0.5}, {"shape": 0.5})
+        [failure.at for failure in draw(one_kind(days=1000.0, **more), 0).failures] for more in ({}, {"aftershock": 0.5}, {"shape": 0.5})
     )
     assert len(plain) == pytest.approx(12_000, rel=0.03)
     assert len(shaken) == pytest.approx(24_000, rel=0.05)

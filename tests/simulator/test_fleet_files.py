@@ -201,7 +201,7 @@ def test_a_recorded_run_is_played_again_under_other_settings() -> None:
     often, seldom = (simulate(made, policy_of(f"{every},last=1,memory=off"), 0, calendar=calendar) for every in ("5m", "50m"))
     assert often.failures == seldom.failures == {"killed": 1, "hardware, left": 1}
     assert often.goodput > seldom.goodput
-    assert [blow.at for blow in draw(made, 0, calendar).blows] == [3000.0, 9000.0]
+    assert [failure.at for failure in draw(made, 0, calendar).failures] == [3000.0, 9000.0]
     with pytest.raises(ConfigError, match="days are recorded"):
         replayed(recorded, {"days": 9.0})
 

@@ -339,7 +339,7 @@ def test_the_least_recently_asked_for_goes_first(tmp_path: Path) -> None:
     for number in range(30):
         store = fresh(far, tmp_path, limit)
         store.blocks.keep(name_of("else", str(number)), 0, 1, memoryview(b"x"))
-        store.blocks._until_look = 0  # an unlucky draw may delay its first check by a block
+        store.blocks._until_check = 0  # an unlucky draw may delay its first check by a block
         read_all(store, f"{DIR}/pack-00000-{number:03d}.safetensors")
         assert store.blocks.total_bytes() < limit
         read_all(store, often)
@@ -455,7 +455,7 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(open_bytes(tmp_path), LocalStore)
     assert open_bytes("memory://x").url == "memory://x"
     monkeypatch.setenv("RELIGHT_CACHE_BYTES", "1.5GB")
-    assert blocks_from_settings()._told_limit == 1_500_000_000  # type: ignore[union-attr]
+    assert blocks_from_settings()._given_limit == 1_500_000_000  # type: ignore[union-attr]
     monkeypatch.setenv("RELIGHT_CACHE_BYTES", "much")
     with pytest.raises(ConfigError, match="RELIGHT_CACHE_BYTES"):
         open_bytes("s3://bucket/x")

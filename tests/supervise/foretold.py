@@ -23,7 +23,7 @@ def plant(seconds: int) -> None:
     def rooms(self: HostGauges) -> tuple[DiskSpace, ...]:
         return (DiskSpace(0.0 if next(samples) >= seconds else 500 * GB, 1000 * GB),)
 
-    predictor.FIRST_LOOK = 1  # type: ignore[attr-defined]
+    predictor.FIRST_WINDOW = 1  # type: ignore[attr-defined]
     HostGauges.rooms = rooms  # type: ignore[method-assign]
 
 

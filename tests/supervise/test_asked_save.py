@@ -68,7 +68,7 @@ def test_a_request_is_obeyed_once_by_one_supervisor(run: Run) -> None:
     assert first.poll() == ["anna: before lunch"] and first.poll() == ["anna: before lunch"]
     assert acknowledge(run.store, run.name, request_of(run.view().records[seq]), "elsewhere") is False  # type: ignore[arg-type]
     assert [record.body.data["upto"] for record in run.history().notes[1:]] == [seq], "one answer"  # type: ignore[union-attr]
-    assert outcome_of(run.history(), seq).heard and not outcome_of(run.history(), seq).over
+    assert outcome_of(run.history(), seq).acknowledged_by and not outcome_of(run.history(), seq).over
     assert second.obeyed == []
 
 
@@ -97,7 +97,7 @@ def test_after_an_outage_only_requests_of_the_last_minute_are_obeyed(run: Run, m
                 watching.poll()
         watching.now = time.time() + since_s - away_s
         assert watching.poll(away_s) == obeyed
-        assert bool(outcome_of(run.history(), seq).heard) is bool(obeyed)
+        assert bool(outcome_of(run.history(), seq).acknowledged_by) is bool(obeyed)
 
 
 def test_a_job_that_cannot_save_on_request_reports_it(run: Run) -> None:

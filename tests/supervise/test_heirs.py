@@ -13,7 +13,7 @@ import pytest
 
 from relight.checkpointer.handover import SLACK_S, is_worth_it
 from relight.heartbeat import RankStateWriter, make_rank_state, read_rank_state
-from relight.heartbeat.rank_state import WILL_BYTES
+from relight.heartbeat.rank_state import RANK_STATE_BYTES
 from relight.store import open_bytes
 from relight.supervise.incidents import Incident, read_incidents
 
@@ -118,7 +118,7 @@ def test_what_is_left_can_be_read_when_its_writer_is_gone(tmp_path: Path) -> Non
     data[8] += 1  # its writer died during the write
     path.write_bytes(data)
     assert read_rank_state(path) is None
-    assert not writer.write(5, bytes(WILL_BYTES))
+    assert not writer.write(5, bytes(RANK_STATE_BYTES))
     assert read_rank_state(path) is None
     path.write_bytes(b"rlwill01" + bytes(8))
     assert read_rank_state(path) is None

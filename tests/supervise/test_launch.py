@@ -64,7 +64,7 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
     monkeypatch.setattr(launch.Meetings, "handler", lambda self: Rendezvous())
     monkeypatch.setattr(launch, "SupervisedAgent", Broken)
     ended = launch.launch(launch.parse(["train.py"]), RunSettings(), tmp_path)
-    assert ended.code == 1 and words in ended.say and len(closings) == closed
+    assert ended.code == 1 and words in ended.message and len(closings) == closed
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from relight.heartbeat import Heartbeat
-from relight.supervise.limits import LOOK_S, SILENT_LOOK_S, HangTimeouts, HangVerdict, JobWatch, LearnedDurations, RankObservation
+from relight.supervise.limits import (
+    OBSERVE_AGAIN_S,
+    SILENT_OBSERVE_AGAIN_S,
+    HangTimeouts,
+    HangVerdict,
+    JobWatch,
+    LearnedDurations,
+    RankObservation,
+)
 
 TICK_S = 0.1
 
@@ -69,11 +77,11 @@ def run(
             rank.at(now)
         sights = {number: rank.sight for number, rank in enumerate(ranks)}
         verdict = watch.update(now, sights)
-        if verdict.what == "look":
+        if verdict.what == "stacks":
             stacks = {number: str(rank.frame) for number, rank in enumerate(ranks)}
             for rank in ranks:  # writing stacks costs CPU time
                 rank.cpu_s, rank.moved = rank.cpu_s + 0.3, rank.moved + 2000
-            verdict = watch.looked(now, sights, stacks, {number: rank.sight for number, rank in enumerate(ranks)})
+            verdict = watch.judge_stacks(now, sights, stacks, {number: rank.sight for number, rank in enumerate(ranks)})
         if verdict.what == "hang":
             return verdict
     return HangVerdict()
@@ -197,7 +205,7 @@ def test_learned_durations_outlive_an_incarnation() -> None:
     second.beat, second.stands = second.beat._replace(since=clock[0]), True
     began = clock[0]
     assert run([second], 60, JobWatch(usual, clock[0]), clock).what == "hang"
-    assert clock[0] - began < 3 * 0.6 + 5 + LOOK_S
+    assert clock[0] - began < 3 * 0.6 + 5 + OBSERVE_AGAIN_S
 
 
 @pytest.mark.parametrize("steps", [1, 2, 30])
@@ -217,10 +225,10 @@ def test_a_rank_without_a_heartbeat_is_waited_for_as_starting() -> None:
     verdicts = []
     for now in (0.1 * tick for tick in range(800)):
         verdict = watch.update(now, {0: RankObservation(None, "S")})
-        if verdict.what == "look":
-            verdict = watch.looked(now, {0: RankObservation(None, "S")}, {0: "same"}, {0: RankObservation(None, "S")})
+        if verdict.what == "stacks":
+            verdict = watch.judge_stacks(now, {0: RankObservation(None, "S")}, {0: "same"}, {0: RankObservation(None, "S")})
         verdicts.append(verdict.what)
-    assert "hang" in verdicts and verdicts.index("hang") >= 10 * (10 + SILENT_LOOK_S)
+    assert "hang" in verdicts and verdicts.index("hang") >= 10 * (10 + SILENT_OBSERVE_AGAIN_S)
 
 
 def test_one_that_knows_nothing_of_relight_may_work_for_ever() -> None:
@@ -229,6 +237,6 @@ def test_one_that_knows_nothing_of_relight_may_work_for_ever() -> None:
     for tick in range(86400):
         sight = RankObservation(None, "R", float(tick))
         verdict = watch.update(float(tick), {0: sight})
-        if verdict.what == "look":
-            verdict = watch.looked(float(tick), {0: sight}, {0: "same"}, {0: sight})
+        if verdict.what == "stacks":
+            verdict = watch.judge_stacks(float(tick), {0: sight}, {0: "same"}, {0: sight})
         assert verdict.what != "hang"

@@ -114,7 +114,7 @@ def test_only_what_keeps_a_failure_away_counts_as_averted(tmp_path: Path) -> Non
     sample, alarms = heat(86), [alarm("link", "save more often"), alarm("ecc", "drain node"), alarm(), alarm("memory", "preventive save")]
     for drain, pause, averted in ((False, 0.0, set()), (True, 0.0, {"drain node"}), (False, 0.2, {"reduce load"})):
         heeded = set[str]()
-        foresight: Any = SimpleNamespace(sample=lambda _: alarms, heeded=lambda one, to=heeded: to.add(one.action))
+        foresight: Any = SimpleNamespace(sample=lambda _: alarms, discard_alarm=lambda one, to=heeded: to.add(one.action))
         rounds = iter([False, True])
         foreseeing = PredictionThread(
             Foreseen(predict=False), dict, lambda one, drain=drain: watched.foreseen(one, drain), None, "h", Load(pause, lambda *_: True)

@@ -16,7 +16,7 @@ from tests.supervise.test_run import Job
 from relight.errors import ConfigError
 from relight.observe import subscribe
 from relight.supervise.launch import SAVED
-from relight.supervise.notices import CLOUDS, NoticeEndpoint, Notices, says, sources_of
+from relight.supervise.notices import CLOUDS, NoticeEndpoint, Notices, announcement_of, endpoints_of
 
 
 class Metadata(BaseHTTPRequestHandler):
@@ -53,19 +53,19 @@ def metadata() -> Iterator[str]:
 ])  # fmt: skip
 def test_answers_of_clouds(body: str, is_notice: bool) -> None:
     """Return a reason for notices of three clouds, and nothing for their usual answers."""
-    assert bool(says(body)) is is_notice
+    assert bool(announcement_of(body)) is is_notice
 
 
 def test_an_announcement_is_received(metadata: str) -> None:
     """A notice is detected after it is published. An address without a server has none."""
     notices = Notices([metadata, "http://127.0.0.1:9/none"], 0.05)
     time.sleep(0.4)
-    assert not notices.heard
+    assert not notices.announcement
     Metadata.answer = '{"action": "terminate"}'
     ends = time.monotonic() + 20
-    while not notices.heard and time.monotonic() < ends:
+    while not notices.announcement and time.monotonic() < ends:
         time.sleep(0.02)
-    assert "terminate" in notices.heard
+    assert "terminate" in notices.announcement
     notices.close()
 
 
@@ -140,7 +140,7 @@ def test_a_source_that_answers_with_an_error_is_reported_once(odd: str, reports:
     while time.monotonic() < ends and (Odd.asked < 8 if kind != "closed" else not reports):
         time.sleep(0.01)
     notices.close()
-    assert not notices.heard
+    assert not notices.announcement
     assert ([why in event["why"] and event["url"] == url for event in reports] == [True]) if why else not reports
 
 
@@ -156,9 +156,9 @@ def test_a_source_that_answers_again_is_reported(metadata: str, reports: list[di
     while len(reports) < 2 and time.monotonic() < ends:
         time.sleep(0.01)
     Metadata.answer = "TRUE"
-    while not notices.heard and time.monotonic() < ends:
+    while not notices.announcement and time.monotonic() < ends:
         time.sleep(0.01)
-    assert [bool(event["why"]) for event in reports] == [True, False] and "TRUE" in notices.heard
+    assert [bool(event["why"]) for event in reports] == [True, False] and "TRUE" in notices.announcement
 
 
 def test_a_server_that_wants_a_session_token_gets_one(odd: str, reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,17 +166,17 @@ def test_a_server_that_wants_a_session_token_gets_one(odd: str, reports: list[di
     monkeypatch.setitem(CLOUDS, "aws", NoticeEndpoint(f"{odd}/imds2/spot", {}, f"{odd}/token"))
     notices = Notices(["aws"], 0.01)
     ends = time.monotonic() + 10
-    while not notices.heard and time.monotonic() < ends:
+    while not notices.announcement and time.monotonic() < ends:
         time.sleep(0.01)
     notices.close()
-    assert "stop" in notices.heard and not reports
+    assert "stop" in notices.announcement and not reports
 
 
 def test_names_of_clouds_and_nonsense() -> None:
     """relight.toml takes names of clouds and http URLs."""
-    assert [source.url for source in sources_of(["aws", "http://x/y"])] == [CLOUDS["aws"].url, "http://x/y"]
+    assert [source.url for source in endpoints_of(["aws", "http://x/y"])] == [CLOUDS["aws"].url, "http://x/y"]
     with pytest.raises(ConfigError, match="notices"):
-        sources_of(["ftp://x"])
+        endpoints_of(["ftp://x"])
 
 
 def test_a_job_ends_when_its_end_is_announced(tmp_path: Path, metadata: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from relight.supervise import stacks
-from relight.supervise.procfs import catches, sample_process
+from relight.supervise.procfs import has_handler, sample_process
 
 SCRIPTS = {
     "waits": "import threading\ndef waiting():\n    threading.Event().wait()\nwaiting()",
@@ -89,7 +89,7 @@ def test_a_process_that_does_not_answer_is_reported_and_lives(tmp_path: Path, st
     result = stacks.take({0: stopped.pid, 1: deaf.pid, 2: gone.pid}, {n: tmp_path / str(n) for n in range(3)})
     assert time.monotonic() - before < 3
     assert "state T" in result[0] and "state S" in result[1] and "gone" in result[2]
-    assert deaf.poll() is None and not catches(deaf.pid, stacks.SIGNAL) and catches(stopped.pid, stacks.SIGNAL)
+    assert deaf.poll() is None and not has_handler(deaf.pid, stacks.SIGNAL) and has_handler(stopped.pid, stacks.SIGNAL)
 
 
 def test_what_the_kernel_reports_of_a_process(started: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:

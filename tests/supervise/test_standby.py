@@ -110,7 +110,7 @@ def test_a_killed_spare_is_replaced_and_a_failed_one_is_not(tmp_path: Path) -> N
         first.process.wait()
         fill(spares, 1)
         (second,) = spares._waiting
-        assert second.said >= 0 and second.process.pid != first.process.pid
+        assert second.output >= 0 and second.process.pid != first.process.pid
         script.write_text("raise ValueError('no')\n")
         second.process.kill()
         second.process.wait()
@@ -119,6 +119,6 @@ def test_a_killed_spare_is_replaced_and_a_failed_one_is_not(tmp_path: Path) -> N
         assert third.process.wait(60) == 1
         fill(spares, 1)
         (fourth,) = spares._waiting
-        assert fourth.said < 0
+        assert fourth.output < 0
     finally:
         spares.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from relight.supervise.stragglers import IN_A_ROW, WINDOW_S, Straggler, Stragglers
+from relight.supervise.stragglers import SLOWEST_WINDOWS, WINDOW_S, Straggler, Stragglers
 
 
 def stragglers_of(shares: list[list[float]], seconds: float = 1.0) -> list[Straggler]:
@@ -24,8 +24,8 @@ def stragglers_of(shares: list[list[float]], seconds: float = 1.0) -> list[Strag
 def test_a_rank_that_works_while_the_others_wait_is_reported_once() -> None:
     """This is true of two ranks and of many, and not before three windows in a row."""
     assert [straggler.rank for straggler in stragglers_of([[0.9, 0.4]] * 10)] == [0]
-    assert [straggler.rank for straggler in stragglers_of([[0.5, 0.5, 0.95, 0.4]] * IN_A_ROW)] == [2]
-    assert not stragglers_of([[0.5, 0.5, 0.95, 0.4]] * (IN_A_ROW - 1))
+    assert [straggler.rank for straggler in stragglers_of([[0.5, 0.5, 0.95, 0.4]] * SLOWEST_WINDOWS)] == [2]
+    assert not stragglers_of([[0.5, 0.5, 0.95, 0.4]] * (SLOWEST_WINDOWS - 1))
     assert not stragglers_of([[0.5, 0.95], [0.95, 0.5]] * 5)
 
 

@@ -477,7 +477,7 @@ def test_the_cause_of_an_end_is_read_again_if_the_store_did_not_answer(tmp_path:
         assert causes() == ["", "network"]
         store.away = False
         assert causes() == ["", "killed"]
-        assert not lost._endings._unsure
+        assert not lost._endings._cause_pending
     finally:
         for node in nodes:
             node.close()
@@ -541,10 +541,10 @@ def test_a_stop_of_the_job_before_is_not_one_of_this(tmp_path: Path, monkeypatch
             Heartbeat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run")
         )
         mine.poll()
-        mine._looked_elsewhere = 0.0
+        mine._checked_elsewhere = 0.0
         assert mine.ended_elsewhere() == ""
         reason = stops(-60.0)
-        mine._looked_elsewhere = 0.0
+        mine._checked_elsewhere = 0.0
         assert mine.ended_elsewhere() == reason
     finally:
         mine.close()

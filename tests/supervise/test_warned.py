@@ -76,7 +76,7 @@ def test_a_preventive_save_has_the_alarm_as_its_reason(tmp_path: Path, monkeypat
     """The checkpoint of a preventive save names the alarm, a user's request has priority over it, and a bare signal
     keeps its name."""
     sent: list[int] = []
-    monkeypatch.setattr("relight.supervise.supervisor.catches", lambda pid, number: True)
+    monkeypatch.setattr("relight.supervise.supervisor.has_handler", lambda pid, number: True)
     monkeypatch.setattr("relight.supervise.supervisor.os.kill", lambda pid, number: sent.append(number))
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     alarm = Alarm(0.0, "disk", "save more often", "2.0 % of the disk are left", "unchanged", 0.9, "rules", 0.7)

@@ -60,7 +60,7 @@ class SaveOutcome:
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """One rank's part of a checkpoint whose packs are in this node's memory. Each pack begins at its offset in
+    """One rank's part of a checkpoint, with its packs in this node's memory. Each pack begins at its offset in
     ``starts``. Close ``memory`` when done."""
 
     id: str
@@ -82,7 +82,7 @@ class Agent:
         self._wire.bound(SEND_S, CHECK_S, self._check)
         self._answers: list[tuple[SlotsAllocated | HeldList | PeerAddress, list[int]]] = []
         self._late = 0
-        """Number of answers still to come whose callers have timed out."""
+        """Number of answers that are still expected after their callers have timed out."""
         self._changed = threading.Condition()
         self._lost: str | None = None
         self._running: dict[int, str] = {}
@@ -95,7 +95,7 @@ class Agent:
 
     @property
     def alive(self) -> bool:
-        """Whether the connection is open, as far as is known."""
+        """Return whether the connection is open, as far as is known."""
         return self._lost is None
 
     def place(self, place: OpenRun) -> None:
@@ -142,7 +142,7 @@ class Agent:
             self._give_up()  # lost before this save was registered, so no other call reports its failure
 
     def forget(self, number: int) -> None:
-        """Expect no answer for a save whose slot was cleared before the agent began to write it."""
+        """Expect no answer for a save. Its slot was cleared before the agent began to write it."""
         with self._changed:
             self._running.pop(number, None)
 
@@ -154,15 +154,15 @@ class Agent:
         parts = zip(answer.held, _mapped(fds, len(answer.held), writable=False), strict=True)
         return [HeldPart(checkpoint_id, rank, memory, tuple(starts)) for (checkpoint_id, rank, starts), memory in parts]
 
-    def meet(self, asked: ListenForPeers, timeout: float) -> PeerAddress:
+    def meet(self, request: ListenForPeers, timeout: float) -> PeerAddress:
         """Have the agent listen for agents of other nodes. Return its address."""
-        self._send(asked)
+        self._send(request)
         answer, _ = self._answer(PeerAddress, timeout)
         return answer
 
-    def join(self, asked: JoinPeers) -> None:
+    def join(self, request: JoinPeers) -> None:
         """Send the agent the list of its peers."""
-        self._send(asked)
+        self._send(request)
 
     def leave(self) -> None:
         """Report that the run ends: agents of other nodes need not protect it any more."""

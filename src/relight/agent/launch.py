@@ -110,7 +110,7 @@ def _find_or_start(
                 raise StoreUnavailable(f"the agent ends as soon as it is started (exit status {started.returncode})")
             started = _start(name, nice, linger_s, directory.path)
         if started.poll() is None:
-            _rouse(started.pid, deadline_s)  # it may have been stopped before it began to listen
+            _continue_or_end(started.pid, deadline_s)  # it may have been stopped before it began to listen
         if time.monotonic() > ends:
             why = f": {failures[-1]}" if failures else ""
             raise StoreUnavailable(f"no agent within {deadline_s:.0f} s{why}", where=f"{directory.path}/{name}.sock")
@@ -140,8 +140,8 @@ def _connect(
         pid, _ = peer_of(connection)
         seen(pid)
         timeout_s = min(timeout_s, PROOF_S)
-        _rouse(pid, timeout_s)
-        prove_as_caller(connection, secret, name, timeout_s, lambda: _rouse(pid, timeout_s))
+        _continue_or_end(pid, timeout_s)
+        prove_as_caller(connection, secret, name, timeout_s, lambda: _continue_or_end(pid, timeout_s))
         connection.settimeout(None)
         return Agent(connection, pid)
     except TimeoutError as error:
@@ -158,7 +158,7 @@ def _connect(
         return None
 
 
-def _rouse(pid: int, timeout_s: float) -> None:
+def _continue_or_end(pid: int, timeout_s: float) -> None:
     """Continue a listening agent that is stopped, as it would never answer; end it if it stays stopped. Return at once
     if it runs."""
     process = process_at(pid)

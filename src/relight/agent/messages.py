@@ -165,7 +165,7 @@ class ListenForPeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class PeerAddress(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This agent's id, and the address at which peers reach it.
+    """Id of this agent, and the address at which peers reach it.
 
     If they cannot, ``address`` is empty and ``why`` has the reason. If the agent has joined a roster, ``token`` and
     ``others``, the peers' addresses, are that roster's.

@@ -14,7 +14,7 @@ from relight.errors import RelightError
 if TYPE_CHECKING:
     from relight.peers import PeerService  # loaded on demand: most agents have no peers
 
-Tell = Callable[[str, str, dict[str, Any]], None]
+Notify = Callable[[str, str, dict[str, Any]], None]
 
 
 class Offered(NamedTuple):
@@ -32,15 +32,15 @@ class Offered(NamedTuple):
 class AgentPeers:
     """The agent's peer service. Does nothing until a trainer asks for it. Thread-safe."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell, self._id = tell, secrets.token_hex(8)
+    def __init__(self, notify: Notify) -> None:
+        self._notify, self._id = notify, secrets.token_hex(8)
         self._lock = threading.Lock()
         self._peers: PeerService | None = None
         self._ranks: tuple[int, ...] = ()
         self._token = b""
         self._others: list[str] = []
 
-    def meet(self, asked: ListenForPeers) -> PeerAddress:
+    def meet(self, request: ListenForPeers) -> PeerAddress:
         """Listen for peers that know the token. Return this agent's address."""
         from relight.peers import PeerService
 
@@ -48,30 +48,34 @@ class AgentPeers:
             try:
                 if self._peers is None:
                     self._peers = PeerService(
-                        asked.host, token=asked.token, memory=asked.memory, tell=self._tell, bytes_per_second=asked.bytes_per_second
+                        request.host,
+                        token=request.token,
+                        memory=request.memory,
+                        notify=self._notify,
+                        bytes_per_second=request.bytes_per_second,
                     )
-                    self._token = asked.token
-                elif asked.change:
-                    self._peers.set_token(asked.token)
-                    self._token = asked.token
+                    self._token = request.token
+                elif request.change:
+                    self._peers.set_token(request.token)
+                    self._token = request.token
             except RelightError as error:
                 return PeerAddress(self._id, "", str(error))
             return PeerAddress(self._id, self._peers.address, "", self._token if self._others else b"", self._others)
 
-    def join(self, asked: JoinPeers) -> None:
+    def join(self, request: JoinPeers) -> None:
         """Protect, and be protected by, the agents of the roster."""
         from relight.peers import Peer
 
-        roster = [Peer(id, host, rack, address, tuple(ranks)) for id, host, rack, address, ranks in asked.roster]
+        roster = [Peer(id, host, rack, address, tuple(ranks)) for id, host, rack, address, ranks in request.roster]
         with self._lock:
             if self._peers is None:
                 return
             self._others = [peer.address for peer in roster]
             self._ranks = next((peer.ranks for peer in roster if peer.id == self._id), ())
             try:
-                self._peers.join(roster, self._id, asked.data, asked.parity)
+                self._peers.join(roster, self._id, request.data, request.parity)
             except RelightError as error:
-                self._tell("peers.failed", f"this node is not protected by others: {error}", {"why": str(error)})
+                self._notify("peers.failed", f"this node is not protected by others: {error}", {"why": str(error)})
 
     def leave(self) -> None:
         """Protect nothing until the next ``join``: the run ends. Peers that leave first are then not reported as lost."""
@@ -80,18 +84,18 @@ class AgentPeers:
                 self._ranks = ()
                 self._peers.leave()
 
-    def offer(self, one: Offered) -> None:
+    def offer(self, part: Offered) -> None:
         """Have a part protected, if there are peers."""
         with self._lock:
-            if self._peers is not None and one.rank in self._ranks:
+            if self._peers is not None and part.rank in self._ranks:
                 from relight.peers import HeldPartFile
 
-                lane = self._ranks.index(one.rank)
-                self._peers.offer(HeldPartFile(one.id, one.seq, one.rank, lane, one.memory, one.starts, one.sizes, one.is_there))
+                lane = self._ranks.index(part.rank)
+                self._peers.offer(HeldPartFile(part.id, part.seq, part.rank, lane, part.memory, part.starts, part.sizes, part.is_there))
 
     @property
     def holds(self) -> bool:
-        """Whether peers may need data that this agent holds."""
+        """Return whether peers may need data that this agent holds."""
         with self._lock:
             return self._peers is not None and self._peers.held_bytes > 0
 

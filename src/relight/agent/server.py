@@ -65,9 +65,9 @@ PROOF_S = 20.0
 """Seconds that a process which connects has to prove that it knows the secret."""
 ORPHAN_S = 30.0
 """Seconds that the save of a trainer that has ended waits for other ranks' parts."""
-PATIENT_S = 1.0
+OTHER_PARTS_WAIT_S = 1.0
 """Seconds that ``ListHeld`` waits for a save that waits for parts from other nodes."""
-NEAR_S = 0.25
+OWN_PARTS_WAIT_S = 0.25
 """Seconds that ``ListHeld`` waits for a save that waits for parts which only this agent could write."""
 DRAIN_S = 120.0
 """Seconds that ``ListHeld`` waits for saves that are being written, at most."""
@@ -115,16 +115,16 @@ class SlotJob:
     number: int
     slot: Slot
     prepared: PlannedLayout
-    said: threading.Event = field(default_factory=threading.Event)
+    sealed: threading.Event = field(default_factory=threading.Event)
     """Set once the trainer has sent ``SlotSealed``: it then expects the result."""
     since: float = field(default_factory=time.monotonic)
     waits_since: float | None = None
     """Time at which its own part was written, so that it only waits for the commit."""
     waits_for: tuple[int, ...] = ()
-    """Ranks whose parts were missing at the last check."""
+    """Ranks with parts that were missing at the last check."""
     checkpoint: str = ""
     """The checkpoint's id; set once it waits."""
-    told: bool = False
+    result_sent: bool = False
     """Whether the result has been sent: only retention is left to do."""
 
 
@@ -144,10 +144,10 @@ class AgentServer:
         self._idle_since = time.monotonic()
         self._seen = False
         self._proving = 0
-        """Connections whose other end has not proved itself yet."""
-        self._parted = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Connections to processes that have not proved themselves yet."""
+        self._session_ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """Readable once a connection has ended: the process may then have nothing left to do."""
-        weakref.finalize(self, os.close, self._parted)
+        weakref.finalize(self, os.close, self._session_ended)
         self._ending = False
         self._drainer: Drainer | None = None
         self._neighbours = AgentPeers(self._send_all)
@@ -160,9 +160,9 @@ class AgentServer:
         """Serve until no process needs the agent."""
         self._listener.setblocking(False)
         while not self._over():
-            select.select([self._listener.fileno(), self._parted], [], [], _TICK_S)
+            select.select([self._listener.fileno(), self._session_ended], [], [], _TICK_S)
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._parted)
+                os.eventfd_read(self._session_ended)
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
@@ -212,7 +212,7 @@ class AgentServer:
             connection.close()
             with self._lock:
                 self._proving -= 1
-            os.eventfd_write(self._parted, 1)
+            os.eventfd_write(self._session_ended, 1)
             return
         session = TrainerSession(AgentConnection(connection, ToAgent), pid)
         with self._lock:
@@ -252,7 +252,7 @@ class AgentServer:
         elif isinstance(message, SlotFilling):
             self._enqueue(session, message.slot, message.number)
         elif isinstance(message, SlotSealed):
-            self._enqueue(session, message.slot, message.number, said=True)
+            self._enqueue(session, message.slot, message.number, sealed=True)
         elif isinstance(message, Flush):
             session.hurried = max(session.hurried, message.number)
         elif isinstance(message, ListHeld):
@@ -297,7 +297,7 @@ class AgentServer:
         """Send the checkpoints in memory, after the sealed saves of the previous trainer are written: they are the
         newest."""
         ends = time.monotonic() + DRAIN_S
-        while (self._writes() or self._has_unheard()) and time.monotonic() < ends:
+        while (self._writes() or self._has_unread_messages()) and time.monotonic() < ends:
             time.sleep(0.005)
         with self._lock:
             kept = [committed for committed in self._kept if _is_there(committed)][-FDS_MAX:]  # the newest, if one message cannot carry all
@@ -320,10 +320,10 @@ class AgentServer:
         """
         now = time.monotonic()
         with self._lock:
-            return self._pending > sum(job.told or self._is_stuck(job, now) for job in self._active)
+            return self._pending > sum(job.result_sent or self._is_stuck(job, now) for job in self._active)
 
-    def _has_unheard(self) -> bool:
-        """Return whether a trainer has ended whose messages were not all read: it may have sealed a save that is
+    def _has_unread_messages(self) -> bool:
+        """Return whether a trainer has ended before all of its messages were read. It may have sealed a save that is
         unknown here.
 
         A trainer that has sent ``EndRun`` sends nothing more.
@@ -335,7 +335,7 @@ class AgentServer:
     def _is_stuck(self, job: SlotJob, now: float) -> bool:
         if job.waits_since is None or not job.waits_for:
             return False
-        patience_s = NEAR_S if self._ranks.issuperset(job.waits_for) else PATIENT_S
+        patience_s = OWN_PARTS_WAIT_S if self._ranks.issuperset(job.waits_for) else OTHER_PARTS_WAIT_S
         return now - job.waits_since > patience_s
 
     def _part(self, session: TrainerSession) -> None:
@@ -361,18 +361,18 @@ class AgentServer:
             if session.polite and not self._sessions:  # the run is over here: no process will restore from memory
                 self._neighbours.close()
         session.wire.close()
-        os.eventfd_write(self._parted, 1)
+        os.eventfd_write(self._session_ended, 1)
 
     def _take_over(self, session: TrainerSession, index: int) -> None:
         state, number = session.slots[index].state()
         if state == SEALED:
-            self._enqueue(session, index, number, said=True)
+            self._enqueue(session, index, number, sealed=True)
         elif state == FILLING:
             session.slots[index].clear()
 
     # -- writing
 
-    def _enqueue(self, session: TrainerSession, index: int, number: int, *, said: bool = False) -> None:
+    def _enqueue(self, session: TrainerSession, index: int, number: int, *, sealed: bool = False) -> None:
         """Queue a save to be written, once."""
         with self._lock:
             if session.prepared is None or session.writer is None or not 0 <= index < len(session.slots):
@@ -387,8 +387,8 @@ class AgentServer:
                 if session.writing is None:
                     session.writing = threading.Thread(target=self._work, args=(session,), name="relight-agent-writer", daemon=True)
                     session.writing.start()
-            if said and job.number == number:
-                job.said.set()
+            if sealed and job.number == number:
+                job.sealed.set()
 
     def _work(self, session: TrainerSession) -> None:
         while session.open or session.pending:
@@ -417,7 +417,7 @@ class AgentServer:
             if job.session.written.get(job.index) is job:
                 del job.session.written[job.index]
                 if job.slot.state() == (SEALED, job.number):
-                    self._enqueue(job.session, job.index, job.number, said=job.said.is_set())
+                    self._enqueue(job.session, job.index, job.number, sealed=job.sealed.is_set())
 
     def _waits(self, job: SlotJob, checkpoint: str, missing: Sequence[int]) -> bool:
         now = time.monotonic()
@@ -440,9 +440,9 @@ class AgentServer:
         runs = session.open and not session.polite and not self._ending
         return runs and job.number > session.hurried and job.slot.state()[1] == job.number
 
-    def _held(self, job: SlotJob, told: ForwardedEvent) -> None:
+    def _report_wait(self, job: SlotJob, event: ForwardedEvent) -> None:
         """Forward the event that the save waits, and have space made by draining."""
-        self._send(job.session, told)
+        self._send(job.session, event)
         if job.session.writer is not None:
             self._drain(job.session.writer)
 
@@ -452,7 +452,7 @@ class AgentServer:
         follow = SlotFollower(job.slot, job.number, lambda: job.session.open)
         try:
             follow.until(0)
-            hold = Backpressure(job.since, lambda: self._may_hold(job), lambda *event: self._held(job, ForwardedEvent(*event)))
+            hold = Backpressure(job.since, lambda: self._may_hold(job), lambda *event: self._report_wait(job, ForwardedEvent(*event)))
             report = writer.save(job.slot, job.prepared, job.number, follow, partial(self._waits, job), hold, job.session.slots)
         except Abandoned:
             raise
@@ -468,10 +468,10 @@ class AgentServer:
             is_there = partial(_is_there, kept)
             self._neighbours.offer(Offered(report.id, report.seq, prepared.rank, job.slot.memory, prepared.starts, sizes, is_there))
         if job.session.open:
-            job.said.wait(PATIENCE_S)  # a trainer that has not sent SlotSealed expects no result yet
+            job.sealed.wait(PATIENCE_S)  # a trainer that has not sent SlotSealed expects no result yet
         self._send(job.session, report)
         with self._lock:
-            job.told = True
+            job.result_sent = True
         if report.error is None:
             session = job.session
             pruned = writer.prune(lambda: session.open and not self._ending, lambda: session.polite, lambda: self._pending > 1)
@@ -492,11 +492,11 @@ class AgentServer:
                     )  # fmt: skip
             self._drainer.wake()
 
-    def _send_all(self, name: str, say: str, fields: dict[str, Any]) -> None:
+    def _send_all(self, name: str, message: str, fields: dict[str, Any]) -> None:
         with self._lock:
             sessions = list(self._sessions)
         for session in sessions:
-            self._send(session, ForwardedEvent(name, say, fields))
+            self._send(session, ForwardedEvent(name, message, fields))
 
     def _send(self, session: TrainerSession, message: SaveResult | ForwardedEvent) -> None:
         if session.open or session.polite:
@@ -535,8 +535,8 @@ def _has_ended(pid: int) -> bool:
         os.close(fd)
 
 
-def _is_there(one: CommittedSlot) -> bool:
-    return one.slot.state() == (SEALED, one.number)
+def _is_there(committed: CommittedSlot) -> bool:
+    return committed.slot.state() == (SEALED, committed.number)
 
 
 def main() -> int:

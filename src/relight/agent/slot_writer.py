@@ -35,7 +35,7 @@ from relight.store.paced import paced
 
 PLACEHOLDER = "0" * 10
 """Stands for the checkpoint's id while packs are planned; it has the length of an id."""
-BEHIND_FROM = 64 << 20
+IDLE_VERIFY_FROM = 64 << 20
 """Smaller checkpoints are verified at normal priority: it takes a few hundredths of a second."""
 _NO_BYTES = memoryview(b"")
 
@@ -95,7 +95,7 @@ class PlannedLayout:
 
 
 class Backpressure(NamedTuple):
-    """What a postponed save needs: since when it has waited, whether it may still wait, and a function that emits
+    """State of a postponed save: since when it has waited, whether it may still wait, and a function that emits
     events."""
 
     since: float
@@ -225,7 +225,7 @@ class SlotWriter:
         if self._keep.is_everything or not self.place.leads:
             return None
         try:
-            report = self._prune_behind(still, ends, others) if self._may_take_long() else self._room.prune(still=still)
+            report = self._prune_at_idle(still, ends, others) if self._may_take_long() else self._room.prune(still=still)
         except Fenced:
             return None  # the next save reports it
         except RelightError as error:
@@ -241,14 +241,14 @@ class SlotWriter:
 
         Not for remote stores: a read that began at idle priority would stay slow there.
         """
-        if self._last_in is None or self._last_in[2].plan.stored_bytes < BEHIND_FROM or "://" in self.place.url:
+        if self._last_in is None or self._last_in[2].plan.stored_bytes < IDLE_VERIFY_FROM or "://" in self.place.url:
             return False
         if self._hasty:
             self._hasty -= 1
             return False
         return True
 
-    def _prune_behind(self, still: Callable[[], bool], ends: Callable[[], bool], others: Callable[[], bool]) -> PruneReport | None:
+    def _prune_at_idle(self, still: Callable[[], bool], ends: Callable[[], bool], others: Callable[[], bool]) -> PruneReport | None:
         report = idle_priority(lambda: self._room.prune(still=lambda: still() and not ends() and not others()), self.place.nice)
         if report is not None:
             self._hastened = 0
@@ -258,7 +258,7 @@ class SlotWriter:
             return None
         return self._room.prune(still=still) if still() else None
 
-    def _hold_back(self, own: int, request: Request, hold: Backpressure) -> None:
+    def _hold_back(self, own_bytes: int, request: Request, hold: Backpressure) -> None:
         """Wait until there is space, for at most the trainer's limit.
 
         Errors are ignored here: the save itself meets and reports them.
@@ -274,14 +274,14 @@ class SlotWriter:
             history = fold(self._log.read())
             if not tiers_of(history):
                 return
-            need = own
+            need = own_bytes
             smaller, last = self._attempt.smaller, [checkpoint.body.new_bytes for checkpoint in history.live[-8:]]
             if (
                 request.seat is not None
             ):  # all ranks must use the same number though their shares differ: the largest of the last checkpoints
-                need = max(last) if last else own * request.seat.world
+                need = max(last) if last else own_bytes * request.seat.world
             elif last and smaller is not None and smaller.choice(Conditions(self.place.threads)).reuse:
-                need = min(own, last[-1])
+                need = min(own_bytes, last[-1])
             self._room.wait(need, self.place.leads, hold.since + self.place.held_s, hold.still, report)
 
 

@@ -5,7 +5,7 @@
     0       header: magic, state, number of the save, where the request is
     4096    pack 0, byte for byte as its file: header, then tensors      (each pack starts on a page, so direct I/O can write it from here)
     …       pack 1 …
-    …       the request: the tree and what the root says, encoded
+    …       the request: the tree and the contents of the root, encoded
 
 A snapshot is complete when its state is SEALED. Everything that the commit needs is then in this memory, and the process that filled it
 may die. The state is written last. A store of an aligned 8-byte word is atomic on all supported machines.

@@ -70,20 +70,20 @@ def capture(
     micro_step: int | None = None,
     rng: bool = True,
     recall: CaptureCache | None = None,
-    behind: Sequence[Item] = (),
+    preceding: Sequence[Item] = (),
 ) -> Captured:
     """Read the state of ``components``; with ``micro_step`` also their gradients, with ``rng`` also the generators.
 
     Costs 20 µs a tensor; contiguous host tensors are not copied. With the same ``recall`` each time, the second and
     later captures cost half a microsecond for each parameter, buffer and optimizer tensor. Raise ``IncompatibleState``
-    with all values that cannot be saved. ``behind``: items that precede the state's own in ``items``.
+    with all values that cannot be saved. ``preceding``: items that precede the state's own in ``items``.
     """
     reserved = [name for name in ("rng", "grad", "rank") if name in components]
     if reserved:
         raise ConfigError(f"a component cannot be called {reserved[0]!r}: Relight's own state has that name")
     kinds = {name: kind_of(value) for name, value in components.items()}
     fixed = recall.valid_template(components) if recall is not None else None
-    walker = Walker(fixed, behind)
+    walker = Walker(fixed, preceding)
     walker.components = components
     walker.find_trained = lambda: _trained(components) if fixed is None else fixed.trained
     if fixed is None:

@@ -97,11 +97,11 @@ def _ranks_of(group: ProcessGroup | None) -> tuple[list[int], int]:
 class ElementRange(Original):
     """A range of a parameter in a declared tensor; in the parameter's shape if it is whole there."""
 
-    def of(self, held: torch.Tensor, owner: torch.Tensor) -> Any:
+    def of(self, memory: torch.Tensor, owner: torch.Tensor) -> Any:
         """See ``Original``."""
         if len(self.mesh.ranks) == 1:
-            return held.detach()[self.at : self.at + self.here].view(self.shape)
-        return super().of(held, owner)
+            return memory.detach()[self.at : self.at + self.here].view(self.shape)
+        return super().of(memory, owner)
 
 
 def declared_among(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -46,9 +46,9 @@ class Original(NamedTuple):
     each: int
     mesh: Mesh
 
-    def of(self, held: torch.Tensor, owner: torch.Tensor) -> Any:
-        """Return its range of ``held``: the live parameter's memory, or an optimizer state of the same length."""
-        run = held.detach()[self.at : self.at + self.here]
+    def of(self, memory: torch.Tensor, owner: torch.Tensor) -> Any:
+        """Return its range of ``memory``: the live parameter's memory, or an optimizer state of the same length."""
+        run = memory.detach()[self.at : self.at + self.here]
         if not math.prod(self.shape):
             return run.view(self.shape)
         return Flat(self.shape, ShardingOf(self.mesh, (), run, (self.begin, self.each)), owner)

@@ -133,7 +133,7 @@ class WatchedLoader:
     """Whether a stateful loader's position is found by reading its data again, as the data has no state."""
     uncounted: bool = False
     """Whether the next pass continues an epoch in which the first batches were not counted."""
-    told: Any = None
+    own_state: Any = None
     """The loader's own ``state_dict`` from the checkpoint, until the interrupted epoch is continued."""
     lock: Lock = field(default_factory=Lock)
     kept_s: float = float("inf")
@@ -162,7 +162,7 @@ def set_wrapper_epoch(loader: DataLoader[Any], number: int | None) -> None:
         wrapper._num_iter_calls = number
 
 
-def tells_position(loader: DataLoader[Any]) -> bool:
+def is_stateful(loader: DataLoader[Any]) -> bool:
     """Return whether the loader has a ``state_dict``.
 
     Accelerate's loader always has the methods, so the inner loader is checked.
@@ -177,7 +177,7 @@ def note_indices(loader: DataLoader[Any], watch: WatchedLoader) -> None:
     Not for stateful loaders: torchdata checks the type of its index sampler.
     """
     core = core_of(loader)
-    if tells_position(loader) or not isinstance(vars(DataLoader).get("_index_sampler"), property):
+    if is_stateful(loader) or not isinstance(vars(DataLoader).get("_index_sampler"), property):
         return
     inherited, stream = type(core), isinstance(core.dataset, IterableDataset)
 
@@ -244,10 +244,10 @@ def samplers(loader: DataLoader[Any]) -> dict[str, Any]:
     """
     owners: dict[str, Any] = {"loader": loader}
     for place in ("batch_sampler", "sampler"):
-        path, value = place, _behind(getattr(loader, place, None))
+        path, value = place, _original(getattr(loader, place, None))
         while value is not None and not any(value is other for other in owners.values()):
             owners[path] = value
-            path, value = f"{path}.sampler", _behind(getattr(value, "sampler", None))
+            path, value = f"{path}.sampler", _original(getattr(value, "sampler", None))
     if loader.num_workers == 0:
         path, value = "dataset", loader.dataset
         while value is not None and not any(value is other for other in owners.values()):
@@ -256,7 +256,7 @@ def samplers(loader: DataLoader[Any]) -> dict[str, Any]:
     return owners
 
 
-def _behind(sampler: Any) -> Any:
+def _original(sampler: Any) -> Any:
     return sampler.sampler if isinstance(sampler, (RemainderSampler, RemainingSamples)) else sampler
 
 
@@ -322,6 +322,6 @@ def place_of(watch: WatchedLoader) -> tuple[Epoch | None, int]:
         return None, 0
     if epoch.stated is not None:
         return epoch, epoch.delivered - epoch.stated
-    if watch.earlier is not None and watch.pace.behind:
-        return watch.earlier, watch.pace.behind
+    if watch.earlier is not None and watch.pace.unused_before:
+        return watch.earlier, watch.pace.unused_before
     return epoch, min(watch.pace.ahead, epoch.delivered - epoch.resumed)

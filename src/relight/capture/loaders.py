@@ -31,6 +31,7 @@ from relight.capture.loader_watch import (
     batches_in,
     epoch_number,
     epoch_start,
+    is_stateful,
     leave_indices,
     leave_rest,
     loader_of,
@@ -43,20 +44,19 @@ from relight.capture.loader_watch import (
     set_epoch_number,
     set_own_states,
     set_wrapper_epoch,
-    tells_position,
 )
 from relight.capture.pace import LoaderPace
 from relight.capture.reposition import WAYS, by_samples, drop, reposition, resumed
-from relight.capture.sampler_shards import SamplerPosition, dealer_of, dealt, rest_in
+from relight.capture.sampler_shards import SamplerPosition, position_tree, rest_in, sharded_sampler_of
 from relight.capture.units import changed, core_of, reordered, units_of
 from relight.capture.workers import persistent
 from relight.errors import ConfigError, IncompatibleState
 from relight.observe import emit
 
 __all__ = [
-    "dealt_in", "leave_epoch", "loader_doubts", "loader_notes", "loader_of", "loader_state", "loader_unfit", "observe_batches",
-    "own_generators", "remember_rng", "report_steps", "reset_position", "rest_state", "restore_loader", "unwatch_loaders", "used",
-    "watch_loaders"]  # fmt: skip
+    "leave_epoch", "loader_doubts", "loader_notes", "loader_of", "loader_state", "loader_unfit", "observe_batches",
+    "own_generators", "position_in", "remember_rng", "report_steps", "reset_position", "rest_state", "restore_loader",
+    "unwatch_loaders", "used", "watch_loaders"]  # fmt: skip
 KEPT, KEPT_S, KEPT_TRIES = 16, 1e-3, 3
 """Positions of a stateful loader that are kept until the loop's pace is known; seconds that one ``state_dict`` may take, best of 3."""
 
@@ -108,7 +108,7 @@ class _Batches:
         if watch.epoch is epoch:
             watch.pace.take(batch)
         if self._own is not None and watch.kept is not None:
-            _keep_told(self._own, watch)
+            _keep_own_state(self._own, watch)
 
     def __len__(self) -> int:
         return len(self._inner)  # type: ignore[arg-type]
@@ -148,11 +148,11 @@ def _watch(loader: DataLoader[Any]) -> WatchedLoader:
         return known  # type: ignore[no-any-return]
     original = type(loader)
     watch = WatchedLoader(original)
-    watch.kept = deque(maxlen=KEPT) if tells_position(loader) else None
+    watch.kept = deque(maxlen=KEPT) if is_stateful(loader) else None
 
     def __iter__(self: DataLoader[Any]) -> Any:
         inner, epoch = _begin(self, watch)
-        return _Batches(inner, watch, epoch, self if tells_position(self) else None)
+        return _Batches(inner, watch, epoch, self if is_stateful(self) else None)
 
     loader.__dict__[ATTRIBUTE] = watch
     note_indices(loader, watch)
@@ -182,21 +182,21 @@ def _next(loader: DataLoader[Any], watch: WatchedLoader) -> tuple[Iterator[Any],
         watch.earlier = earlier
     pending, watch.pending = watch.pending, None
     if pending is not None:
-        if tells_position(loader) and not watch.reread and not by_samples(loader, pending):
+        if is_stateful(loader) and not watch.reread and not by_samples(loader, pending):
             watch.epoch = resumed(pending, watch, loader)
-            watch.resumed_at, watch.told = watch.epoch.delivered, None
+            watch.resumed_at, watch.own_state = watch.epoch.delivered, None
             return watch.original.__iter__(loader), watch.epoch  # type: ignore[attr-defined]
         resumed_pass = reposition(loader, watch, pending)
-        watch.reread, watch.told = False, None
+        watch.reread, watch.own_state = False, None
         if resumed_pass is not None:
             return resumed_pass
     begins = _begin_rest(loader, watch)
     uncounted, watch.uncounted = watch.uncounted, False
     epoch = Epoch(epoch_start(loader), begins=begins, units=None if uncounted else units_of(loader))
     watch.epoch, watch.epochs, watch.queue = epoch, watch.epochs + 1, None
-    if not uncounted and (not tells_position(loader) or epoch.units["stream"]):  # type: ignore[index]
+    if not uncounted and (not is_stateful(loader) or epoch.units["stream"]):  # type: ignore[index]
         epoch.position = Position()
-    return (watch.original.__iter__(loader) if tells_position(loader) else make_iterator(loader, watch)), epoch  # type: ignore[attr-defined]
+    return (watch.original.__iter__(loader) if is_stateful(loader) else make_iterator(loader, watch)), epoch  # type: ignore[attr-defined]
 
 
 def _begin_rest(loader: DataLoader[Any], watch: WatchedLoader) -> int:
@@ -231,7 +231,7 @@ def reset_position(loader: DataLoader[Any]) -> None:
         return
     drop(loader, watch, watch.pending, "reset_position() was called")
     watch.reread = False
-    if tells_position(loader):
+    if is_stateful(loader):
         loader.load_state_dict({})  # type: ignore[attr-defined]
 
 
@@ -285,7 +285,7 @@ def report_steps(components: Mapping[str, object], steps: int) -> list[str]:
     return ahead
 
 
-def _keep_told(loader: DataLoader[Any], watch: WatchedLoader) -> None:
+def _keep_own_state(loader: DataLoader[Any], watch: WatchedLoader) -> None:
     started = perf_counter()
     watch.kept.append(_loader_state(loader))  # type: ignore[union-attr]
     watch.kept_s = min(watch.kept_s, perf_counter() - started)
@@ -324,13 +324,13 @@ def loader_state(loader: DataLoader[Any]) -> dict[str, Any]:
 
 def _state(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
     counted = _counted(loader, watch)
-    if not tells_position(loader):
+    if not is_stateful(loader):
         return {"counted": counted}
     # Before its first iterator exists, state_dict would create one and draw random numbers: there is no position yet.
     fresh = _makes_ahead(loader) and loader._iterator is None and loader.next_iter_state is None  # type: ignore[attr-defined]
     is_left = watch.epoch is not None and watch.epoch.left
-    if watch.pending is not None and watch.told is not None:
-        return {"own": counted, "told": watch.told}
+    if watch.pending is not None and watch.own_state is not None:
+        return {"own": counted, "told": watch.own_state}
     if fresh or is_left:
         return {"own": counted, "told": None}
     _, ahead = place_of(watch)
@@ -355,7 +355,7 @@ def _counted(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
     if watch.pending is not None:
         return watch.pending
     epoch, ahead = place_of(watch)
-    has_position = tells_position(loader)
+    has_position = is_stateful(loader)
     if has_position and ahead and (watch.kept is None or ahead >= len(watch.kept)):
         ahead = 0  # the loader's own position is saved; loader_doubts reports it
     active = epoch is not None and not epoch.left and (not epoch.over or ahead > 0)
@@ -374,14 +374,14 @@ def _counted(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
         samples, checksum = _samples(loader, epoch, ahead)
         state |= {"units": epoch.units, "samples": samples, "checksum": checksum, "mixed": epoch.mixed}
         state["epoch"] = epoch.start["epoch"] if epoch is not watch.epoch else state["epoch"]
-    state["dealt"] = _dealt(loader, watch, active, state)
+    state["dealt"] = _position_tree(loader, watch, active, state)
     return state
 
 
 def _samples(loader: DataLoader[Any], epoch: Epoch, ahead: int) -> tuple[int | None, int | None]:
     """Return the number of samples that were delivered and used, and their checksum; None: unknown."""
     position, units = epoch.position, epoch.units
-    if tells_position(loader) and units is not None and not units["stream"]:
+    if is_stateful(loader) and units is not None and not units["stream"]:
         if units["batch_size"] is None:
             return None, None
         count = (epoch.delivered - epoch.resumed - ahead) * units["batch_size"]
@@ -392,16 +392,16 @@ def _samples(loader: DataLoader[Any], epoch: Epoch, ahead: int) -> tuple[int | N
     return counted if counted is not None else (None, None)
 
 
-def _dealt(loader: DataLoader[Any], watch: WatchedLoader, active: bool, state: Mapping[str, Any]) -> dict[str, Any] | str:
+def _position_tree(loader: DataLoader[Any], watch: WatchedLoader, active: bool, state: Mapping[str, Any]) -> dict[str, Any] | str:
     """Return the sampler's position, which another number of ranks needs to continue."""
     epoch = watch.epoch
     if watch.unknown:
         return "batches it delivered before it was watched were not counted"
     if watch.rest is not None and watch.waits:
-        return dealt(loader, begins=watch.rest.begins, epoch=watch.rest.epoch, delivered=0)
+        return position_tree(loader, begins=watch.rest.begins, epoch=watch.rest.epoch, delivered=0)
     if epoch is None:
-        return dealt(loader, begins=0, epoch=None, delivered=None)
-    return dealt(
+        return position_tree(loader, begins=0, epoch=None, delivered=None)
+    return position_tree(
         loader, begins=epoch.begins, epoch=epoch.start["epoch"], delivered=state["delivered"] if active else None,
         samples=state.get("samples") if epoch.mixed else None,
     )  # fmt: skip
@@ -432,11 +432,11 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
     pending = watch.pending
     own_state = state.get("told") if not reset else None
     watch.reread = pending is not None and own_state is not None and _reread(pending, own_state)
-    watch.told = own_state if pending is not None else None
+    watch.own_state = own_state if pending is not None else None
     watch.uncounted = pending is None and isinstance(own_state, Mapping) and own_state.get("_iterator_finished") is not True
-    if tells_position(loader):
+    if is_stateful(loader):
         by_relight = pending is not None and (watch.reread or by_samples(loader, pending))
-        _load_told(loader, None if by_relight else own_state, counted)
+        _load_own_state(loader, None if by_relight else own_state, counted)
     elif persistent(loader):
         loader._iterator = None  # its workers are at another position
     if watch.pending is None and not watch.waits:
@@ -447,24 +447,24 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
         set_wrapper_epoch(loader, counted["epoch"] + (watch.pending is None and not reset))
 
 
-def _reread(pending: Mapping[str, Any], told: Any) -> bool:
+def _reread(pending: Mapping[str, Any], own_state: Any) -> bool:
     """Return whether a stateful loader has a stream without a state: torchdata would reread it, and check nothing."""
     units = pending.get("units")
-    return isinstance(units, Mapping) and bool(units["stream"]) and isinstance(pending.get("checksum"), int) and _stateless(told)
+    return isinstance(units, Mapping) and bool(units["stream"]) and isinstance(pending.get("checksum"), int) and _stateless(own_state)
 
 
-def _stateless(told: Any) -> bool:
+def _stateless(own_state: Any) -> bool:
     """Return whether torchdata's loader stored no state of the data."""
-    if not isinstance(told, Mapping):
+    if not isinstance(own_state, Mapping):
         return False
-    if "_snapshot" in told:
-        snapshots = told["_snapshot"].get("_worker_snapshots", {})
+    if "_snapshot" in own_state:
+        snapshots = own_state["_snapshot"].get("_worker_snapshots", {})
         return bool(snapshots) and all(_stateless(snapshot) for snapshot in snapshots.values())
-    fetcher = told.get("_fetcher_state", told.get("fetcher_state", told))
+    fetcher = own_state.get("_fetcher_state", own_state.get("fetcher_state", own_state))
     if not isinstance(fetcher, Mapping):
         return False
-    data = told.get("_dataset_state", told.get("dataset_state"))
-    return data is None and fetcher.get("_dataset_iter_state", fetcher.get("dataset_iter_state")) is None and fetcher is not told
+    data = own_state.get("_dataset_state", own_state.get("dataset_state"))
+    return data is None and fetcher.get("_dataset_iter_state", fetcher.get("dataset_iter_state")) is None and fetcher is not own_state
 
 
 def rest_state(loader: DataLoader[Any], found: SamplerPosition, before: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -486,10 +486,10 @@ def rest_state(loader: DataLoader[Any], found: SamplerPosition, before: Mapping[
         "workers": counted.get("workers", [None, 0]),
         "dealt": msgspec.to_builtins(found),
     }
-    return {"own": position, "told": None} if tells_position(loader) else {"counted": position}
+    return {"own": position, "told": None} if is_stateful(loader) else {"counted": position}
 
 
-def dealt_in(state: object) -> object:
+def position_in(state: object) -> object:
     """Return the sampler's position from a loader's stored state."""
     return _inner(state).get("dealt")
 
@@ -499,23 +499,23 @@ def _inner(state: Any) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else {}
 
 
-def _load_told(loader: Any, told: Any, counted: Mapping[str, Any]) -> None:
+def _load_own_state(loader: Any, own_state: Any, counted: Mapping[str, Any]) -> None:
     """Load a stateful loader's state, and create its iterator now.
 
     Later it would draw from generators that are restored by then. The iterator is created from the epoch's own
     generators, as its sampler may draw its permutation from them.
     """
-    if told is None:
+    if own_state is None:
         loader.load_state_dict({})
         return
     if counted["start"] is not None:
         restore_epoch_start(loader, counted["start"])
-    loader.load_state_dict(told)
+    loader.load_state_dict(own_state)
     if not _makes_ahead(loader):
         return
     loader.state_dict()
     # If the data has no state, torchdata counts skipped batches twice, so the next save would be too far ahead.
-    iterator, inner = loader._iterator, told.get("_snapshot", told)
+    iterator, inner = loader._iterator, own_state.get("_snapshot", own_state)
     counts = {"_num_yielded": "_num_yielded", "_snapshot_step": "_num_yielded", "_sampler_iter_yielded": "_sampler_iter_yielded"}
     for key, name in counts.items():
         if key in inner and getattr(iterator, name, None) == 2 * inner[key]:
@@ -527,12 +527,12 @@ def loader_unfit(loader: DataLoader[Any], state: Any) -> str | None:
     if not isinstance(state, Mapping) or not ({"own", "counted"} & state.keys()):
         return "stored by an object that is not a loader"
     watch = loader.__dict__.get(ATTRIBUTE)
-    if watch is not None and watch.reset and tells_position(loader) == ("own" in state):
+    if watch is not None and watch.reset and is_stateful(loader) == ("own" in state):
         return None
-    if tells_position(loader) == ("own" in state):
-        position, dealer = dealt_in(state), dealer_of(loader)
-        if isinstance(position, Mapping) and position.get("begins") and isinstance(dealer, str):
-            return f"it is in the rest of a training epoch that other ranks began, and cannot continue it: {dealer}"
+    if is_stateful(loader) == ("own" in state):
+        position, sharded = position_in(state), sharded_sampler_of(loader)
+        if isinstance(position, Mapping) and position.get("begins") and isinstance(sharded, str):
+            return f"it is in the rest of a training epoch that other ranks began, and cannot continue it: {sharded}"
         return _moved(loader, state)
     could, can = ("could", "cannot") if "own" in state else ("could not", "can")
     return f"the checkpoint's loader {could} report its position, this one {can}"
@@ -568,7 +568,7 @@ def remember_rng(loader: DataLoader[Any]) -> None:
 def loader_notes(name: str, loader: Any) -> list[str]:
     """Return what of this loader cannot be saved."""
     notes = []
-    if loader.num_workers and tells_position(loader) and not hasattr(loader.dataset, "state_dict"):
+    if loader.num_workers and is_stateful(loader) and not hasattr(loader.dataset, "state_dict"):
         notes.append(
             f"{name}: random numbers drawn inside the workers are not captured; "
             "derive them from the sample's index, or use a plain DataLoader"
@@ -580,13 +580,13 @@ def loader_doubts(name: str, loader: Any) -> list[str]:
     """Return why resuming this loader may not be exact."""
     watch = loader.__dict__.get(ATTRIBUTE)
     doubts = []
-    if watch is not None and tells_position(loader):
+    if watch is not None and is_stateful(loader):
         ahead = place_of(watch)[1]
         if ahead and (watch.kept is None or ahead >= len(watch.kept)):
             doubts.append(f"{name}: it was {ahead} batches ahead of the training loop, and those are lost at a resume from this save")
     if watch is not None and watch.pace.unsure and (watch.epoch is None or watch.epoch.stated is None):
         doubts.append(f"{name}: it delivered several batches before the first step; whether the loop had used them all is unknown")
-    if watch is not None and watch.unknown and not tells_position(loader):
+    if watch is not None and watch.unknown and not is_stateful(loader):
         doubts.append(f"{name}: batches it delivered before it was watched were not counted, so its position is unknown")
     if loader.num_workers and not getattr(loader, "in_order", True):
         doubts.append(f"{name}: in_order=False delivers batches in the order workers happen to finish them")

@@ -61,16 +61,16 @@ def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> d
     return names
 
 
-def _loose(value: object, path: str, wanted: set[int], names: dict[int, str]) -> None:
+def _loose(value: object, path: str, numbers: set[int], names: dict[int, str]) -> None:
     if isinstance(value, torch.Tensor):
-        if id(value) in wanted:
+        if id(value) in numbers:
             names.setdefault(id(value), path)
     elif isinstance(value, dict):
         for key, item in value.items():
-            _loose(item, join_path(path, key), wanted, names)
+            _loose(item, join_path(path, key), numbers, names)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            _loose(item, join_path(path, index, sequence=True), wanted, names)
+            _loose(item, join_path(path, index, sequence=True), numbers, names)
 
 
 def holder_of(optimizer: Optimizer) -> Optimizer:

@@ -65,7 +65,7 @@ def other_optimizer(optimizer: Any, node: Mapping[str, Any], stored: str | None,
     if not (differs or _foreign_entries(live, entries) or (not imported and _foreign_settings(live, settings))):
         return None
     shown = f" ({', '.join(sorted(entries - {'step'}))})" if entries - {"step"} else ""
-    fits = bool(entries) and not is_custom(optimizer) and _are_its(live, entries)
+    fits = bool(entries) and not is_custom(optimizer) and _is_complete_state(live, entries)
     return Other(name_in(stored) if stored is not None else _guess(entries, settings), name_in(class_path(optimizer)), fits, shown)
 
 
@@ -79,7 +79,7 @@ def _known(live: Any) -> tuple[frozenset[str], frozenset[str]] | None:
     return _ENTRIES.get(name_in(path)) if is_torchs(path) and type(live).__name__ == name_in(path) else None
 
 
-def _are_its(live: Any, entries: Set[str]) -> bool:
+def _is_complete_state(live: Any, entries: Set[str]) -> bool:
     """Return whether a state of exactly these entries is complete for the live optimizer."""
     kept, known_settings = _kept_by(live), _known(live)
     if known_settings is not None:

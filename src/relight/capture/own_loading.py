@@ -93,7 +93,7 @@ def own_memory(module: nn.Module, key: str, tensor: torch.Tensor) -> torch.Tenso
         return tensor.detach()
 
 
-def is_beside(module: nn.Module, key: str) -> bool:
+def is_parameter_attribute(module: nn.Module, key: str) -> bool:
     """Return whether ``key`` is an attribute of a parameter of a subclass, such as ``weight.absmax`` of ``weight``."""
     owner, prefix = owner_of(module, key)
     name, _, more = key.removeprefix(prefix).partition(".")

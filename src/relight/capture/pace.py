@@ -60,7 +60,7 @@ class LoaderPace:
         return 0 if self._used is None else max(0, self._taken - self._used)
 
     @property
-    def behind(self) -> int:
+    def unused_before(self) -> int:
         """Batches of the previous pass that the loop has not used; 0 until a report counted them."""
         return self.owed if self._reported else 0
 

@@ -60,10 +60,10 @@ class _BoxSlice:
         for run in boxes_of_run(self._box.size, first, first + len(data) // size):
             box = placed(run, self._box)
             length = box.elements * size
-            self._deal(box, data[offset : offset + length])
+            self._copy_box(box, data[offset : offset + length])
             offset += length
 
-    def _deal(self, box: Box, data: memoryview) -> None:
+    def _copy_box(self, box: Box, data: memoryview) -> None:
         flat: torch.Tensor | None = None
         for region in self._regions:
             shared = intersection(box, region.box)

@@ -23,13 +23,13 @@ from relight.capture.loader_watch import (
     RemainingSamples,
     WatchedLoader,
     epoch_number,
+    is_stateful,
     leave_rest,
     make_iterator,
     own_states,
     restore_epoch_start,
     set_epoch_number,
     set_own_states,
-    tells_position,
 )
 from relight.capture.units import changed, core_of, cuts_plainly, units_of
 from relight.capture.workers import persistent
@@ -57,9 +57,9 @@ def by_samples(loader: DataLoader[Any], pending: Mapping[str, Any]) -> bool:
     stored, live = pending.get("units"), units_of(loader)
     if not isinstance(stored, Mapping) or not isinstance(pending.get("samples"), int) or live["stream"] or stored.get("stream"):
         return False
-    if tells_position(loader) and not (cuts_plainly(core_of(loader).batch_sampler) or core_of(loader).batch_sampler is None):
+    if is_stateful(loader) and not (cuts_plainly(core_of(loader).batch_sampler) or core_of(loader).batch_sampler is None):
         return False
-    names = ("workers",) if tells_position(loader) else ("batch_size", "drop_last", "workers", "batch_sampler")
+    names = ("workers",) if is_stateful(loader) else ("batch_size", "drop_last", "workers", "batch_sampler")
     return bool(pending.get("mixed")) or any(stored.get(name) != live[name] for name in names)
 
 
@@ -102,7 +102,7 @@ def reposition(loader: DataLoader[Any], watch: WatchedLoader, pending: dict[str,
 def _has_order(loader: DataLoader[Any], pending: Mapping[str, Any]) -> bool:
     """Return whether the delivered samples can be skipped in an order of indices."""
     is_counted = isinstance(pending.get("samples"), int) and isinstance(pending.get("units"), Mapping)
-    return is_counted and not tells_position(loader) and not units_of(loader)["stream"]
+    return is_counted and not is_stateful(loader) and not units_of(loader)["stream"]
 
 
 def drop(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, Any], why: str) -> None:
@@ -123,7 +123,7 @@ def _by_reading(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[
     other_size = isinstance(stored, Mapping) and live["stream"] and stored.get("batch_size") != live["batch_size"]
     if other_size and stored is not None:
         sizes = [stored["batch_size"]] * delivered
-        if tells_position(loader) or None in (stored["batch_size"], live["batch_size"]):
+        if is_stateful(loader) or None in (stored["batch_size"], live["batch_size"]):
             return iter(()), _because(pending, live, "a stream's batches cannot be counted in another size")
         watch.instead = sized(sizes, _entries(loader))
         epoch.mixed = True
@@ -182,8 +182,8 @@ def _by_samples(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[
     """
     core, stored, live = core_of(loader), pending["units"], units_of(loader)
     batches, count = core.batch_sampler, int(pending["samples"])
-    if tells_position(loader):
-        remainder = _own_rest(core, watch.told, stored, pending)
+    if is_stateful(loader):
+        remainder = _own_rest(core, watch.own_state, stored, pending)
         if isinstance(remainder, str):
             return iter(()), _because(pending, live, remainder)
         watch.standing = RemainingSamples(batches.__dict__, remainder)
@@ -241,12 +241,12 @@ def _order(loader: DataLoader[Any], pending: Mapping[str, Any], epoch: Epoch) ->
     return iter(source.sampler) if lazy else order
 
 
-def _own_rest(core: DataLoader[Any], told: Any, stored: Mapping[str, Any], pending: Mapping[str, Any]) -> Iterator[Any] | str:
+def _own_rest(core: DataLoader[Any], own_state: Any, stored: Mapping[str, Any], pending: Mapping[str, Any]) -> Iterator[Any] | str:
     """Return the rest of a torchdata loader's order, or why there is none.
 
     It is computed from the state that the loader stored with another number of workers.
     """
-    snapshot = told.get("_snapshot", {}).get("_main_snapshot", told) if isinstance(told, Mapping) else {}
+    snapshot = own_state.get("_snapshot", {}).get("_main_snapshot", own_state) if isinstance(own_state, Mapping) else {}
     state = snapshot.get("_sampler_iter_state")
     order: Any = iter(core.batch_sampler) if core.batch_sampler is not None else None
     if not isinstance(state, Mapping) or not hasattr(order, "load_state_dict") or not hasattr(order, "sampler_iter"):
@@ -255,7 +255,7 @@ def _own_rest(core: DataLoader[Any], told: Any, stored: Mapping[str, Any], pendi
         order.load_state_dict(state)
     except StopIteration:
         return f"it has fewer samples than the {pending['samples']} that had been delivered"
-    for _ in range(told.get("_steps_since_snapshot", 0) * (stored["batch_size"] or 1)):
+    for _ in range(own_state.get("_steps_since_snapshot", 0) * (stored["batch_size"] or 1)):
         next(order.sampler_iter, None)
     return order.sampler_iter  # type: ignore[no-any-return]
 
@@ -266,7 +266,7 @@ def _iterator(loader: DataLoader[Any], watch: WatchedLoader) -> Iterator[Any]:
         if watch.age < 0:
             watch.base, watch.age = None, 0  # the first epoch draws its seed again
     watch.queue = None
-    if tells_position(loader):
+    if is_stateful(loader):
         return watch.original.__iter__(loader)  # type: ignore[attr-defined,no-any-return]
     inner = make_iterator(loader, watch)
     if watch.queue is not None:

@@ -34,7 +34,7 @@ from relight.capture.loaders import loader_unfit, remember_rng, restore_loader
 from relight.capture.memory_of_targets import why_no_bytes
 from relight.capture.module_state import is_plain, plain_state
 from relight.capture.objects import flattens, is_mark, unfit
-from relight.capture.own_loading import empty_buffer, is_beside, is_lazy, makes_room, materialise, not_taken
+from relight.capture.own_loading import empty_buffer, is_lazy, is_parameter_attribute, makes_room, materialise, not_taken
 from relight.capture.rebuild import Check, FreshTensors, Thunk, torch_dtype
 from relight.capture.refill import refill_array, refill_deque, refill_dict, refill_sequence, refill_set, refill_tensor
 from relight.capture.restore_optimizer import OptimizerPlan, follow_weights
@@ -215,8 +215,8 @@ class _Planner(Planning):
                 self.wrong.append(f"{below}: flattened by a wrapper around the module that was given: {OUTERMOST}")
                 continue
             if not direct and type(leaf) is Leaf and leaf.kind == "tensor" and not_taken(module, keys.get(key, key), self._shapes(stored)):
-                if is_beside(module, keys.get(key, key)):
-                    self._beside(module, keys.get(key, key), leaf, tensor, below)
+                if is_parameter_attribute(module, keys.get(key, key)):
+                    self._plan_attribute(module, keys.get(key, key), leaf, tensor, below)
                     inside.add(keys.get(key, key))
                     continue
                 self.wrong.append(f"{below}: the module's state_dict gives it, and its load_state_dict does not take it: {TAKE}")
@@ -263,7 +263,7 @@ class _Planner(Planning):
         shape = self.tensors[leaf.tensors[0]].shape
         return leaf.kind == "tensor" and shape != tuple(live.shape) and makes_room(module, key, self._shapes(stored))
 
-    def _beside(self, module: nn.Module, key: str, leaf: Leaf, live: Any, path: str) -> None:
+    def _plan_attribute(self, module: nn.Module, key: str, leaf: Leaf, live: Any, path: str) -> None:
         """Plan a tensor that is an attribute of a parameter of a subclass.
 
         It is read into live memory. If ``state_dict`` computes it each time, it is only compared.
@@ -304,7 +304,7 @@ class _Planner(Planning):
         leaves = {key: self.tensors[entry.tensors[0]] for key, entry in stored.items() if type(entry) is Leaf and entry.kind == "tensor"}
         return {key: (entry.shape, torch_dtype(entry)) for key, entry in leaves.items()}
 
-    def _load_module(self, path: str, module: nn.Module, taken: dict[str, Thunk], direct: bool, beside: Set[str] = frozenset()) -> None:
+    def _load_module(self, path: str, module: nn.Module, taken: dict[str, Thunk], direct: bool, attributes: Set[str] = frozenset()) -> None:
         values = {key: make() for key, make in taken.items()}
         if direct:
             extra = {key for key in values if key.endswith("_extra_state")}
@@ -316,7 +316,7 @@ class _Planner(Planning):
                 self.guarded(join_path(path, key), partial(live[key].detach().copy_, values[key]))
             return
         current = module.state_dict()  # with its metadata: loading code checks the versions there
-        for key in beside:
+        for key in attributes:
             current.pop(key, None)
         current.update(values)
         self.guarded(path, lambda: module.load_state_dict(current, strict=True))

@@ -97,7 +97,7 @@ class OptimizerPlan:
             if node is None:
                 return
         saved_groups: list[dict[str, Any]] = node["groups"]
-        if not flattened and planning.rename is None and _are_theirs(optimizer, names, saved_groups):
+        if not flattened and planning.rename is None and _groups_match(optimizer, names, saved_groups):
             renamed: dict[str, str] = {}
             groups = members = [set(group["params"]) for group in saved_groups]
             stored_names = set().union(*members)
@@ -197,15 +197,15 @@ class OptimizerPlan:
             elif planning.takes(below):
                 self._later.append((live[attribute], below, saved))
 
-    def _report_difference(self, live: Set[str], held: Set[str], groups: Sequence[Set[str]], members: Sequence[Set[str]]) -> None:
+    def _report_difference(self, live: Set[str], stored: Set[str], groups: Sequence[Set[str]], members: Sequence[Set[str]]) -> None:
         """Report parameters that are on one side only, or in another group.
 
         ``groups``: live groups, with stored parameters only.
         """
         planning, path = self._planning, self._path
-        for name in sorted(live - held):
+        for name in sorted(live - stored):
             planning.wrong.append(f"{path}: parameter {name} is missing in the checkpoint")
-        for name in sorted(held - live):
+        for name in sorted(stored - live):
             planning.unused.append(f"{path}: parameter {name} is in the checkpoint, but the optimizer does not hold it")
         if len(members) != len(groups):
             planning.wrong.append(f"{path}: {len(members)} parameter groups stored, {len(groups)} live")
@@ -235,7 +235,7 @@ class OptimizerPlan:
         groups = [{**group, "params": mine} for group, mine in zip(node["groups"], lives, strict=True)]
         return {**node, "state": {names_of.get(key, key): value for key, value in node["state"].items()}, "groups": groups}
 
-    def _in_place(self, names: Mapping[int, str], held: set[str], state: Mapping[str, Any]) -> bool:
+    def _in_place(self, names: Mapping[int, str], stored: set[str], state: Mapping[str, Any]) -> bool:
         """Plan to read all state into live memory if every tensor exists and fits. Return whether this was planned."""
         planning = self._planning
         if planning.only is not None or planning.resized:
@@ -248,7 +248,7 @@ class OptimizerPlan:
         tensors_like: list[Any] = []
         for parameter in own_parameters(self._holder):
             name = names.get(id(parameter), "?")
-            if name not in held:
+            if name not in stored:
                 continue
             saved, current = state.get(name, {}), self._holder.state.get(parameter, {})
             if not isinstance(saved, dict) or len(saved) != len(current) or list(saved) != list(current):
@@ -475,7 +475,7 @@ def _is_optimizers(node: Any) -> bool:
     )
 
 
-def _are_theirs(optimizer: Any, names: Mapping[int, str], groups: Sequence[Mapping[str, Any]]) -> bool:
+def _groups_match(optimizer: Any, names: Mapping[int, str], groups: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the stored groups have the live parameters, in their order; nearly always true."""
     lives = [group["params"] for group in optimizer.param_groups]
     return len(lives) == len(groups) and all(

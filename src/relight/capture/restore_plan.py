@@ -19,7 +19,7 @@ from relight.layout import Sink
 
 FIRST, STATE, LOADERS, LAST = range(4)
 """Order of actions: lower numbers run first."""
-SAID_MAX = 5
+SHOWN_MAX = 5
 """Number of skipped values that a note lists."""
 
 
@@ -48,7 +48,7 @@ class RestorePlan:
             )
         self.skipped += wrong
         if wrong:
-            listed = "; ".join(sorted(wrong)[:SAID_MAX]) + (f"; and {len(wrong) - SAID_MAX} more" if len(wrong) > SAID_MAX else "")
+            listed = "; ".join(sorted(wrong)[:SHOWN_MAX]) + (f"; and {len(wrong) - SHOWN_MAX} more" if len(wrong) > SHOWN_MAX else "")
             self.notes.append(f"strict=False left out what does not fit: {listed}")
 
     def finish(self) -> None:

@@ -115,9 +115,9 @@ def _make_git_directory(own: Path, settings: dict[str, str], *, sha256: bool) ->
     (own / "config").write_text(text + ("[extensions]\n\tobjectformat = sha256\n" if sha256 else ""), encoding="ascii")
 
 
-def is_other_code(one: Any, other: Any) -> bool:
+def is_other_code(revision: Any, other: Any) -> bool:
     """Return whether two revisions are known to differ. If git could not compare, only the commits count."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return bool(one != other)
-    unknown = UNKNOWN in (one.get("changes"), other.get("changes"))
-    return bool(one.get("commit") != other.get("commit") if unknown else one != other)
+    if not isinstance(revision, dict) or not isinstance(other, dict):
+        return bool(revision != other)
+    unknown = UNKNOWN in (revision.get("changes"), other.get("changes"))
+    return bool(revision.get("commit") != other.get("commit") if unknown else revision != other)

@@ -47,11 +47,11 @@ class RngSnapshot(NamedTuple):
         return self.python == other.python and _same_numpy(self.numpy, other.numpy)
 
 
-def _same_numpy(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
-    if one is None or other is None or one["bit_generator"] != other["bit_generator"] or one["bit_generator"] != "MT19937":
-        return one is other
-    plain = all(one[name] == other[name] for name in ("has_gauss", "gauss")) and one["state"]["pos"] == other["state"]["pos"]
-    return plain and bool((one["state"]["key"] == other["state"]["key"]).all())
+def _same_numpy(state: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
+    if state is None or other is None or state["bit_generator"] != other["bit_generator"] or state["bit_generator"] != "MT19937":
+        return state is other
+    plain = all(state[name] == other[name] for name in ("has_gauss", "gauss")) and state["state"]["pos"] == other["state"]["pos"]
+    return plain and bool((state["state"]["key"] == other["state"]["key"]).all())
 
 
 def frozen() -> RngSnapshot:

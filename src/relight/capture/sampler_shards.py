@@ -62,11 +62,11 @@ class ShardedSampler(NamedTuple):
 class RemainderSampler(Sampler[int]):
     """The rest of one training epoch's order, from ``begins`` on. It replaces the sampler until that epoch is over."""
 
-    def __init__(self, dealer: ShardedSampler, begins: int, epoch: int) -> None:
-        self.sampler, self.begins, self.epoch = dealer.sampler, begins, epoch
-        self._home = dealer.home
+    def __init__(self, sharded: ShardedSampler, begins: int, epoch: int) -> None:
+        self.sampler, self.begins, self.epoch = sharded.sampler, begins, epoch
+        self._home = sharded.home
         self._mine: list[int] | None = None
-        dealer.home["sampler"] = self
+        sharded.home["sampler"] = self
 
     def __iter__(self) -> Iterator[int]:
         if self._mine is None:
@@ -104,10 +104,10 @@ def share_of(order: Sequence[int], begins: int, replicas: int, rank: int, drop: 
 
 def order_of(sampler: DistributedSampler[Any], epoch: int) -> list[int]:
     """Return the whole order of a training epoch: the samples for a single rank. The sampler is not changed."""
-    return _dealt_by(sampler, epoch, 1, 0, len(sampler.dataset))  # type: ignore[arg-type]
+    return _shard_from(sampler, epoch, 1, 0, len(sampler.dataset))  # type: ignore[arg-type]
 
 
-def dealer_of(loader: DataLoader[Any]) -> ShardedSampler | str:
+def sharded_sampler_of(loader: DataLoader[Any]) -> ShardedSampler | str:
     """Return the loader's sampler if it shards an order among ranks, else why other ranks cannot continue. Cheap."""
     if isinstance(loader.dataset, IterableDataset):
         return "its data set is a stream, which no sampler shards"
@@ -134,7 +134,7 @@ def dealer_of(loader: DataLoader[Any]) -> ShardedSampler | str:
     return ShardedSampler(sampler, home, size, drops)
 
 
-def dealt(
+def position_tree(
     loader: DataLoader[Any], *, begins: int, epoch: int | None, delivered: int | None, samples: int | None = None
 ) -> dict[str, Any] | str:
     """Return ``SamplerPosition`` as a tree, or why there is none.
@@ -142,16 +142,16 @@ def dealt(
     ``delivered``: batches of the pass that began at ``begins``; None between passes. ``samples``: the samples in those
     batches, if batches have several sizes.
     """
-    dealer = dealer_of(loader)
-    if isinstance(dealer, str):
-        return dealer
-    position = _sampler_position(dealer, begins, epoch if epoch is not None else index(dealer.sampler.epoch))
+    sharded = sharded_sampler_of(loader)
+    if isinstance(sharded, str):
+        return sharded
+    position = _sampler_position(sharded, begins, epoch if epoch is not None else index(sharded.sampler.epoch))
     reached = None
     if delivered is not None:
-        share = share_size(position.length - begins, position.replicas, bool(dealer.sampler.drop_last))
-        batches = share // dealer.size if dealer.drops else -(-share // dealer.size)
+        share = share_size(position.length - begins, position.replicas, bool(sharded.sampler.drop_last))
+        batches = share // sharded.size if sharded.drops else -(-share // sharded.size)
         # After its last batch a pass is over, and samples that it drops stay dropped: the ranks that resume do not deliver them.
-        done = samples if samples is not None else delivered * dealer.size
+        done = samples if samples is not None else delivered * sharded.size
         over = done >= share if samples is not None else delivered >= batches
         reached = position.length if over else begins + done * position.replicas
     return msgspec.to_builtins(msgspec.structs.replace(position, at=reached))  # type: ignore[no-any-return]
@@ -162,21 +162,21 @@ def rest_in(loader: DataLoader[Any], node: Any) -> RemainderSampler | None:
 
     None if there is no rest, or not for this loader.
     """
-    position, dealer = _read(node), dealer_of(loader)
-    if isinstance(position, str) or isinstance(dealer, str) or not position.begins:
+    position, sharded = _read(node), sharded_sampler_of(loader)
+    if isinstance(position, str) or isinstance(sharded, str) or not position.begins:
         return None
-    return RemainderSampler(dealer, position.begins, position.epoch)
+    return RemainderSampler(sharded, position.begins, position.epoch)
 
 
-def as_it_was(node: Any, loader: DataLoader[Any]) -> bool:
+def fits_alone(node: Any, loader: DataLoader[Any]) -> bool:
     """Return whether a loader can take the state of ``node`` without other ranks' states.
 
     That is the case if nothing is sharded, or the number of ranks is the same.
     """
-    position, dealer = _read(node), dealer_of(loader)
+    position, sharded = _read(node), sharded_sampler_of(loader)
     if isinstance(position, str):
         return True
-    return not position.begins if isinstance(dealer, str) else position.replicas == dealer.sampler.num_replicas
+    return not position.begins if isinstance(sharded, str) else position.replicas == sharded.sampler.num_replicas
 
 
 def belongs_to_rank(node: Any, rank: int) -> bool:
@@ -188,7 +188,7 @@ def belongs_to_rank(node: Any, rank: int) -> bool:
 def common_position(nodes: Sequence[Any], loader: DataLoader[Any]) -> SamplerPosition | str:
     """Return the position that all ranks' records give together, as this rank's, or why there is none.
 
-    ``nodes``: each rank's result of ``dealt``.
+    ``nodes``: each rank's result of ``position_tree``.
     """
     positions: list[SamplerPosition] = []
     for rank, node in enumerate(nodes):
@@ -208,27 +208,27 @@ def common_position(nodes: Sequence[Any], loader: DataLoader[Any]) -> SamplerPos
     return _fits(positions[0], loader)
 
 
-def _fits(told: SamplerPosition, loader: DataLoader[Any]) -> SamplerPosition | str:
-    """Return ``told`` as this rank's position if the loader has the same order, otherwise why not."""
-    dealer = dealer_of(loader)
-    if isinstance(dealer, str):
-        return dealer
-    live = _sampler_position(dealer, told.begins, told.epoch)
-    if told.order != live.order:
-        return f"its order was made by {told.order}, and is by {live.order} now"
-    if told.length != live.length:
-        return f"its data set had {told.length} samples, and has {live.length} now"
-    if told.shuffle != live.shuffle or (told.shuffle and told.seed != live.seed):
-        before, now = (f"seed {side.seed}" if side.shuffle else "no shuffling" for side in (told, live))
+def _fits(stored: SamplerPosition, loader: DataLoader[Any]) -> SamplerPosition | str:
+    """Return ``stored`` as this rank's position if the loader has the same order, otherwise why not."""
+    sharded = sharded_sampler_of(loader)
+    if isinstance(sharded, str):
+        return sharded
+    live = _sampler_position(sharded, stored.begins, stored.epoch)
+    if stored.order != live.order:
+        return f"its order was made by {stored.order}, and is by {live.order} now"
+    if stored.length != live.length:
+        return f"its data set had {stored.length} samples, and has {live.length} now"
+    if stored.shuffle != live.shuffle or (stored.shuffle and stored.seed != live.seed):
+        before, now = (f"seed {side.seed}" if side.shuffle else "no shuffling" for side in (stored, live))
         return f"its sampler had {before}, and has {now} now"
-    if not _deals_evenly(dealer.sampler, told.epoch):
-        return f"its {type(dealer.sampler).__name__} does not shard round-robin an order that depends only on seed and epoch"
-    reached = told.at if told.at is None else min(told.at, told.length)
+    if not _shards_round_robin(sharded.sampler, stored.epoch):
+        return f"its {type(sharded.sampler).__name__} does not shard round-robin an order that depends only on seed and epoch"
+    reached = stored.at if stored.at is None else min(stored.at, stored.length)
     return msgspec.structs.replace(live, begins=reached or 0, at=reached)
 
 
-def _sampler_position(dealer: ShardedSampler, begins: int, epoch: int) -> SamplerPosition:
-    sampler = dealer.sampler
+def _sampler_position(sharded: ShardedSampler, begins: int, epoch: int) -> SamplerPosition:
+    sampler = sharded.sampler
     replicas, rank, _ = _cut(sampler)
     length = len(sampler.dataset)  # type: ignore[arg-type]
     return SamplerPosition(
@@ -258,14 +258,14 @@ def _maker(sampler: DistributedSampler[Any]) -> Any:
     return DistributedSampler.__iter__ if order_function.__module__ in _OURS else order_function
 
 
-def _dealt_by(sampler: DistributedSampler[Any], epoch: int, replicas: int, rank: int, share: int) -> list[int]:
+def _shard_from(sampler: DistributedSampler[Any], epoch: int, replicas: int, rank: int, share: int) -> list[int]:
     """Return the shard that a copy of the sampler with these attributes gives."""
     clone = copy.copy(sampler)
     clone.epoch, clone.num_replicas, clone.rank, clone.num_samples, clone.total_size = epoch, replicas, rank, share, share * replicas
     return list(_maker(sampler)(clone))
 
 
-def _deals_evenly(sampler: DistributedSampler[Any], epoch: int) -> bool:
+def _shards_round_robin(sampler: DistributedSampler[Any], epoch: int) -> bool:
     """Return whether a subclass with its own order shards it like ``DistributedSampler``, and reproducibly."""
     if _maker(sampler) is DistributedSampler.__iter__:
         return True
@@ -275,7 +275,7 @@ def _deals_evenly(sampler: DistributedSampler[Any], epoch: int) -> bool:
     replicas, rank, drop = _cut(sampler)
     length = len(sampler.dataset)  # type: ignore[arg-type]
     order = order_of(sampler, epoch)
-    shard = _dealt_by(sampler, epoch, replicas, rank, share_size(length, replicas, drop))
+    shard = _shard_from(sampler, epoch, replicas, rank, share_size(length, replicas, drop))
     generators.restore_host(before)
     sure = length // replicas
     return len(order) == length and shard[:sure] == order[rank::replicas][:sure]

@@ -16,7 +16,7 @@ from relight.layout.shards import LocalBox
 
 
 class ShardingOf(NamedTuple):
-    """How a tensor is sharded: the ranks, the placements, and this rank's part.
+    """Sharding of a tensor: the ranks, the placements, and this rank's part.
 
     ``flat``: see ``TableEntry``; ``local`` then has one dimension.
     """

@@ -83,13 +83,15 @@ def lent_by(history: History) -> list[Lent]:
     return [Lent(name, checkpoint) for name, checkpoint in tagged if checkpoint is not None]
 
 
-def needs_of(history: History, one: Checkpoint) -> list[str]:
+def needs_of(history: History, checkpoint: Checkpoint) -> list[str]:
     """Return the ids of the checkpoints that hold chunks of this one.
 
     A checkpoint that a branch uses keeps its original donors even after a repack: the branch may read the chunks from there.
     """
-    lent = any(target == one.id and name.startswith(PREFIX) for name, target in history.tags.items()) if one.self_contained else True
-    return one.body.requires if lent else one.requires
+    lent = not checkpoint.self_contained or any(
+        target == checkpoint.id and name.startswith(PREFIX) for name, target in history.tags.items()
+    )
+    return checkpoint.body.requires if lent else checkpoint.requires
 
 
 def held_in(history: History, home: str) -> list[Checkpoint]:
@@ -97,7 +99,7 @@ def held_in(history: History, home: str) -> list[Checkpoint]:
     return [checkpoint for checkpoint in history.there if checkpoint.body.home == home]
 
 
-def let_go(store: ByteStore, home: str, branch: str) -> bool:
+def remove_branch_tag(store: ByteStore, home: str, branch: str) -> bool:
     """Remove the tag of ``branch`` in run ``home`` if the branch is gone or has no checkpoint left there. Return True if it was removed.
 
     If a record of the branch is damaged, the tag stays: that record may name a checkpoint there.

@@ -65,13 +65,13 @@ def damage(history: History) -> dict[str, VerificationResult]:
     }
 
 
-def record_checked(store: ByteStore, run: str, found: Mapping[str, str], by: str) -> None:
+def record_checked(store: ByteStore, run: str, results: Mapping[str, str], by: str) -> None:
     """Record results, ``{id: damage, or ""}``, in the run's log.
 
     Damage that is recorded already is not recorded again. If the store cannot be written, or the log's records are signed and this process
     has no signer, nothing is recorded. Cost: a record for each damaged checkpoint, and one record for all others.
     """
-    if not found:
+    if not results:
         return
     with contextlib.suppress(RelightError):
         log = Log(store, run)
@@ -81,12 +81,12 @@ def record_checked(store: ByteStore, run: str, found: Mapping[str, str], by: str
             return
         history, by = fold(view), f"{by} on {socket.gethostname()[:60]}"
         before = damage(history)
-        live = [checkpoint.id for checkpoint in history.live if checkpoint.id in found]
+        live = [checkpoint.id for checkpoint in history.live if checkpoint.id in results]
         for checkpoint_id in live:
-            damage_text = found[checkpoint_id][:WHAT_MAX]
+            damage_text = results[checkpoint_id][:WHAT_MAX]
             if damage_text and (checkpoint_id not in before or before[checkpoint_id].damage != damage_text):
                 _append(log, {"damaged": checkpoint_id, "what": damage_text, "by": by})
-        if whole := [checkpoint_id for checkpoint_id in live if not found[checkpoint_id]][-WHOLE_MAX:]:
+        if whole := [checkpoint_id for checkpoint_id in live if not results[checkpoint_id]][-WHOLE_MAX:]:
             _append(log, {"whole": " ".join(whole), "by": by})
 
 

@@ -13,7 +13,7 @@ from relight.policy.best_by import BEST, MODES, BestBy, best_by, is_best, no_met
 
 DIGITS_MAX = 30
 """Largest number of digits of a requested step: Python refuses to convert thousands of digits, and no step has more than 19."""
-FAULTS_SAID = 5
+FAULTS_SHOWN = 5
 """Largest number of unreadable records that an error lists."""
 
 
@@ -147,6 +147,6 @@ def nothing_counts(view: LogView, where: str) -> CorruptCheckpoint:
     return CorruptCheckpoint(
         f"this run has no checkpoint that counts, and {len(view.faults)} records of its log that count for nothing",
         where=where,
-        details=[f"{fault.file}: {fault.reason}" for fault in view.faults[:FAULTS_SAID]],
+        details=[f"{fault.file}: {fault.reason}" for fault in view.faults[:FAULTS_SHOWN]],
         hint="name who has signed them in trust=; relight verify shows all damage; to begin from scratch, give the run another name",
     )

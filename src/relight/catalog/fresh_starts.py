@@ -25,11 +25,13 @@ def record_fresh_start(log: Log, job: str, epoch: int | None = None) -> None:
     log.append(decide)
 
 
-def carry_fresh_start(near: History, far: History, one: Checkpoint, log: Log, charge: int) -> None:
-    """Append the newest fresh start before ``one`` to a further tier's log, if that log lacks it. ``one`` is copied there next.
+def carry_fresh_start(near: History, far: History, checkpoint: Checkpoint, log: Log, charge: int) -> None:
+    """Append the newest fresh start before ``checkpoint`` to a further tier's log, if that log lacks it.
+
+    The caller copies ``checkpoint`` to that tier next.
 
     Without it a job that is requeued onto a node with an empty nearest tier would begin from scratch a second time.
     """
-    before = [job for seq, job in fresh_starts(near) if seq < one.seq]
+    before = [job for seq, job in fresh_starts(near) if seq < checkpoint.seq]
     if before and before[-1] and before[-1] not in [job for _, job in fresh_starts(far)]:
         record_fresh_start(log, before[-1], charge)

@@ -17,12 +17,15 @@ from relight.store import ByteStore, open_bytes
 from relight.store.anchored import anchor_of, anchored_runs
 from relight.store.urls import absolute, split_run
 
-_LOOK_AT_MAX = 200
+_ENTRIES_MAX = 200
 """Largest number of names in one directory that are checked for a hint."""
 
 
 class Location(NamedTuple):
-    """What a path names. ``run`` is None for a whole store; ``which`` is set if a checkpoint was given."""
+    """Store, run and checkpoint that a path names.
+
+    ``run`` is None for a whole store; ``which`` is set if a checkpoint was given.
+    """
 
     store: ByteStore
     run: str | None
@@ -123,11 +126,11 @@ def _is_run(store: ByteStore, name: str) -> bool:
 def _runs(store: ByteStore) -> Iterator[str]:
     names: set[str] = set()
     with contextlib.suppress(RelightError):
-        for entry in islice(store.list(""), _LOOK_AT_MAX):
+        for entry in islice(store.list(""), _ENTRIES_MAX):
             if entry.is_dir and is_run_name(entry.name) and _is_run(store, entry.name):
                 names.add(entry.name)
                 yield entry.name
-    yield from anchored_runs(store, besides=names)
+    yield from anchored_runs(store, exclude=names)
 
 
 def _not_found(url: str) -> CheckpointNotFound:
@@ -164,7 +167,7 @@ def _below(url: str) -> str:
     store = open_bytes(absolute(url))
     urls = []
     with contextlib.suppress(RelightError):
-        for entry in islice(store.list(""), _LOOK_AT_MAX):
+        for entry in islice(store.list(""), _ENTRIES_MAX):
             if entry.is_dir and _parse_quietly(f"{absolute(url)}/{entry.name}"):
                 urls.append(f"{url.rstrip('/')}/{entry.name}")
     return f"below it are {_listed(sorted(urls))}" if urls else ""

@@ -27,8 +27,8 @@ import msgspec
 
 from relight.arena import PAGE, SharedMapping, adopt, allocate, freeze, reading
 from relight.catalog.opened import Opened
-from relight.catalog.read import INLINE_BYTES, ChunkRange, WantedChunk, Wants, hand_on, read_runs, runs_of
-from relight.catalog.read_assignment import LentRun, PackKey, deal, decode_needs, encode_needs
+from relight.catalog.read import INLINE_BYTES, ChunkRange, WantedChunk, Wants, deliver_chunk, read_runs, runs_of
+from relight.catalog.read_assignment import LentRun, PackKey, assign_reads, decode_needs, encode_needs
 from relight.comm import new_threads
 from relight.comm.local_sockets import Listener, LocalDirectory, name_of, peer_of
 from relight.comm.proof import prove_as_caller, prove_as_listener
@@ -63,7 +63,7 @@ def read_together(gather: Gather, rank: int, node: bytes, opened: Opened, wanted
         word = msgspec.msgpack.encode([node, door.address, door.token, needs])
         words = [msgspec.msgpack.decode(message) for message in gather(word, "exchanging what each rank reads")]
         mates = {number: message for number, message in enumerate(words) if message[0] == node}
-        table = _ReadTable(rank, opened, packs, _dealt(opened, {number: message[3] for number, message in mates.items()}))
+        table = _ReadTable(rank, opened, packs, _assigned(opened, {number: message[3] for number, message in mates.items()}))
         if not table.mine:
             return table.read(table.rest)
         doors = {number: (str(message[1]), bytes(message[2])) for number, message in mates.items()}
@@ -71,7 +71,7 @@ def read_together(gather: Gather, rank: int, node: bytes, opened: Opened, wanted
             return lending.read()
 
 
-def _dealt(opened: Opened, needs: Mapping[int, Sequence[tuple[int, int, bytes]]]) -> list[LentRun]:
+def _assigned(opened: Opened, needs: Mapping[int, Sequence[tuple[int, int, bytes]]]) -> list[LentRun]:
     """Return the runs of chunks that are lent on this node. Every rank of the node computes the same list."""
     lengths: dict[PackKey, list[int]] = {}
     by_pack: dict[PackKey, dict[int, bytes]] = {}
@@ -82,7 +82,7 @@ def _dealt(opened: Opened, needs: Mapping[int, Sequence[tuple[int, int, bytes]]]
                 if key not in lengths:
                     lengths[key] = [length for length, _ in opened.parts[part].packs[pack].chunks]
                 by_pack.setdefault(key, {})[number] = decode_needs(bits, len(lengths[key]))
-    runs = deal(by_pack, lengths)
+    runs = assign_reads(by_pack, lengths)
     return runs if sum(run.length for run in runs) >= INLINE_BYTES else []
 
 
@@ -125,7 +125,7 @@ class _ReadTable:
         """Copy a run's bytes to this rank's sinks."""
         run = self.runs[number]
         for want in self._wants[number]:
-            hand_on(data[want.offset - run.offset :][: want.length], want)
+            deliver_chunk(data[want.offset - run.offset :][: want.length], want)
 
 
 class _NothingToLend(Exception):

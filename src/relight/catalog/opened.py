@@ -33,7 +33,7 @@ class Opened:
 def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store_id: str, run_id: str) -> Opened:
     """Read and check root and parts. ``CorruptCheckpoint`` or ``UnsafeContent`` names the bad file."""
     body = checkpoint.body
-    prefix = checkpoint.lies_in(run)
+    prefix = checkpoint.directory_in(run)
     where = f"{prefix}/{ROOT_FILE}"
     longest = min(ROOT_BYTES_MAX, max(body.root_bytes, 1))
     root = decode_with_reread(_reads(store, where, longest), lambda data: decode_root(data, body.root, where), where)

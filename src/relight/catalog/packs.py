@@ -39,9 +39,9 @@ def open_pack(store: ByteStore, prefix: str, pack: Pack) -> Reader:
     return StoredReader(store, prefix, pack)
 
 
-def lies_at(reader: Reader, offset: int) -> str:
+def location_text(reader: Reader, offset: int) -> str:
     """Return a suffix for error messages: where the byte at ``offset`` of a pack is stored. Empty if it is in the pack's own file."""
-    return f"; it is stored at {reader.lies(offset)}" if isinstance(reader, StoredReader) else ""
+    return f"; it is stored at {reader.place_of(offset)}" if isinstance(reader, StoredReader) else ""
 
 
 def files_of(prefix: str, pack: Pack) -> list[str]:
@@ -173,56 +173,61 @@ class StoredReader:
             rounded(kind, source, into[position : position + length])
             position += length
 
-    def _gather(self, offset: int, into: memoryview, held: dict[int, memoryview]) -> None:
-        """Read a range of this pack. ``held``: the chunk that was decoded last, as the next range may begin in it."""
+    def _gather(self, offset: int, into: memoryview, decoded: dict[int, memoryview]) -> None:
+        """Read a range of this pack.
+
+        ``decoded``: the chunk that was decoded last, as the next range may begin in it.
+        """
         number = bisect_right(self._ends, offset)
         while into:
             start = self._ends[number - 1] if number else 0
-            if number not in held:
+            if number not in decoded:
                 if self._pieces[number].derived:
                     raise CorruptCheckpoint("a chunk is derived from a derived chunk", where=self._where)
-                held.clear()
-                held[number] = memoryview(bytearray(self._ends[number] - start))
-                self._chunk(self._pieces[number], held[number])
+                decoded.clear()
+                decoded[number] = memoryview(bytearray(self._ends[number] - start))
+                self._chunk(self._pieces[number], decoded[number])
             step = min(len(into), self._ends[number] - offset)
-            into[:step] = held[number][offset - start :][:step]
+            into[:step] = decoded[number][offset - start :][:step]
             offset, into, number = offset + step, into[step:], number + 1
 
-    def lies(self, offset: int) -> str:
+    def place_of(self, offset: int) -> str:
         """Return where the chunk with the byte at ``offset`` of the pack is stored: byte range and key."""
         piece = self._pieces[min(bisect_right(self._ends, offset), len(self._pieces) - 1)]
         return f"bytes {piece.offset}–{piece.offset + piece.length} of {self._keys[piece.home]}"
 
-    def _sound(self, one: ChunkLocation) -> memoryview:
+    def _sound(self, piece: ChunkLocation) -> memoryview:
         """Return the stored bytes, verified. If they are not what was committed, read once more: they may have been damaged in transit."""
-        data, key = self._stored(one), self._keys[one.home]
-        if Digest(data).digest() == one.hash:
+        data, key = self._stored(piece), self._keys[piece.home]
+        if Digest(data).digest() == piece.hash:
             return data
         with contextlib.suppress(RelightError):
-            invalidate_cache(self._store, key, one.offset, one.length)
-            second_read = memoryview(bytearray(one.length))
+            invalidate_cache(self._store, key, piece.offset, piece.length)
+            second_read = memoryview(bytearray(piece.length))
             reader = self._store.open(key)
             try:
-                reader.read_into(one.offset, second_read)
+                reader.read_into(piece.offset, second_read)
             finally:
                 reader.close()
-            if Digest(second_read).digest() == one.hash:
+            if Digest(second_read).digest() == piece.hash:
                 report_reread(key)
                 return second_read
-        raise CorruptCheckpoint(f"bytes {one.offset}–{one.offset + one.length} of {key} are not what was committed", where=self._where)
+        raise CorruptCheckpoint(
+            f"bytes {piece.offset}–{piece.offset + piece.length} of {key} are not what was committed", where=self._where
+        )
 
-    def _stored(self, one: ChunkLocation) -> memoryview:
+    def _stored(self, piece: ChunkLocation) -> memoryview:
         buffer: memoryview | None = getattr(self._rooms, "room", None)
-        if buffer is None or len(buffer) < one.length + 2 * PAGE:
-            buffer = self._rooms.room = page_buffer(-(-one.length // PAGE) * PAGE + 2 * PAGE)
-        reader = self._reader(one)
-        data = reader.fetch(one.offset, one.length, buffer)
+        if buffer is None or len(buffer) < piece.length + 2 * PAGE:
+            buffer = self._rooms.room = page_buffer(-(-piece.length // PAGE) * PAGE + 2 * PAGE)
+        reader = self._reader(piece)
+        data = reader.fetch(piece.offset, piece.length, buffer)
         if data is None:
-            data = buffer[: one.length]
-            reader.read_into(one.offset, data)
+            data = buffer[: piece.length]
+            reader.read_into(piece.offset, data)
         return data
 
-    def _reader(self, one: ChunkLocation) -> Reader:
-        reader = self._readers[one.home]
+    def _reader(self, piece: ChunkLocation) -> Reader:
+        reader = self._readers[piece.home]
         assert reader is not None
         return reader

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from relight.catalog.opened import Opened
-from relight.catalog.packs import StoredReader, files_of, lies_at, open_pack
+from relight.catalog.packs import StoredReader, files_of, location_text, open_pack
 from relight.comm.new_threads import ThreadPool
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format import Digest, Part, Tensor
@@ -77,18 +77,18 @@ class _OpenPack(NamedTuple):
     store: ByteStore
     others: list[tuple[ByteStore, str]]
     """Other copies, nearest first: the store, and the checkpoint's directory there."""
-    told: list[str]
+    reported: list[str]
     """URLs of other stores that it was read from. Each is reported once."""
 
     @property
     def key(self) -> str:
-        """Its key in ``store``."""
+        """Return its key in ``store``."""
         return f"{self.prefix}/{self.pack.file}"
 
     def report_other_source(self, prefix: str, store: ByteStore) -> None:
         """Emit, once per store, that some of the pack was read from another store."""
-        if store.url not in self.told:
-            self.told.append(store.url)
+        if store.url not in self.reported:
+            self.reported.append(store.url)
             message = f"{self.key} is damaged or gone in one tier; it is read from {store.url} instead: relight scrub repairs it"
             emit("restore.repaired", message, file=self.key, source=f"{store.url}/{prefix}/{self.pack.file}")
 
@@ -276,7 +276,7 @@ class _Work:
             if Digest(chunk).digest() != want.hash:
                 _once_more(file, chunk, want)
             if on_its_way:
-                hand_on(chunk, want)
+                deliver_chunk(chunk, want)
             if self._progress:
                 self._progress(want.length)
         if self._lend:
@@ -303,7 +303,7 @@ def each_chunk(
 
     def check(number: int, offset: int, data: memoryview) -> memoryview:
         if not _is_sound(reader, offset, data, pack.chunks[number][1], key):
-            raise CorruptCheckpoint(f"is not what was committed{lies_at(reader, offset)}", where=key)
+            raise CorruptCheckpoint(f"is not what was committed{location_text(reader, offset)}", where=key)
         return data
 
     with (
@@ -445,9 +445,9 @@ def _target(run: ChunkRange) -> memoryview | None:
     return view[start : start + run.length]
 
 
-def hand_on(held: memoryview, want: WantedChunk) -> None:
+def deliver_chunk(chunk: memoryview, want: WantedChunk) -> None:
     """Copy a chunk's verified bytes to the sinks that want some of them."""
-    start, stop, source = want.offset, want.offset + want.length, address_of(held)
+    start, stop, source = want.offset, want.offset + want.length, address_of(chunk)
     takers = want.takers
     if len(takers) >= MANY and source and {type(sink) for _, sink in takers} == {HostMemorySink}:
         inner = takers[1:-1]  # these are wholly inside the chunk; only the first and the last may extend beyond it
@@ -460,7 +460,7 @@ def hand_on(held: memoryview, want: WantedChunk) -> None:
             move(sink.address, source + offset - start, length)
             continue
         begin, end = max(start, offset), min(stop, offset + length)
-        data = held[begin - start : end - start]
+        data = chunk[begin - start : end - start]
         view = sink.view()
         if view is not None:
             copy_bytes(data, view[begin - offset : end - offset])
@@ -468,7 +468,7 @@ def hand_on(held: memoryview, want: WantedChunk) -> None:
             sink.absorb(begin - offset, data)
 
 
-def _once_more(file: _OpenPack, held: memoryview, want: WantedChunk) -> None:
+def _once_more(file: _OpenPack, chunk: memoryview, want: WantedChunk) -> None:
     """Read a bad chunk again, as it may have been damaged in transit, then from the other copies.
 
     Raise ``CorruptCheckpoint`` if no copy is what was committed.
@@ -483,16 +483,16 @@ def _once_more(file: _OpenPack, held: memoryview, want: WantedChunk) -> None:
             for open_it in (open_pack, StoredReader) if file.pack.stored is not None else (open_pack,):
                 reader: Reader = open_it(store, prefix, file.pack)
                 try:
-                    reader.read_into(want.offset, held)
+                    reader.read_into(want.offset, chunk)
                 finally:
                     reader.close()
-                if Digest(held).digest() == want.hash:
+                if Digest(chunk).digest() == want.hash:
                     if store is file.store:
                         report_reread(file.key)
                     else:
                         file.report_other_source(prefix, store)
                     return
-    check_chunk(held, want, file.key, lies_at(file.reader, want.offset))
+    check_chunk(chunk, want, file.key, location_text(file.reader, want.offset))
 
 
 def _is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key: str) -> bool:
@@ -507,12 +507,12 @@ def _is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key:
     return True
 
 
-def check_chunk(data: memoryview, want: WantedChunk, key: str, besides: str = "") -> None:
+def check_chunk(data: memoryview, want: WantedChunk, key: str, suffix: str = "") -> None:
     """Raise ``CorruptCheckpoint``, with the names of the tensors, if a chunk is not what was committed."""
     if Digest(data).digest() != want.hash:
         names = [shown(tensor.name) for tensor, _ in want.takers[:3]]
         affected = ", ".join(names) + (f" and {len(want.takers) - 3} more" if len(want.takers) > 3 else "")
         raise CorruptCheckpoint(
-            f"chunk {want.chunk} (bytes {want.offset}–{want.offset + want.length}) is not what was committed; it holds {affected}{besides}",
+            f"chunk {want.chunk} (bytes {want.offset}–{want.offset + want.length}) is not what was committed; it holds {affected}{suffix}",
             where=key,
         )

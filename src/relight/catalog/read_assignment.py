@@ -35,11 +35,11 @@ def encode_needs(chunks: Iterable[int], count: int) -> bytes:
     return zlib.compress(bits, 1)
 
 
-def decode_needs(told: bytes, count: int) -> bytes:
+def decode_needs(data: bytes, count: int) -> bytes:
     """Return 1 or 0 for each of ``count`` chunks. Raise ``ValueError`` for bytes that are not from ``encode_needs``."""
     size = -(-count // 8)
     try:
-        bits = zlib.decompressobj().decompress(told, size + 1)
+        bits = zlib.decompressobj().decompress(data, size + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if len(bits) != size:
@@ -50,7 +50,7 @@ def decode_needs(told: bytes, count: int) -> bytes:
 _SPREAD = [bytes(byte >> bit & 1 for bit in range(8)) for byte in range(256)]
 
 
-def deal(needs: Mapping[PackKey, Mapping[int, bytes]], lengths: Mapping[PackKey, Sequence[int]]) -> list[LentRun]:
+def assign_reads(needs: Mapping[PackKey, Mapping[int, bytes]], lengths: Mapping[PackKey, Sequence[int]]) -> list[LentRun]:
     """Return the runs to lend. ``needs``: for each pack and rank, the needed chunks. ``lengths``: the lengths of each pack's chunks.
 
     Each run is assigned to the taker with the fewest bytes to read so far. What only one rank needs is counted first.

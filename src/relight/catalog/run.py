@@ -65,7 +65,7 @@ def list_runs(store: ByteStore) -> list[str]:
     for entry in store.list(""):
         if entry.is_dir and is_run_name(entry.name) and _has_log(store, entry.name):
             runs.append(entry.name)
-    return sorted([*runs, *anchored_runs(store, besides=runs)])
+    return sorted([*runs, *anchored_runs(store, exclude=runs)])
 
 
 def _has_log(store: ByteStore, run: str) -> bool:

@@ -19,12 +19,12 @@ from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.save_reason import SaveReason
 from relight.store import ByteStore
 
-ASKED_TOPIC, HEARD_TOPIC = "save asked", "save heard"
-LOOK_S = 3.0
+ASKED_TOPIC, ACKNOWLEDGED_TOPIC = "save asked", "save heard"
+REQUEST_POLL_S = 3.0
 """Seconds between a supervisor's polls for requests."""
 OLD_S = 60.0
 """Age in seconds from which a request is ignored: its requester no longer waits."""
-NOBODY_S = 20.0
+UNACKNOWLEDGED_S = 20.0
 """Seconds after which a request without acknowledgement is taken as lost."""
 WHO_MAX, WHY_MAX = 64, 200
 _POLL_S = 0.5
@@ -47,7 +47,7 @@ class SaveAsked(NamedTuple):
 class Answer(NamedTuple):
     """State of a request."""
 
-    heard: str = ""
+    acknowledged_by: str = ""
     """Machine that acknowledged it; empty until then."""
     refused: str = ""
     """Why the job there cannot be asked to save; empty if it can."""
@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
     @property
     def over(self) -> bool:
-        """Whether the request was refused or its save exists."""
+        """Return whether the request was refused or its save exists."""
         return bool(self.refused) or self.saved is not None
 
 
@@ -78,18 +78,18 @@ def request_of(record: Record) -> SaveAsked | None:
     return SaveAsked(record.seq, by or "somebody", why, record.time)
 
 
-def acknowledge(store: ByteStore, run: str, asked: SaveAsked, by: str, refused: str = "") -> bool:
+def acknowledge(store: ByteStore, run: str, request: SaveAsked, by: str, refused: str = "") -> bool:
     """Acknowledge a request and all before it. Return True if no other supervisor had acknowledged it. Cost: at most one record.
 
     After ``Uncertain``, call it again: a NOTE that was written after all then counts.
     """
     why_not = {"refused": refused[:WHY_MAX]} if refused else {}
-    body = NoteBody(topic=HEARD_TOPIC, data={"upto": asked.seq, "by": by[:WHO_MAX], **why_not})
+    body = NoteBody(topic=ACKNOWLEDGED_TOPIC, data={"upto": request.seq, "by": by[:WHO_MAX], **why_not})
     acknowledged: list[bool] = []
 
     def decide(view: LogView) -> NoteBody | None:
-        counts = any(record.seq == asked.seq for record in view.records)
-        acknowledgement = _acknowledgement(fold(view), asked.seq)
+        counts = any(record.seq == request.seq for record in view.records)
+        acknowledgement = _acknowledgement(fold(view), request.seq)
         acknowledged[:] = [acknowledgement is not None and acknowledgement.body == body]
         return body if counts and acknowledgement is None else None
 
@@ -116,11 +116,12 @@ def _is_requested(reason: SaveReason) -> bool:
 
 
 def wait_for_answer(
-    run: Run, seq: int, timeout_s: float, tell: Callable[[Answer], None] = lambda _: None, ending: threading.Event | None = None
+    run: Run, seq: int, timeout_s: float, on_change: Callable[[Answer], None] = lambda _: None, ending: threading.Event | None = None
 ) -> Answer:
     """Wait until the save exists, is refused, no supervisor acknowledges it, or ``timeout_s`` is over. Return the last state.
 
-    ``tell`` is called with each changed state. If the store does not answer for a while, it is polled again. Cost: two listings a second.
+    ``on_change`` is called with each changed state. If the store does not answer for a while, it is polled again.
+    Cost: two listings a second.
     """
     ending, began, last_answer = ending or threading.Event(), time.monotonic(), Answer()
     while not last_answer.over:
@@ -132,9 +133,9 @@ def wait_for_answer(
             answer = last_answer
         if answer != last_answer:
             last_answer = answer
-            tell(last_answer)
+            on_change(last_answer)
         passed = time.monotonic() - began
-        if passed > (timeout_s if last_answer.heard else min(timeout_s, NOBODY_S)) or ending.wait(_POLL_S):
+        if passed > (timeout_s if last_answer.acknowledged_by else min(timeout_s, UNACKNOWLEDGED_S)) or ending.wait(_POLL_S):
             break
     return last_answer
 
@@ -144,9 +145,9 @@ def describe_outcome(answer: Answer, waited_s: float) -> str:
     if answer.saved is not None:
         return f"saved: {answer.saved.id} (step {answer.saved.step}), {answer.saved.body.reason}"
     if answer.refused:
-        return f"acknowledged on {answer.heard}, but refused: {answer.refused}"
-    if answer.heard:
-        return f"acknowledged on {answer.heard}, but not saved within {waited_s:.0f} s: it may still come; see the job's output"
+        return f"acknowledged on {answer.acknowledged_by}, but refused: {answer.refused}"
+    if answer.acknowledged_by:
+        return f"acknowledged on {answer.acknowledged_by}, but not saved within {waited_s:.0f} s: it may still come; see the job's output"
     return (
         f"not acknowledged within {waited_s:.0f} s: no relight run supervises a job of this run, or it cannot read the store; "
         "without relight run, send SIGUSR1 to the training process on its machine (kill -USR1 PID)"
@@ -156,7 +157,7 @@ def describe_outcome(answer: Answer, waited_s: float) -> str:
 def _acknowledgement(history: History, seq: int) -> Record | None:
     for record in history.notes:
         body = record.body
-        if isinstance(body, NoteBody) and body.topic == HEARD_TOPIC and record.seq > seq:
+        if isinstance(body, NoteBody) and body.topic == ACKNOWLEDGED_TOPIC and record.seq > seq:
             upto = body.data.get("upto")
             if type(upto) is int and upto >= seq:
                 return record

@@ -139,8 +139,8 @@ class SlabReader:
         skips = [(slab.first - read.first) * self._itemsize(slab) for slab, read in zip(batch, slabs_to_read, strict=True)]
         return [memory[skip:][: slab.length * self._itemsize(slab)] for slab, memory, skip in zip(batch, into, skips, strict=True)]
 
-    def _itemsize(self, one: Slab) -> int:
-        return DTYPES[self._joined.tensors[one.tensor].dtype].itemsize
+    def _itemsize(self, slab: Slab) -> int:
+        return DTYPES[self._joined.tensors[slab.tensor].dtype].itemsize
 
     def _room(self, size: int) -> memoryview:
         if size > self._bytes:
@@ -149,19 +149,19 @@ class SlabReader:
         self._held.append(buffer)
         return buffer
 
-    def _around(self, one: Slab) -> Slab:
+    def _around(self, slab: Slab) -> Slab:
         """Extend a slab to whole rows if the tensor's pieces are not contiguous."""
-        if not one.length or is_straight(self._joined, one.tensor):
-            return one
-        row = math.prod(self._joined.tensors[one.tensor].shape[1:])
-        first = one.first // row * row
-        return Slab(one.tensor, first, -(-(one.first + one.length) // row) * row - first)
+        if not slab.length or is_straight(self._joined, slab.tensor):
+            return slab
+        row = math.prod(self._joined.tensors[slab.tensor].shape[1:])
+        first = slab.first // row * row
+        return Slab(slab.tensor, first, -(-(slab.first + slab.length) // row) * row - first)
 
-    def _ask(self, one: Slab, memory: memoryview, sinks: list[dict[int, Sink]]) -> None:
-        shape, size = self._joined.tensors[one.tensor].shape, self._itemsize(one)
-        sink_for = _of_run if is_straight(self._joined, one.tensor) else _of_rows
-        for piece in self._joined.pieces[one.tensor] if one.length else ():
-            sink = sink_for(memory, one, piece.box, shape, size)
+    def _ask(self, slab: Slab, memory: memoryview, sinks: list[dict[int, Sink]]) -> None:
+        shape, size = self._joined.tensors[slab.tensor].shape, self._itemsize(slab)
+        sink_for = _of_run if is_straight(self._joined, slab.tensor) else _of_rows
+        for piece in self._joined.pieces[slab.tensor] if slab.length else ():
+            sink = sink_for(memory, slab, piece.box, shape, size)
             if sink is not None:
                 sinks[piece.part][piece.tensor] = sink
 

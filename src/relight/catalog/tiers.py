@@ -257,30 +257,30 @@ def _same_run(near: History, reach: Reach) -> Reach:
     return reach
 
 
-def _named(one: Checkpoint, key: str) -> CommitBody:
-    return one.body if one.id == key else msgspec.structs.replace(one.body, id=key)
+def _named(checkpoint: Checkpoint, key: str) -> CommitBody:
+    return checkpoint.body if checkpoint.id == key else msgspec.structs.replace(checkpoint.body, id=key)
 
 
 def _nearest(copies: list[TierCopy], histories: Sequence[History]) -> tuple[Checkpoint, History]:
     return copies[0].checkpoint, histories[copies[0].place]
 
 
-def _attempt(history: History, one: Checkpoint) -> str:
+def _attempt(history: History, checkpoint: Checkpoint) -> str:
     """Return the attempt that was in charge when the checkpoint was committed."""
-    fences = [fence.body for fence in history.fences if fence.seq < one.seq]
+    fences = [fence.body for fence in history.fences if fence.seq < checkpoint.seq]
     return fences[-1].attempt if fences and isinstance(fences[-1], FenceBody) else ""
 
 
-def _is_earlier(one: Checkpoint, of: History, other: Checkpoint, far: History) -> bool:
-    """Return whether ``one``, of a nearer tier, came before ``other``, which only the tier with history ``far`` has.
+def _is_earlier(checkpoint: Checkpoint, of: History, other: Checkpoint, far: History) -> bool:
+    """Return whether ``checkpoint``, of a nearer tier, came before ``other``, which only the tier with history ``far`` has.
 
     The order of their attempts in ``far`` decides; if it lacks one of the attempts, the steps decide.
     """
     fences = far.attempts
-    own_attempt, other_attempt = _attempt(of, one), _attempt(far, other)
+    own_attempt, other_attempt = _attempt(of, checkpoint), _attempt(far, other)
     if own_attempt in fences and other_attempt in fences and own_attempt != other_attempt:
         return fences.index(own_attempt) < fences.index(other_attempt)
-    return one.step < other.step
+    return checkpoint.step < other.step
 
 
 def open_further(tiers: Tiers | None, guard: StoreSecurity) -> Sequence[Further]:

@@ -34,7 +34,7 @@ class VerifyFinding:
 
     @property
     def is_silence(self) -> bool:
-        """Whether the store did not answer, so that nothing is known about the bytes."""
+        """Return whether the store did not answer, so that nothing is known about the bytes."""
         return issubclass(error_of(self.kind), StoreUnavailable)
 
     def to_dict(self) -> dict[str, str]:
@@ -147,16 +147,16 @@ def _check_header(data: bytes, part: Part, index: int, key: str) -> None:
             raise CorruptCheckpoint(f"the pack's header disagrees with the part about {name[:80]!r}", where=key)
 
 
-def _as_written(data: bytes, held: Sequence[Tensor], names: Sequence[str]) -> bytes | None:
+def _as_written(data: bytes, tensors: Sequence[Tensor], names: Sequence[str]) -> bytes | None:
     """Encode the header of these tensors with the metadata of ``data``.
 
     None if ``data`` has an implausible size or no metadata, or if a tensor is empty: its entry may be anywhere in a header.
     """
-    fits = ENTRY_BYTES_MIN * len(held) < len(data) <= HEADER_BYTES_MAX
+    fits = ENTRY_BYTES_MIN * len(tensors) < len(data) <= HEADER_BYTES_MAX
     metadata = header_metadata(data) if fits else None
-    if metadata is None or not all(tensor.length for tensor in held):
+    if metadata is None or not all(tensor.length for tensor in tensors):
         return None
-    rows = [(name, tensor.dtype, tensor.local_shape, tensor.length) for tensor, name in zip(held, names, strict=True)]
+    rows = [(name, tensor.dtype, tensor.local_shape, tensor.length) for tensor, name in zip(tensors, names, strict=True)]
     try:
         return encode_header(rows, metadata)
     except UnicodeError:  # an unpaired surrogate cannot be encoded

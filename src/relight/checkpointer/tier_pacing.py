@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from relight.cost_model import Costs, Level, Nested, ScheduleDecision, onwards
+from relight.cost_model import Costs, Level, Nested, ScheduleDecision, level_intervals
 from relight.cost_model.levels import least_between
-from relight.cost_model.planned import share_behind
+from relight.cost_model.planned import share_restored_from
 from relight.cost_model.schedule import STILL, span
 from relight.observe import Event, emit, subscribe
 from relight.policy.tiers import Tier, groups_of
@@ -65,7 +65,7 @@ class TierPacer:
             return None  # until each tier has taken a copy, each gets every save
         levels = [self._level(name, number, decision) for number, (name, _, _) in enumerate(self._groups)]
         rate = decision.numbers["rate_per_h"] / 3600
-        paces = onwards(rate, max(decision.interval_s, 1e-3), levels, overhead, at_most_s)
+        paces = level_intervals(rate, max(decision.interval_s, 1e-3), levels, overhead, at_most_s)
         if _are_alike(paces, self.told):
             return None
         self.told = paces
@@ -100,7 +100,7 @@ class TierPacer:
         took_s = max(median(self._took[member]) for member in members)
         stall_s = max((median(self._stalls[member]) for member in members if member in self._stalls), default=0.0)
         durable_s = max(decision.numbers["durable_s"] + took_s, stall_s)
-        return Level(name, Costs(stall_s, durable_s, decision.numbers["restart_s"]), share_behind(number, len(self._groups)))
+        return Level(name, Costs(stall_s, durable_s, decision.numbers["restart_s"]), share_restored_from(number, len(self._groups)))
 
     def _event_fields(self, paces: Sequence[Nested], levels: Sequence[Level], base_s: float) -> dict[str, str | float]:
         data: dict[str, str | float] = {}

@@ -12,7 +12,7 @@ from relight.cli.output import Styled, emit_json, plural, table
 from relight.errors import ConfigError
 from relight.monitoring import Watcher
 from relight.monitoring.alert_delivery import clean, trial_message
-from relight.monitoring.rules import FIRING, KINDS, Alert, AlertRule, as_dict, judge, spell
+from relight.monitoring.rules import FIRING, KINDS, Alert, AlertRule, as_dict, format_duration, judge
 from relight.monitoring.settings import Alerting, read_alerting
 
 settings_option = click.option(
@@ -76,8 +76,8 @@ def list_(settings: Path | None, as_json: bool) -> int:
         return 0
     rows = [
         [
-            rule.kind, _limit(rule), _severity(rule.severity), spell(rule.for_s) if rule.for_s else "", " ".join(rule.runs),
-            KINDS[rule.kind].says,
+            rule.kind, _limit(rule), _severity(rule.severity), format_duration(rule.for_s) if rule.for_s else "", " ".join(rule.runs),
+            KINDS[rule.kind].summary,
         ]
         for rule in alerting.rules
     ]  # fmt: skip
@@ -85,9 +85,8 @@ def list_(settings: Path | None, as_json: bool) -> int:
     to = ", ".join(target.shown for target in alerting.to) or "nobody: [alerts] to is empty"
     click.echo(f"\nto: {to}")
     if alerting.escalate_to:
-        click.echo(
-            f"after {spell(alerting.escalate_after_s)}, what is critical: {', '.join(target.shown for target in alerting.escalate_to)}"
-        )
+        targets = ", ".join(target.shown for target in alerting.escalate_to)
+        click.echo(f"after {format_duration(alerting.escalate_after_s)}, what is critical: {targets}")
     return 0
 
 

@@ -157,10 +157,10 @@ def model_size(text: str, precision: str, optimizer: str) -> tuple[Size, str]:
         if not isinstance(config, Mapping):
             raise ConfigError("a config.json is a JSON object", where=text)
         model = from_config(config, path.parent.name)
-        return size_of(model, precision, optimizer), model.said
+        return size_of(model, precision, optimizer), model.description
     if _NUMBER.match(text):
         model = from_count(text)
-        return size_of(model, precision, optimizer), model.said
+        return size_of(model, precision, optimizer), model.description
     return _of_run(text)
 
 
@@ -202,13 +202,13 @@ def read_measured(paths: Sequence[Path]) -> dict[str, MeasuredTime]:
     return {name: fit(points_of, source) for name, points_of in points.items()}
 
 
-def show(found: JobPlan, said: str) -> None:
+def show(found: JobPlan, description: str) -> None:
     """Print the plan for people."""
     question = found.question
     layout, state = question.layout, question.size
     spread = f"{layout.gpus:,} GPUs on {layout.nodes:,} nodes" if layout.gpus > 1 else "one GPU"
-    click.echo(f"{paint('Plan', 'bold')} for {escape(said)}, {spread}")
-    click.echo("\n".join(state.said.split("; ")) + "\n")
+    click.echo(f"{paint('Plan', 'bold')} for {escape(description)}, {spread}")
+    click.echo("\n".join(state.description.split("; ")) + "\n")
     rows: list[list[object]] = [[name, size(count), size(round(count / layout.gpus))] for name, count in state.parts.items()]
     table(
         ["part", "bytes", "a GPU"],
@@ -272,11 +272,11 @@ def _bounded(found: JobPlan) -> list[tuple[str, object]]:
     return [("bound", costly(", ".join(bounds), found.bound_cost, found.free.levels[0].interval_s))] if bounds else []
 
 
-def to_dict(found: JobPlan, said: str) -> dict[str, Any]:
+def to_dict(found: JobPlan, description: str) -> dict[str, Any]:
     """Return the plan's fields for ``--json``."""
     question, layout = found.question, found.question.layout
     return {
-        "model": said, "gpus": layout.gpus, "nodes": layout.nodes, "parts": dict(question.size.parts), "bytes": question.size.bytes,
+        "model": description, "gpus": layout.gpus, "nodes": layout.nodes, "parts": dict(question.size.parts), "bytes": question.size.bytes,
         "goodput": found.goodput, "stall_s": found.levels[0].costs.stall_s, "host_bytes": found.host_bytes, "load_bytes": found.load_bytes,
         "write_bytes_per_s": question.size.bytes / question.window_s, "read_bytes_per_s": found.load_bytes / question.window_s,
         "window_s": question.window_s, "kept": question.kept, "kept_bytes": found.kept_bytes, "month": found.month,

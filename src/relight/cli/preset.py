@@ -39,23 +39,23 @@ def command(
     """
     if name is None:
         if as_json:
-            emit_json([{"name": preset_name, "for": scenario.said} for preset_name, scenario in SCENARIOS.items()])
+            emit_json([{"name": preset_name, "for": scenario.summary} for preset_name, scenario in SCENARIOS.items()])
         else:
-            table(["preset", "for"], [[preset_name, scenario.said] for preset_name, scenario in SCENARIOS.items()], wrap=("for",))
+            table(["preset", "for"], [[preset_name, scenario.summary] for preset_name, scenario in SCENARIOS.items()], wrap=("for",))
         return 0
     made = preset(name, model=model, gpus=gpus, per_node=per_node, copies=copies, keys=keys)
     if as_json:
         emit_json(
             {
                 "name": name,
-                "for": made.said,
+                "for": made.summary,
                 "goodput": made.plan.goodput,
                 "settings": [asdict(line) for line in made.lines],
                 "toml": made.toml(),
             }
         )
     elif explain:
-        click.echo(f"{name}: {made.said}\n")
+        click.echo(f"{name}: {made.summary}\n")
         for line in made.lines:
             click.echo(f"{line.table}.{line.key} = {line.value}\n    {line.why}")
     elif out is None:

@@ -53,7 +53,7 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
         ended = launch(options, supervision, incidents)
     finally:
         undo()
-    click.echo(f"relight: {escape(ended.say)}", err=True)
+    click.echo(f"relight: {escape(ended.message)}", err=True)
     if ended.code == 1:
         click.echo(f"relight: relight incidents {escape(ended.where)} shows what happened", err=True)
     if ended.code in (SAVED, UNSAVED):  # Python takes seconds to exit after torch, and the machine may be gone by then

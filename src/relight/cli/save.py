@@ -44,13 +44,19 @@ def command(path: str, why: str, timeout: float, as_json: bool) -> int:
 
         def tell(answer: Answer) -> None:
             if not answer.over:
-                say(f"acknowledged on {escape(answer.heard)}; waiting for the save")
+                say(f"acknowledged on {escape(answer.acknowledged_by)}; waiting for the save")
 
         answer = wait_for_answer(opened.run, seq, timeout, tell)
     waited, saved = time.monotonic() - began, answer.saved
     if as_json:
         saved_facts = {"id": saved.id, "step": saved.step, "reason": saved.body.reason} if saved is not None else {}
-        ok = {"ok": saved is not None, "asked": seq, "heard": answer.heard, "refused": answer.refused, "seconds": round(waited, 3)}
+        ok = {
+            "ok": saved is not None,
+            "asked": seq,
+            "heard": answer.acknowledged_by,
+            "refused": answer.refused,
+            "seconds": round(waited, 3),
+        }
         emit_json({**ok, "id": None, "step": None, "reason": None, **saved_facts})
     else:
         click.echo(fill(escape(describe_outcome(answer, waited)), _WIDE))

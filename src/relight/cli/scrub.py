@@ -40,7 +40,7 @@ def command(path: str, rate: str | None, no_repair: bool, as_json: bool) -> int:
     limit = None if rate is None else float(bytes_of(rate, "--rate"))
     keep_events(place.store.url, place.run)
     with progress("reading", total) as meter:
-        report = scrub(place.store, place.run, repair=not no_repair, bytes_per_second=limit, progress=meter, tell=_emit)
+        report = scrub(place.store, place.run, repair=not no_repair, bytes_per_second=limit, progress=meter, notify=_emit)
     lost = [damage for damage in report.damage if not damage.repaired_from]
     if as_json:
         silent = {name: {"kind": error.kind, "detail": error.what} for name, error in report.silent.items()}

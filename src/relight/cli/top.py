@@ -15,7 +15,7 @@ from relight.cli.output import Styled, emit_json, escape, plural, size, table
 from relight.errors import ConfigError
 from relight.monitoring import RunSeen, Watcher
 from relight.monitoring.alert_delivery import clean
-from relight.monitoring.rules import FIRING, Alert, as_dict, judge, spell
+from relight.monitoring.rules import FIRING, Alert, as_dict, format_duration, judge
 from relight.monitoring.settings import Alerting, read_alerting
 
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ def _row(one: RunSeen) -> list[object]:
     return [
         name,
         "–" if one.step is None else one.step,
-        "–" if one.good_age_s is None else spell(one.good_age_s),
-        "–" if saving.blocked_s is None else spell(saving.blocked_s),
-        Styled("failed", "red") if saving.failed_in_a_row else "–" if saving.durable_s is None else spell(saving.durable_s),
+        "–" if one.good_age_s is None else format_duration(one.good_age_s),
+        "–" if saving.blocked_s is None else format_duration(saving.blocked_s),
+        Styled("failed", "red") if saving.failed_in_a_row else "–" if saving.durable_s is None else format_duration(saving.durable_s),
         size(one.stored_bytes) if one.step is not None else "–",
         Styled(tiers, "yellow") if lagging else tiers,
         "–" if one.goodput is None else f"{100 * one.goodput:.1f} %",

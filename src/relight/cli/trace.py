@@ -12,8 +12,8 @@ from relight.catalog.locate import locate
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, facts_list, plural, table
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
-from relight.monitoring.files import EventFiles, Heard
-from relight.monitoring.rules import spell
+from relight.monitoring.files import EventFiles, FileEvent
+from relight.monitoring.rules import format_duration
 from relight.monitoring.trace import GAP_S, SaveTrace, TraceSpan, as_value, saves_in, trace_of
 from relight.observe.spans import PARTS
 
@@ -44,7 +44,7 @@ def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> in
     opened = open_run_at(base, warnings=False)
     store, run = opened.run.store.url, opened.run.name
     files = EventFiles()
-    events: list[Heard] = []
+    events: list[FileEvent] = []
     while new := [event for event in files.new() if event.name in ("save.span", "drain.done")]:
         events += new
     saves = saves_in(events, store, run)
@@ -90,7 +90,7 @@ def _parted(path: str) -> tuple[str, str]:
     return f"{place.store.url.rstrip('/')}/{place.run}", place.which
 
 
-def _chosen(saves: dict[str, list[Heard]], which: str) -> str | None:
+def _chosen(saves: dict[str, list[FileEvent]], which: str) -> str | None:
     if which == "latest":
         return list(saves)[-1]
     if which in saves:
@@ -101,7 +101,7 @@ def _chosen(saves: dict[str, list[Heard]], which: str) -> str | None:
     return steps[-1] if steps else starts[0] if len(starts) == 1 else None
 
 
-def _listed(saves: dict[str, list[Heard]]) -> str:
+def _listed(saves: dict[str, list[FileEvent]]) -> str:
     steps = [f"{id_} (step {events[0].fields.get('step')})" for id_, events in saves.items()]
     return ", ".join(steps[-3:]) + (f" and {len(steps) - 3} before" if len(steps) > 3 else "")
 
@@ -109,10 +109,10 @@ def _listed(saves: dict[str, list[Heard]]) -> str:
 def _show(trace: SaveTrace) -> None:
     ranks = sorted({span.rank for span in trace.spans})
     head = [("save", f"{trace.id}, step {trace.step}"), ("ended", "committed" if trace.committed else "not committed")]
-    head.append(("took", f"{spell(trace.durable_s)} from the step to {'the commit' if trace.committed else 'its end'}"))
+    head.append(("took", f"{format_duration(trace.durable_s)} from the step to {'the commit' if trace.committed else 'its end'}"))
     if trace.slowest is not None and len(ranks) > 1:
         lag = max(trace.slack.values())
-        head.append(("slowest", f"rank {trace.slowest}, {spell(lag)} behind the first"))
+        head.append(("slowest", f"rank {trace.slowest}, {format_duration(lag)} behind the first"))
     if len(trace.hosts) > 1:
         head.append(("machines", f"{len(trace.hosts)}, aligned at the commit"))
     facts_list(head)
@@ -121,7 +121,7 @@ def _show(trace: SaveTrace) -> None:
     click.echo("\ncritical path:")
     whole = trace.durable_s or 1.0
     legs = [leg for leg in trace.path if leg.seconds >= GAP_S] or trace.path
-    rows = [[leg.part, leg.rank, spell(leg.seconds), f"{100 * leg.seconds / whole:.0f} %"] for leg in legs]
+    rows = [[leg.part, leg.rank, format_duration(leg.seconds), f"{100 * leg.seconds / whole:.0f} %"] for leg in legs]
     table(["part", "rank", "time", "share"], rows, right=("rank", "time", "share"))
 
 
@@ -144,6 +144,6 @@ def _lanes(trace: SaveTrace) -> None:
         click.echo(f"{name[:18]:<18} |{''.join(cells[:LANE])}|")
     if len(shown) > 2 * RANKS_SHOWN:
         click.echo(f"… and {len(shown) - 2 * RANKS_SHOWN} lanes more, of faster ranks; --json has all")
-    click.echo(f"{'':<18} 0{spell(whole):>{LANE}}")
+    click.echo(f"{'':<18} 0{format_duration(whole):>{LANE}}")
     used = sorted({span.part for span in trace.spans}, key=PARTS.index)
     click.echo(f"{'':<18} {' '.join(f'{MARKS[part]}={part}' for part in used)}")

@@ -56,7 +56,7 @@ class Communicator(Protocol):
         """Fill ``into`` with the bytes that rank ``source`` sends. Between two ranks, messages keep their order."""
 
     def publish(self, name: str, data: bytes) -> None:
-        """Publish ``data`` under a name, for other ranks to look up. Does not wait. Thread-safe."""
+        """Publish ``data`` under a name, for other ranks to read. Does not wait. Thread-safe."""
 
     def lookup(self, name: str) -> bytes | None:
         """Return what was published under the name, or None. Thread-safe."""
@@ -116,4 +116,4 @@ class SingleProcess:
         self._board.pop(name, None)
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""

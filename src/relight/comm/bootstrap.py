@@ -1,7 +1,7 @@
 """Start a module of the Relight that this file belongs to: ``python -P bootstrap.py MODULE [ARGS…]``, built by ``children.child_command``.
 
 With ``-P`` the interpreter puts neither the working directory nor this file's directory on ``sys.path``. The package is loaded from its
-place, not looked up by name. Its directory is appended to the end of ``sys.path``, so a file next to the package shadows nothing.
+place, not searched by name. Its directory is appended to the end of ``sys.path``, so a file next to the package shadows nothing.
 """
 
 import os

@@ -36,7 +36,7 @@ _WRITABLE_BY_OTHERS, _OTHERS = 0o022, 0o077
 
 
 class NotPrivate(OSError):
-    """No directory was found that only this user may enter: the message has the reason for each candidate."""
+    """Error: no directory was found that only this user may enter. The message has the reason for each candidate."""
 
 
 class LocalDirectory:
@@ -166,7 +166,7 @@ class LocalDirectory:
         return True
 
     def _sweep(self) -> None:
-        """Remove socket files of this boot whose listeners were killed."""
+        """Remove socket files that killed listeners of this boot left."""
         own = [name for name in os.listdir(self.fd) if _FILE.fullmatch(name) and name.startswith(_boot())]
         if len(own) > _SWEPT_MAX:  # a random sample, so that all of them get their turn
             own = secrets.SystemRandom().sample(own, _SWEPT_MAX)
@@ -354,8 +354,8 @@ def _enter(fd: int, path: str, part: str, flags: int = os.O_PATH) -> tuple[int, 
     return opened, target
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 @functools.cache

@@ -53,7 +53,7 @@ def idle_priority(work: Callable[[], T], nice: int) -> T:
     The caller waits, and the process has ``nice`` again afterwards. If all cores are busy, the work takes many times
     as long: use it only for work that no caller waits for.
     """
-    with ThreadPool(1, "relight-behind", initializer=lower_after, initargs=(LAST,)) as pool:
+    with ThreadPool(1, "relight-idle", initializer=lower_after, initargs=(LAST,)) as pool:
         _lower_group(LAST)
         try:
             return pool.submit(work).result()

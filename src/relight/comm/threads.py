@@ -124,7 +124,7 @@ class ThreadGroup:
         self._room.board.pop(name, None)
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def _exchange(self, data: Any, doing: str) -> dict[int, Any]:
         self._count += 1

@@ -15,7 +15,7 @@ from relight.comm.base import Communicator, SingleProcess, late
 
 _PADDED_BYTES = 1 << 20
 """Bytes up to which all data is padded and received at once: one call is faster than many."""
-ROLL_CALL_S = 1.0
+REGISTER_S = 1.0
 """Seconds in which ranks that timed out register, so that the missing ones are known."""
 
 
@@ -178,7 +178,7 @@ class TorchCommunicator:
         store = self._store
         names = [f"relight/late/{call}/{rank}" for rank in range(self.size)]
         store.set(names[self.rank], "here")
-        ends = time.monotonic() + ROLL_CALL_S
+        ends = time.monotonic() + REGISTER_S
         while True:
             absent = [rank for rank, name in enumerate(names) if not store.check([name])]
             if not absent or time.monotonic() > ends:

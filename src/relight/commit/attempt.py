@@ -111,7 +111,7 @@ class Attempt:
 
     @property
     def epoch(self) -> int:
-        """This attempt's number."""
+        """Return this attempt's number."""
         return self._place.epoch
 
     @property

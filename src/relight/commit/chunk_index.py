@@ -82,11 +82,11 @@ class KnownChunks(NamedTuple):
         where = self.chunks.get((value, length)) if then == length else None
         return None if where is None else (value, where)
 
-    def base(self, pack: int, number: int, at: int, length: int) -> tuple[memoryview, IndexedChunk] | None:
+    def base(self, pack: int, number: int, offset: int, length: int) -> tuple[memoryview, IndexedChunk] | None:
         """Return bytes and location of the previous save's chunk at this place, as the base of a delta; None if it cannot be one."""
         if self.before is None or pack >= len(self.rows) or number >= len(self.rows[pack]) or pack >= len(self.before.packs):
             return None
-        data, where = self.before.packs[pack][at : at + length], self.rows[pack][number]
+        data, where = self.before.packs[pack][offset : offset + length], self.rows[pack][number]
         fits = len(data) == length and len(where.homes) < CHAIN_MAX and not where.piece.derived and not where.piece.lossy
         return (data, where) if fits else None
 
@@ -123,7 +123,7 @@ class IncrementalState:
     """Ids of the last checkpoint and of its donors. A save that reuses its chunks may need their bytes."""
     chosen: Choice | None = None
     """Choice for the current save; None before ``choice`` was called."""
-    looked: bool = False
+    searched: bool = False
     """Whether ``seed_from_newest`` has searched for a checkpoint of an earlier attempt."""
 
     gpu: OnGpu | None = None
@@ -250,7 +250,10 @@ class IncrementalState:
 
     @property
     def wants_samples(self) -> bool:
-        """Whether to sample the next save before it is compared with earlier ones: the last two saves had little in common."""
+        """Return whether to sample the next save before it is compared with earlier ones.
+
+        True if the last two saves had little in common.
+        """
         self.seen.alike = None
         return bool(self.marks) and (self.seen.equal or 0) < EQUAL_MIN
 

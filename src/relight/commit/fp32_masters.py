@@ -50,10 +50,10 @@ class Masters:
         if any(tensor_here.dtype in KINDS for tensor_here in tensors_here):
             self._chunks = self._found(plan.chunks, tensors_here, index)
 
-    def _found(self, lengths: list[int], held: list[Tensor], index: int) -> dict[int, tuple[int, list[_Part]]]:
+    def _found(self, lengths: list[int], tensors: list[Tensor], index: int) -> dict[int, tuple[int, list[_Part]]]:
         """Return kind and ranges of chunks of 16-bit tensors of one dtype, all with possible masters before them."""
         derivable: dict[int, tuple[int, list[_Part]]] = {}
-        for number, (offset, inside) in enumerate(tensors_in(lengths, held, index)):
+        for number, (offset, inside) in enumerate(tensors_in(lengths, tensors, index)):
             kinds = {KINDS.get(tensor.dtype, 0) if self._before(tensor, offset) else 0 for tensor, _, _ in inside}
             if len(kinds) == 1 and kinds != {0}:
                 derivable[number] = kinds.pop(), [_Part(end - begin, tensor, begin - tensor.offset) for tensor, begin, end in inside]
@@ -99,8 +99,10 @@ class Masters:
                     by_head.setdefault(bytes(head), []).append(wide)
             return by_head
 
-    def _before(self, tensor: Tensor, at: int) -> list[_Wide]:
-        return [wide for wide in self._wide.get(_key(tensor), ()) if wide.offset + wide.length <= at and wide.length == 2 * tensor.length]
+    def _before(self, tensor: Tensor, offset: int) -> list[_Wide]:
+        return [
+            wide for wide in self._wide.get(_key(tensor), ()) if wide.offset + wide.length <= offset and wide.length == 2 * tensor.length
+        ]
 
 
 def _key(tensor: Tensor) -> _Key:

@@ -41,8 +41,8 @@ AHEAD = 8
 """Most chunks that are hashed and coded ahead of the writer."""
 INLINE_BYTES = 1 << 20
 SAMPLED, SAMPLED_BYTES = 6, 512 << 10
-"""Number of chunk kinds of which a sample is coded to estimate the gain, and bytes of a sample. Small, as it runs during training, before
-the save is reported."""
+"""Number of chunk kinds with a sample that is coded to estimate the gain, and bytes of a sample. Small, as it runs during training,
+before the save is reported."""
 READ_MAX = 1.75
 """Most bytes that a reader must read for a chunk, with its delta chain, relative to the chunk's length. Limits the chain's length."""
 UNCHANGED_MIN = 0.75
@@ -87,8 +87,8 @@ class _Coder(NamedTuple):
     """Hash and location of unchanged chunks, by chunk number. These are not read."""
     by: Compress = compress
 
-    def make(self, number: int, at: int, data: memoryview) -> _Chunk:
-        """Hash and code chunk ``number``, which begins at byte ``at`` of the pack."""
+    def make(self, number: int, offset: int, data: memoryview) -> _Chunk:
+        """Hash and code chunk ``number``, which begins at byte ``offset`` of the pack."""
         if number in self.same:
             return _Chunk(*self.same[number], _NO_BYTES, False)
         inexact = encode_lossy(data, self.lossy[number], self.by) if number in self.lossy else None
@@ -107,32 +107,32 @@ class _Coder(NamedTuple):
         if derived is not None:
             return _Chunk(value, None, derived, DERIVED)
         if number not in self.coded:
-            return self._little_changed(number, at, data, value) or _Chunk(value, None, data, False)
+            return self._little_changed(number, offset, data, value) or _Chunk(value, None, data, False)
         began = time.perf_counter()
-        earlier = self.known.base(self.place, number, at, len(data)) if number not in self.lossy else None
+        earlier = self.known.base(self.place, number, offset, len(data)) if number not in self.lossy else None
         base, where = earlier or (None, None)
         rooms = _rooms()
         way = choose(data, kind, base, trial_of(self.by))
         if way is not None and way.difference and self.known.before is not None:
             body = encode(data, way, base, rooms, self.by)
-            if body is not None and self._may_stand(where, len(body), len(data)):
+            if body is not None and self._is_acceptable_delta(where, len(body), len(data)):
                 return _Chunk(value, None, body, True, where, time.perf_counter() - began)
             way = choose(data, kind, None, trial_of(self.by))
         body = None if way is None else encode(data, way, None, rooms, self.by)
         return _Chunk(value, None, data if body is None else body, body is not None, None, time.perf_counter() - began)
 
-    def _little_changed(self, number: int, at: int, data: memoryview, value: bytes) -> _Chunk | None:
+    def _little_changed(self, number: int, offset: int, data: memoryview, value: bytes) -> _Chunk | None:
         """Return the chunk as a delta to the previous save if most of it is unchanged, even if codecs do not pay; None otherwise."""
-        earlier = self.known.base(self.place, number, at, len(data)) if number not in self.lossy else None
+        earlier = self.known.base(self.place, number, offset, len(data)) if number not in self.lossy else None
         if earlier is None or unchanged(data, earlier[0]) < UNCHANGED_MIN:
             return None
         base, where = earlier
         body = encode(data, difference(self.elements[number], len(data)), base, _rooms(), trial_of(self.by))
-        if body is None or not self._may_stand(where, len(body), len(data)):
+        if body is None or not self._is_acceptable_delta(where, len(body), len(data)):
             return None
         return _Chunk(value, None, body, True, where)
 
-    def _may_stand(self, where: IndexedChunk | None, stored: int, length: int) -> bool:
+    def _is_acceptable_delta(self, where: IndexedChunk | None, stored: int, length: int) -> bool:
         """Return whether a delta to ``where`` keeps reads within ``READ_MAX``, and its base did not change in memory while it was coded."""
         before = self.known.before
         return where is not None and stored + where.piece.reach <= READ_MAX * length and before is not None and before.still()
@@ -376,13 +376,13 @@ def _piece(pack: PackPlan, edges: Sequence[int], begin: int, length: int) -> byt
     return bytes(into)
 
 
-def _range(plan: PackPlan, at: int, length: int) -> memoryview:
+def _range(plan: PackPlan, offset: int, length: int) -> memoryview:
     """Return ``length`` bytes of a pack that is complete in memory."""
     if plan.image is not None:
-        return plan.image[at : at + length]
+        return plan.image[offset : offset + length]
     into, begin, filled = memoryview(bytearray(length)), 0, 0
     for source in plan.sources:
-        skip = at + filled - begin
+        skip = offset + filled - begin
         if skip < source.length and filled < length:
             step = min(length - filled, source.length - skip)
             copy_from(source, skip, into[filled : filled + step])
@@ -489,7 +489,7 @@ class _Out:
         if self._writer is None:
             try:
                 self._writer = self._store.write(self._key, self._at_most)
-            except NoSpace:  # no space for the upper bound, but perhaps for the actual bytes: reserve space as they are written
+            except NoSpace:  # no space for the upper bound, but perhaps for the actual bytes: reserve space while they are written
                 if self._at_most == self.size or encrypts(self._store):  # an encrypted file cannot exceed its announced size
                     raise
                 self._writer = self._store.write(self._key, self.size)

@@ -69,9 +69,9 @@ _POLL_S = 0.001
 """First pause in seconds of a waiting rank, with two ranks. It grows with the number of ranks: together they poll twice a millisecond.
 More would slow the committing rank or the store."""
 _POLL_MAX_S = 0.05
-_LOOK_AGAIN_S = 1.0
+_RECHECK_S = 1.0
 """Seconds until a waiting rank checks again whether all ranks are ready: the rank that should commit may have died. Doubles each time."""
-_LOOK_AGAIN_MAX_S = 8.0
+_RECHECK_MAX_S = 8.0
 _GRACE_S = 0.2
 """Seconds that the rank that created the root has to append the COMMIT, before other ranks do."""
 
@@ -145,8 +145,8 @@ def _proven(
     ref = PartRef(rank=seat.rank, file=part_file(seat.rank), size=len(data), hash=hexdigest(data))
     donors, shares = donors_of(part.packs), any(pack.stored is not None for pack in part.packs)
     none = [PartRef(rank=rank, file="", size=0, hash="") for rank in range(seat.world)]
-    looked_at = _with_parts(draft, none, 0, 0, 0, donors, storing(part.packs))
-    check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven and not shares else (None, b""))
+    provisional = _with_parts(draft, none, 0, 0, 0, donors, storing(part.packs))
+    check_part_written(place.store, prefix, provisional, ref, (part, data) if plan.proven and not shares else (None, b""))
     stored = sum(pack.stored_bytes for pack in part.packs) + len(data)
     ready = Ready(seat.rank, seat.plan[:PLAN_DIGITS], ref.hash, ref.size, stored, plan.logical_bytes)
     if not shares or request.smaller is None:
@@ -167,15 +167,15 @@ def _await(
     """Wait until some rank has committed the checkpoint. Return its root or COMMIT, and the number of the record."""
     began = clock()
     ends = began + seat.timeout_s
-    pause, look, again, grace, missing = min(_POLL_S * max(1, seat.world // 2), _POLL_MAX_S), began, _LOOK_AGAIN_S, -1.0, list[int]()
+    pause, next_check, again, grace, missing = min(_POLL_S * max(1, seat.world // 2), _POLL_MAX_S), began, _RECHECK_S, -1.0, list[int]()
     doubt: Uncertain | None = None  # after an uncertain commit, no later error may report that there is no commit
     while True:
         now = clock()
         if waits is not None and not waits(missing):
             ends = min(ends, now)
         try:
-            if now >= look or now >= ends:  # at first, and then repeatedly: the rank that should have completed it may have died
-                first, look, again = look == began, now + again, min(2 * again, _LOOK_AGAIN_MAX_S)
+            if now >= next_check or now >= ends:  # at first, and then repeatedly: the rank that should have completed it may have died
+                first, next_check, again = next_check == began, now + again, min(2 * again, _RECHECK_MAX_S)
                 missing, mine = _complete(place, directory, prefix, seat)
                 if mine is not None:
                     return mine, _append(place, directory, mine)
@@ -345,13 +345,14 @@ def void_checkpoint(place: CommitTarget, step: int, id_: str, why: str) -> None:
         _append(place, directory, root)
 
 
-def _give_up(store: ByteStore, prefix: str, seat: Participant, error: BaseException, said: bool) -> None:
+def _give_up(store: ByteStore, prefix: str, seat: Participant, error: BaseException, announced: bool) -> None:
     """Notify the other ranks, abort the checkpoint, and delete this rank's files. Keep everything if the checkpoint is or may be complete.
 
-    ``said``: whether this rank has announced that it is ready. If not, there is no checkpoint, so it deletes its files first. On a full
+    ``announced``: whether this rank has announced that it is ready. If not, there is no checkpoint, so it deletes its files
+    first. On a full
     disk, that makes space for the notice. The void ``root.json`` stays as long as the attempt lasts.
     """
-    if not said:
+    if not announced:
         with contextlib.suppress(RelightError):
             _remove_own_files(store, prefix, seat)
     if not isinstance(error, (OthersFailed, RankTimeout)):

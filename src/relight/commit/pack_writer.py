@@ -28,7 +28,7 @@ SLAB_BYTES = 16 << 20
 THREADS = 2
 WRITES_AT_ONCE = 2
 """Parallel writes, so that the device is busy while a waiting thread wakes up."""
-HASHERS_BEHIND = 5
+HASHERS_NICE = 5
 """Added niceness of hashing threads, so that the device does not wait for them."""
 _AHEAD = 16
 """Most chunks hashed ahead of the writer: enough to keep the threads busy, few enough to stop soon."""
@@ -214,23 +214,23 @@ def _fill(
 def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: int, pace: WriteLimits) -> list[bytes]:
     hashes: list[bytes] = []
     with (
-        ThreadPool(pace.threads, "relight-hash", initializer=lower_after, initargs=(HASHERS_BEHIND,)) as hashers,
+        ThreadPool(pace.threads, "relight-hash", initializer=lower_after, initargs=(HASHERS_NICE,)) as hashers,
         ThreadPool(min(WRITES_AT_ONCE, pace.threads), "relight-write") as writers,
     ):
         jobs: deque[Future[bytes]] = deque()
         writes: deque[Future[None]] = deque()
         chunks = deque(_ranges(plan.chunks))
-        telling = threading.Lock()
+        progress_lock = threading.Lock()
 
         def write(offset: int, length: int) -> None:
             padded = -(-length // writer.align) * writer.align
             writer.write_at(offset, image[offset : offset + padded])
             if pace.progress is not None:
-                with telling:
+                with progress_lock:
                     pace.progress(length)
 
-        def hash_on(there: int) -> None:
-            while chunks and len(jobs) < _AHEAD and chunks[0][1] <= there:
+        def hash_on(available: int) -> None:
+            while chunks and len(jobs) < _AHEAD and chunks[0][1] <= available:
                 begin, end = chunks.popleft()
                 jobs.append(hashers.submit(_hash, image[begin:end], pace.spent))
 

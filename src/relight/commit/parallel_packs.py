@@ -58,7 +58,7 @@ def write_packs(store: ByteStore, prefix: str, plan: SavePlan, pace: WriteLimits
 def _write(
     store: ByteStore, prefix: str, pack: PackPlan, pace: WriteLimits | None, failed: threading.Event | None = None
 ) -> tuple[Pack, float]:
-    _go_on(failed, pack.file)
+    _raise_if_failed(failed, pack.file)
     writer = store.write(f"{prefix}/{pack.file}", pack.size)
     if pace is not None:
         writer = pace.spent.timed(writer)
@@ -80,7 +80,7 @@ class _Stopping:
         self._inner, self._failed, self._name, self.align = inner, failed, name, inner.align
 
     def write_at(self, offset: int, data: memoryview) -> None:
-        _go_on(self._failed, self._name)
+        _raise_if_failed(self._failed, self._name)
         self._inner.write_at(offset, data)
 
     def finish(self, size: int | None = None) -> None:
@@ -90,7 +90,7 @@ class _Stopping:
         self._inner.abort()
 
 
-def _go_on(failed: threading.Event | None, name: str) -> None:
+def _raise_if_failed(failed: threading.Event | None, name: str) -> None:
     if failed is not None and failed.is_set():
         raise SaveFailed("another pack of this checkpoint could not be written", where=name)
 
@@ -109,8 +109,8 @@ def _shared_by(lanes: int, pace: WriteLimits | None) -> WriteLimits:
 def _in_turn(progress: Callable[[int], None]) -> Callable[[int], None]:
     lock = threading.Lock()
 
-    def tell(length: int) -> None:
+    def report(length: int) -> None:
         with lock:
             progress(length)
 
-    return tell
+    return report

@@ -34,7 +34,10 @@ class PackPlan:
 
 @dataclass(frozen=True, slots=True)
 class SavePlan:
-    """What a rank writes. ``tensors[i]`` is where the i-th item goes; ``trainable`` lists the items that training should change."""
+    """Layout of the files that a rank writes. ``tensors[i]`` is the place of the i-th item.
+
+    ``trainable`` lists the items that training should change.
+    """
 
     packs: list[PackPlan]
     tensors: list[Tensor]

@@ -21,7 +21,16 @@ from relight.commit.seed_index import chunks_for, seed_from_newest, with_lenders
 from relight.errors import CorruptCheckpoint, RelightError, SaveFailed
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
 from relight.format.manifest import PART_BYTES_MAX, Pack, check_complete, donors_of, storing
-from relight.format.names import READY_DIR, ROOT_FILE, STEP_MAX, CheckpointDir, is_said_file, is_written_file, part_file, stored_file
+from relight.format.names import (
+    READY_DIR,
+    ROOT_FILE,
+    STEP_MAX,
+    CheckpointDir,
+    is_announcement_file,
+    is_written_file,
+    part_file,
+    stored_file,
+)
 from relight.format.records import CommitBody, Metric
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.layout import Item
@@ -47,7 +56,7 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class SaveInfo(msgspec.Struct, frozen=True, array_like=True):
-    """What a checkpoint records about itself, without its tensors. Trainer, slot, agent and commit pass it whole.
+    """Metadata that a checkpoint records about itself. Trainer, slot, agent and commit pass it whole.
 
     ``metrics``: numbers by name. ``user``: the run's metadata, and what a restore needs to know. ``environment``: versions and devices.
     ``components``: the kind of each component. ``exact``: reasons why a resume is not bit-exact. ``parents``: ids of the checkpoints that
@@ -243,11 +252,11 @@ def _storage_facts(request: SaveRequest) -> dict[str, Any]:
     return facts if facts.get(LOSSY, True) else {COMPACT: facts[COMPACT]}
 
 
-def _inexactly(rules: Compact, pattern: str, way: str) -> dict[str, Any]:
+def _inexactly(rules: Compact, pattern: str, encoding: str) -> dict[str, Any]:
     """Return a root's entry for a pattern: the encoding, the error that it allows, and the bound that the caller chose."""
-    most = LOSSY_BOUNDS[way] if way != BOUNDED else max(LOSSY_BOUNDS.values())
+    most = LOSSY_BOUNDS[encoding] if encoding != BOUNDED else max(LOSSY_BOUNDS.values())
     chosen = {"max_error": rules.max_error[pattern]} if pattern in rules.max_error else {}
-    return {"as": way, "relative_error": most, **chosen}
+    return {"as": encoding, "relative_error": most, **chosen}
 
 
 def _lossy_here(request: SaveRequest) -> dict[str, str]:
@@ -476,7 +485,7 @@ def delete_directory(store: ByteStore, prefix: str) -> bool:
     for entry in list(store.list(prefix)):
         if entry.is_dir and entry.name == READY_DIR:
             for announcement in list(store.list(f"{prefix}/{READY_DIR}")):
-                if not announcement.is_dir and is_said_file(announcement.name):
+                if not announcement.is_dir and is_announcement_file(announcement.name):
                     store.delete(f"{prefix}/{READY_DIR}/{announcement.name}")
             store.delete_dir(f"{prefix}/{READY_DIR}")
         if not entry.is_dir and (is_written_file(rewritten_of(entry.name) or entry.name) or temporary_of(entry.name) == ROOT_FILE):

@@ -21,16 +21,16 @@ def seed_from_newest(store: ByteStore, log: Log, smaller: IncrementalState, plan
 
     On an error, everything is stored instead. Cost: reading a root and a part.
     """
-    if smaller.looked or not smaller.rules.reuse:
+    if smaller.searched or not smaller.rules.reuse:
         return
-    smaller.looked = True
+    smaller.searched = True
     untrained = sum(tensor.length for number, tensor in enumerate(plan.tensors) if tensor.role == "param" and number not in plan.trainable)
     with contextlib.suppress(RelightError):
         view = log.read()
         newest = next(iter(fold(view).live[-1:]), None)
         if newest is None or newest.body.suspect or not untrained or not plan.trainable:
             return
-        prefix = newest.lies_in(view.run)
+        prefix = newest.directory_in(view.run)
         where = f"{prefix}/{ROOT_FILE}"
         root = decode_root(store.get(where, ROOT_BYTES_MAX), newest.body.root, where)
         if (root.store, root.id) != (view.store_id, newest.id) or rank >= len(root.parts):

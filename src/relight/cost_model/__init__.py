@@ -7,7 +7,7 @@ All intervals are seconds from the beginning of one save to the beginning of the
 """
 
 from relight.cost_model.interval import Costs, Interval, best_interval, daly, waste, young
-from relight.cost_model.levels import Level, Levels, Nested, best_levels, onwards
+from relight.cost_model.levels import Level, Levels, Nested, best_levels, level_intervals
 from relight.cost_model.rates import PUBLISHED, Belief, PublishedRate, learn, prior
 from relight.cost_model.schedule import IntervalBounds, ScheduleDecision, ScheduleInput, decide
 
@@ -28,7 +28,7 @@ __all__ = [
     "daly",
     "decide",
     "learn",
-    "onwards",
+    "level_intervals",
     "prior",
     "waste",
     "young",

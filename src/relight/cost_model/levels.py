@@ -69,34 +69,34 @@ def best_levels(rate_per_s: float, levels: Sequence[Level], *, at_least_s: float
     return Levels(tuple(Nested(level.name, base * multiple, multiple) for level, multiple in zip(levels, multiples)), lost)
 
 
-def least_between(one: Nested, base_s: float) -> float:
+def least_between(level: Nested, base_s: float) -> float:
     """Return the least seconds between two saves to a level, half a base interval shorter, because saves do not come on
     the second."""
-    return one.interval_s - base_s / 2 if one.multiple > 1 else 0.0
+    return level.interval_s - base_s / 2 if level.multiple > 1 else 0.0
 
 
-SELDOM = 4096
+MULTIPLE_MAX = 4096
 """Largest multiple of a level by the one before."""
 
 
-def onwards(
+def level_intervals(
     rate_per_s: float, base_s: float, further: Sequence[Level], overhead: float = 1.0, at_most_s: float | None = math.inf
 ) -> tuple[Nested, ...]:
-    """Return an interval for each level after the nearest one, whose saves come every ``base_s``. Each is a multiple of
-    the one before.
+    """Return an interval for each level after the nearest one. The nearest level has a save every ``base_s``. Each interval
+    is a multiple of the one before.
 
     Each interval is the best by itself, within bounds. It is no shorter than its copies take, and no shorter than
     ``overhead`` allows for their stalls; else no longer than ``at_most_s`` (None: a bound that grows with a copy's
-    stall). A level whose copies cost the steps nothing gets them as often as possible.
+    stall). If copies to a level cost the steps nothing, it gets them as often as possible.
     """
     nested, multiple = list[Nested](), 1
     for level in further:
         unit_s, rate = base_s * multiple, rate_per_s * level.share
         least_s = max(level.costs.durable_s, level.costs.stall_s / overhead)
-        ratio = min(best_interval(rate, level.costs, at_least_s=least_s).seconds / unit_s, float(SELDOM))
-        least = min(SELDOM, max(1, math.ceil(least_s / unit_s - 1e-9)))
+        ratio = min(best_interval(rate, level.costs, at_least_s=least_s).seconds / unit_s, float(MULTIPLE_MAX))
+        least = min(MULTIPLE_MAX, max(1, math.ceil(least_s / unit_s - 1e-9)))
         most_s = following(level.costs.stall_s) if at_most_s is None else at_most_s
-        most = max(least, math.floor(min(most_s / unit_s, float(SELDOM)) + 1e-9))
+        most = max(least, math.floor(min(most_s / unit_s, float(MULTIPLE_MAX)) + 1e-9))
         choices = {min(most, max(least, round_to(ratio))) for round_to in (math.floor, math.ceil)}
         multiple *= min(choices, key=lambda count: (waste(unit_s * count, rate, level.costs), count))
         nested.append(Nested(level.name, base_s * multiple, multiple))

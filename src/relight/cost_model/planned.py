@@ -26,7 +26,7 @@ cables, which may take several nodes at once. All others lose one node, and its 
 """
 
 
-def share_behind(number: int, count: int) -> float:
+def share_restored_from(number: int, count: int) -> float:
     """Return the share of the failures that are restored from the ``number``-th of ``count`` tiers after the nearest
     one.
 

@@ -1,4 +1,7 @@
-"""Settings for kinds of machines: each a plan's numbers, written as a ``relight.toml`` that says where every line comes from."""
+"""Settings for kinds of machines.
+
+Each preset has a plan's numbers, written as a ``relight.toml`` with the reason of every line.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,18 @@ from relight.cost_model.sizing import from_count, size_of
 from relight.errors import ConfigError
 
 NOTICED_STEPS = 5000
-"""So many steps damage to a model was seen to go unnoticed at most (docs/planning.md)."""
+"""Most steps for which damage to a model was observed to go unnoticed (docs/planning.md)."""
 WORSE = 4.0
 """The longest interval is still good if failures are so many times as frequent as published: 3.6 times was measured (RSC, 1,024 GPUs)."""
 GAIN = 0.0005
 """Peers are worth their memory from this much goodput on."""
 LOST_MAX_S = 4 * 3600.0
-"""Seconds of work that one failure may take at most, whatever the plan finds: a day's work is more than anyone redoes."""
+"""Most seconds of work that one failure may cost, whatever the plan computes.
+
+A loss of a day of work is not acceptable.
+"""
 COPIES, KEYS = "s3://BUCKET/runs", "/etc/relight"
-"""Places that stand in a file until they are replaced by real ones."""
+"""Placeholders in a file. The user replaces them by real places."""
 PATIENCE = 3.0
 """Factor from an expected value to its limit."""
 
@@ -30,7 +36,7 @@ PATIENCE = 3.0
 class PresetScenario:
     """The kind of machine that a preset is for, and its priorities."""
 
-    said: str
+    summary: str
     model: str
     gpus: int
     per_node: int = 8
@@ -89,7 +95,7 @@ class Preset:
     """Settings, and the plan that they follow from."""
 
     name: str
-    said: str
+    summary: str
     model: str
     plan: JobPlan
     lines: tuple[PresetLine, ...]
@@ -101,9 +107,9 @@ class Preset:
         plan = self.plan
         layout, levels = plan.question.layout, "" if SCENARIOS[self.name].peers else " --levels memory,store"
         head = [
-            f"# relight preset {self.name}: {self.said}",
+            f"# relight preset {self.name}: {self.summary}",
             f"# Expected: goodput {plan.goodput:.2%}; {_tb(self.memory_bytes)} of each node's memory for snapshots.",
-            f"# The numbers behind it: relight plan {self.model} --gpus {layout.gpus} --per-node {layout.per_node}{levels}",
+            f"# Computed by: relight plan {self.model} --gpus {layout.gpus} --per-node {layout.per_node}{levels}",
         ]
         if self.first:
             head += ["#", "# Before the first start:", *(f"# {action}" for action in self.first)]
@@ -142,9 +148,9 @@ def preset(
     )  # fmt: skip
     planned = plan(question)
     description = (
-        scenario.said
+        scenario.summary
         if (model, gpus) == (scenario.model, scenario.gpus)
-        else f"{scenario.said.partition(':')[0]}; here {model} on {gpus:,} GPUs"
+        else f"{scenario.summary.partition(':')[0]}; here {model} on {gpus:,} GPUs"
     )
     copies, keys = (copies or COPIES).rstrip("/"), (keys or KEYS).rstrip("/")
     lines = [
@@ -154,10 +160,10 @@ def preset(
     return Preset(name, description, model, planned, tuple(lines), _first(copies, keys) if scenario.guarded else ())
 
 
-def _schedule(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
-    store, stall = found.levels[-1].costs, found.levels[0].costs.stall_s
+def _schedule(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
+    store, stall = job_plan.levels[-1].costs, job_plan.levels[0].costs.stall_s
     least = _up(max(store.durable_s, 1.0))
-    longest = _longest(lambda interval_s: found.store_lost_at(interval_s, WORSE), least, scenario.slack)
+    longest = _longest(lambda interval_s: job_plan.store_lost_at(interval_s, WORSE), least, scenario.slack)
     capped = longest > LOST_MAX_S
     most = max(least * 2, _down(min(longest, LOST_MAX_S)))
     worse = f"{scenario.slack:.1%} more of the time is lost than at the best, with {WORSE:g} times the failures"
@@ -167,16 +173,18 @@ def _schedule(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
                        f"a save takes {span(store.durable_s)} until it is durable in the store"),
         PresetLine(
             "checkpoint.adaptive", "at_most", f"{most:g}s",
-            f"no failure takes more than {span(LOST_MAX_S)} of work; {span(found.store_only[0])} is the best" if capped
-            else f"there {worse}; {span(found.store_only[0])} is the best",
+            f"no failure takes more than {span(LOST_MAX_S)} of work; {span(job_plan.store_only[0])} is the best" if capped
+            else f"there {worse}; {span(job_plan.store_only[0])} is the best",
         ),
         PresetLine("checkpoint.adaptive", "overhead", scenario.overhead, f"the steps' share for saves: {apart}"),
     ]  # fmt: skip
 
 
-def _keeping(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
-    size = found.question.size.bytes
-    lines = [PresetLine("checkpoint.keep", "last", scenario.kept, f"{_tb(size)} each, {_tb(found.kept_bytes)} with the one being written")]
+def _keeping(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
+    size = job_plan.question.size.bytes
+    lines = [
+        PresetLine("checkpoint.keep", "last", scenario.kept, f"{_tb(size)} each, {_tb(job_plan.kept_bytes)} with the one being written")
+    ]
     if scenario.lasting:
         lines += [
             PresetLine("checkpoint.keep", "daily", 7, f"{_tb(7 * size)} at most, to go back within a week"),
@@ -190,20 +198,20 @@ def _keeping(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
     if scenario.cheap:
         lines += [
             PresetLine("checkpoint.compact", "reuse", True, "what two saves have in common is stored once"),
-            PresetLine("checkpoint.compact", "codecs", "auto", "coded where that takes no longer than storing it as it is"),
+            PresetLine("checkpoint.compact", "codecs", "auto", "coded where that takes no longer than storing it raw"),
         ]
     return lines
 
 
-def _resources(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
-    lines, layout, size = [], found.question.layout, found.question.size.bytes
+def _resources(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
+    lines, layout, size = [], job_plan.question.layout, job_plan.question.size.bytes
     share = size / layout.nodes
     if scenario.peers and layout.nodes > 1:
         near = Question(
-            size=found.question.size, layout=layout, belief=found.question.belief, rate_source=found.question.rate_source,
+            size=job_plan.question.size, layout=layout, belief=job_plan.question.belief, rate_source=job_plan.question.rate_source,
             levels=("memory", "store"),
         )  # fmt: skip
-        gain = found.goodput - plan(near).goodput
+        gain = job_plan.goodput - plan(near).goodput
         if gain >= GAIN or scenario.guarded:
             why = f"goodput {gain:+.2%}, for {_tb(2 * share)} of each node's memory: another node holds its snapshot"
             lines.append(PresetLine("checkpoint.peers", "copies", 1, why))
@@ -222,11 +230,11 @@ def _resources(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
     return lines
 
 
-def _copies(scenario: PresetScenario, found: JobPlan, copies: str) -> list[PresetLine]:
+def _copies(scenario: PresetScenario, job_plan: JobPlan, copies: str) -> list[PresetLine]:
     """Another place for what lasts: a disaster takes a store with all that is in it."""
     if not scenario.guarded:
         return []
-    size = found.question.size.bytes
+    size = job_plan.question.size.bytes
     months = f"{_tb(12 * size)} at most; what goes from the near store is there first"
     return [
         PresetLine("checkpoint.tiers.cold", "url", copies, "another site or bucket; the run's name is added"),
@@ -256,13 +264,13 @@ def _first(copies: str, keys: str) -> tuple[str, ...]:
     )
 
 
-def _watching(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
-    start, back = found.known["start"].value, max(one.costs.restart_s for one in found.levels)
-    others = found.question.layout.nodes > 1
+def _watching(scenario: PresetScenario, job_plan: JobPlan) -> list[PresetLine]:
+    start, back = job_plan.known["start"].value, max(level.costs.restart_s for level in job_plan.levels)
+    others = job_plan.question.layout.nodes > 1
     idle = scenario.cheap or scenario.sparing
     waits = "processes that wait take memory" if idle else f"processes that wait spare a part of {span(start)} at each failure"
     leaves = "if others can take its place" if others else "where there are others: not here"
-    first, loading = (float(max(900, _up(PATIENCE * one))) for one in (back, back - start))
+    first, loading = (float(max(900, _up(PATIENCE * seconds))) for seconds in (back, back - start))
     return [
         PresetLine("supervise", "start_s", first, f"three times the {span(back)} that a restart takes, or 15 min"),
         PresetLine("supervise", "phase_s", loading, f"three times the {span(back - start)} of a load, or 15 min"),
@@ -272,15 +280,15 @@ def _watching(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
 
 
 def _longest(lost_at: Callable[[float], float], least_s: float, slack: float) -> float:
-    """The longest interval at which no more than ``slack`` more of the time is lost than at the best one, from ``least_s`` on."""
+    """Return the longest interval, from ``least_s`` on, that loses at most ``slack`` more of the time than the best interval."""
     grid = [least_s * 1.02**power for power in range(1200)]
-    lost = [lost_at(one) for one in grid]
+    lost = [lost_at(interval_s) for interval_s in grid]
     allowed = min(lost) + slack
-    return max(one for one, share in zip(grid, lost) if share <= allowed)
+    return max(interval_s for interval_s, share in zip(grid, lost) if share <= allowed)
 
 
 def _up(seconds: float) -> float:
-    """The next number with one digit that counts, or one and a half."""
+    """Round up to a multiple of half the power of ten: 15, 20, 25 …, 150, 200 …"""
     return _rounded(seconds, math.ceil)
 
 
@@ -302,7 +310,7 @@ def _tb(count: float) -> str:
 
 def _value(value: str | int | float | bool | tuple[str, ...]) -> str:
     if isinstance(value, tuple):
-        return f"[{', '.join(_value(one) for one in value)}]"
+        return f"[{', '.join(_value(item) for item in value)}]"
     if isinstance(value, bool):
         return "true" if value else "false"
     return f'"{value}"' if isinstance(value, str) else f"{value:_}" if isinstance(value, int) and value >= 10**6 else str(value)

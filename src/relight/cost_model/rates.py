@@ -64,7 +64,7 @@ class PublishedRate:
     devices: int
     """Devices of the fleet, or of its largest part that was counted."""
     per_million_h: float
-    said: str
+    numbers: str
     """The published numbers that it is computed from."""
 
 

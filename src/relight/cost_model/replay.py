@@ -16,8 +16,8 @@ LIVES_LEAST, LIVES_MOST = 16, 128
 """Least and largest number of lives that are used; of more, the newest."""
 BETTER = 0.98
 """Largest ratio of the learned schedule's lost time to the analytic schedule's, on each half of the lives."""
-LOOKS = 50
-"""Approximate evaluations of the schedule for each life in a replay."""
+EVALUATIONS = 50
+"""Approximate number of evaluations of the schedule for each life in a replay."""
 FAR = 8.0
 """Largest factor between the rate at an age and the mean rate, in both directions."""
 
@@ -72,7 +72,7 @@ def replay(lives: Sequence[float], costs: Costs, interval_at: Callable[[float], 
         age = kept = 0.0
         while age < uptime:
             interval_s = max(interval_at(age), costs.stall_s + 1e-9)
-            count = max(1, math.floor(uptime / interval_s / LOOKS))
+            count = max(1, math.floor(uptime / interval_s / EVALUATIONS))
             durable = max(0, math.floor((uptime - age - costs.durable_s + costs.stall_s) / interval_s))
             kept += min(count, durable) * (interval_s - costs.stall_s)
             age += count * interval_s

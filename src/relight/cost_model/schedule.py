@@ -182,21 +182,21 @@ def bound_cost(interval_s: float, rate_per_s: float, costs: Costs, least_s: floa
     return max(0.0, waste(interval_s, rate_per_s, costs) - free.waste), free.seconds
 
 
-def _costly_bound(seen: ScheduleInput, costs: Costs, limits: IntervalBounds, rate: float, found: Interval) -> tuple[str, float, float]:
+def _costly_bound(seen: ScheduleInput, costs: Costs, limits: IntervalBounds, rate: float, interval: Interval) -> tuple[str, float, float]:
     """Return the user's bound that decided, what share of the time it costs, and the interval without it. Nothing below ``NOTICED``, and
     nothing before a save was measured: a guess is no reason for an alarm."""
     by: list[tuple[float, str]] = []
-    if found.bound == "at most" and limits.at_most_s is not None:
+    if interval.bound == "at most" and limits.at_most_s is not None:
         by = [(math.inf, f"at_most={span(limits.at_most_s)}")]  # also where a save takes longer than that
-    elif found.bound == "at least":
+    elif interval.bound == "at least":
         by = [(limits.at_least_s, f"at_least={span(limits.at_least_s)}")]
         by.append((costs.stall_s / limits.overhead, f"overhead={limits.overhead:g}"))
         if seen.bytes_per_s_most and seen.save_bytes:
             by.append((seen.save_bytes / seen.bytes_per_s_most, f"bytes_per_second={seen.bytes_per_s_most:g}"))
-    deciding = next((name for seconds, name in by if seconds >= found.seconds), "")
+    deciding = next((name for seconds, name in by if seconds >= interval.seconds), "")
     if not deciding or not seen.stalls_s:
-        return "", 0.0, found.seconds
-    cost, free_s = bound_cost(found.seconds, rate, costs, max(costs.durable_s if seen.durables_s else 0.0, seen.step_s))
+        return "", 0.0, interval.seconds
+    cost, free_s = bound_cost(interval.seconds, rate, costs, max(costs.durable_s if seen.durables_s else 0.0, seen.step_s))
     return (deciding, cost, free_s) if cost >= NOTICED else ("", 0.0, free_s)
 
 
@@ -242,22 +242,24 @@ def _floor(seen: ScheduleInput, costs: Costs, limits: IntervalBounds) -> tuple[f
     seconds, why = max(floors)
     if pressure > 0 and why == floors[1][1]:
         why += f", and {pressure:.0%} of them wait for the one before"
-    return seconds, f"as often as it is free: {why}" if costs.stall_s == 0 else why
+    return seconds, f"as often as a save is free: {why}" if costs.stall_s == 0 else why
 
 
-def _move(wanted: float, before: ScheduleDecision | None, floor_s: float) -> tuple[float, str]:
+def _move(target_s: float, before: ScheduleDecision | None, floor_s: float) -> tuple[float, str]:
     """Return the next interval: by a factor of two at most, but never below ``floor_s``.
 
     With a save of 30 min, doubling from a guess would mean five saves in a row.
     """
     if before is None or before.interval_s <= 0:
-        return wanted, ""
-    if before.interval_s / STILL < wanted < before.interval_s * STILL:
-        return before.interval_s, "" if span(wanted) == span(before.interval_s) else f"; {span(wanted)} would hardly differ"
+        return target_s, ""
+    if before.interval_s / STILL < target_s < before.interval_s * STILL:
+        return before.interval_s, "" if span(target_s) == span(before.interval_s) else f"; {span(target_s)} would hardly differ"
     least, most = before.interval_s / MOVE, before.interval_s * MOVE
-    if least <= wanted <= most:
-        return wanted, ""
-    return max(min(max(wanted, least), most), min(floor_s, wanted)), f"; on its way to {span(wanted)}, by a factor of {MOVE:g} at a time"
+    if least <= target_s <= most:
+        return target_s, ""
+    return max(
+        min(max(target_s, least), most), min(floor_s, target_s)
+    ), f"; on its way to {span(target_s)}, by a factor of {MOVE:g} at a time"
 
 
 def _reason_text(seen: ScheduleInput, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float) -> str:
@@ -274,7 +276,7 @@ def _reason_text(seen: ScheduleInput, costs: Costs, guessed: list[str], belief: 
     if risk != 1.0:
         parts.append(f"failures are {risk:.2g} times as likely as usual")
     if seen.foreseen > 0:
-        why = seen.foreseen_why.replace(", ", " ").replace("; ", " ")  # parts are told apart by these
+        why = seen.foreseen_why.replace(", ", " ").replace("; ", " ")  # these separate the parts
         how = f"one is foreseen within {span(seen.foreseen_within_s)} ({min(seen.foreseen, 1.0):.0%} probable)"
         parts.append(how + (f": {why}" if why else ""))
     if unsteady > 1.0:

@@ -20,7 +20,7 @@ class Precision:
     weight: float
     master: float
     moment: float
-    said: str
+    description: str
 
 
 PRECISIONS = {
@@ -52,7 +52,7 @@ class ModelSize:
     shapes: tuple[Shape, ...] = ()
     embeddings: int = 0
     """Parameters of the embeddings and the head."""
-    said: str = ""
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Size:
     """Bytes of a checkpoint, by part."""
 
     parts: Mapping[str, int]
-    said: str
+    description: str
 
     @property
     def bytes(self) -> int:
@@ -94,7 +94,7 @@ def size_of(model: ModelSize, precision: str = "bf16", optimizer: str = "adamw")
     if how.master:
         parts["master weights"] = round(model.parameters * how.master)
     parts["optimizer"] = round(_optimizer_bytes(model, how, optimizer))
-    return Size(parts, f"{how.said}; {optimizer}: {OPTIMIZERS[optimizer]}")
+    return Size(parts, f"{how.description}; {optimizer}: {OPTIMIZERS[optimizer]}")
 
 
 def _optimizer_bytes(model: ModelSize, how: Precision, optimizer: str) -> float:
@@ -148,7 +148,7 @@ def from_config(config: Mapping[str, object], name: str = "") -> ModelSize:
     total = sum(count * depth * math.prod(shape) for count, depth, shape in shapes)
     idle = _idle(get, hidden, layers)
     description = f"{kind}, {layers} layers of {hidden:,}, {total:,} parameters" + (
-        f", of which a token meets {total - idle:,}" if idle else ""
+        f", {total - idle:,} of them active for a token" if idle else ""
     )
     return ModelSize(name or kind, total, total - idle, tuple(shapes), tables, description)
 
@@ -178,7 +178,7 @@ class _ConfigReader:
             return value
         if default is None:
             hint = "a config.json of a language model, as Hugging Face has it; or give the number of parameters, such as 8B"
-            raise ConfigError(f"this configuration does not say {names[0]}", where="config.json", hint=hint)
+            raise ConfigError(f"this configuration has no {names[0]}", where="config.json", hint=hint)
         return default
 
     def flag(self, name: str, default: bool) -> bool:

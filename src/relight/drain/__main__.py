@@ -43,7 +43,7 @@ def main() -> int:
         guard = StoreSecurity.from_line(settings)
         if guard:
             keep_out_of_core_dumps(whole=True)
-        report = drain(open_bytes(url, guard=guard), run, tell=print_event, stop=stopped.is_set)
+        report = drain(open_bytes(url, guard=guard), run, notify=print_event, stop=stopped.is_set)
     except RelightError as error:
         print_event("drain.failed", str(error), {"kind": error.kind})
         return 1

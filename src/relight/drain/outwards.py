@@ -12,7 +12,7 @@ from typing import Any
 from relight.catalog import Run
 from relight.catalog.best_by import record_best_by
 from relight.catalog.fresh_starts import carry_fresh_start
-from relight.catalog.incident_sync import level_diaries
+from relight.catalog.incident_sync import sync_incidents
 from relight.catalog.tiers import (
     Merged,
     Reach,
@@ -38,15 +38,15 @@ from relight.store import ByteStore
 from relight.store.wrapper import guard_of
 from relight.transfer.copying import Claimed, copy_one
 
-Tell = Callable[[str, str, dict[str, Any]], None]
+Notify = Callable[[str, str, dict[str, Any]], None]
 """Receives an event: its name, sentence and fields, as ``observe.emit`` takes them."""
-LOOKS_S = 0.5
+COPY_POLL_S = 0.5
 """Seconds between two polls of a copy that another node makes."""
-STILL_S = 3.0
-STILL_BYTES_PER_S = 50e6
-"""Another node's copy counts as abandoned if no new file appears for ``STILL_S``, plus the time of all its bytes at
+ABANDONED_AFTER_S = 3.0
+ABANDONED_BYTES_PER_S = 50e6
+"""Another node's copy counts as abandoned if no new file appears for ``ABANDONED_AFTER_S``, plus the time of all its bytes at
 this speed."""
-FOUND_MAX = 16
+REPORTED_MAX = 16
 """Newest checkpoints for which copies by other processes are reported."""
 
 
@@ -64,7 +64,7 @@ def drain(
     store: ByteStore,
     run: str,
     *,
-    tell: Tell = lambda name, say, fields: None,
+    notify: Notify = lambda name, message, fields: None,
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     at_pace: bool = True,
@@ -80,23 +80,23 @@ def drain(
     near, report = Run(store, run), Drained()
     for tier in tiers_of(near.history()):
         try:
-            _Way(near, tier, tell, progress, stop, report, at_pace).go()
+            _TierDrain(near, tier, notify, progress, stop, report, at_pace).go()
         except RelightError as error:
             report.errors[tier.name] = error
             fields = {"tier": tier.name, "kind": error.kind}
-            tell("drain.fenced" if isinstance(error, Fenced) else "drain.failed", f"tier {tier.name}: {error}", fields)
+            notify("drain.fenced" if isinstance(error, Fenced) else "drain.failed", f"tier {tier.name}: {error}", fields)
     return report
 
 
-class _Way:
+class _TierDrain:
     """The drain to one tier."""
 
     def __init__(
-        self, near: Run, tier: Tier, tell: Tell, progress: Callable[[int], None] | None, stop: Callable[[], bool], report: Drained,
+        self, near: Run, tier: Tier, notify: Notify, progress: Callable[[int], None] | None, stop: Callable[[], bool], report: Drained,
         at_pace: bool,
     ) -> None:  # fmt: skip
         self._at_pace = at_pace
-        self._near, self._tier, self._tell, self._progress, self._stop, self._report = near, tier, tell, progress, stop, report
+        self._near, self._tier, self._notify, self._progress, self._stop, self._report = near, tier, notify, progress, stop, report
         self._attempt = ""
         self._log = Log(near.store, near.name)
         self._unreadable: set[str] = set()
@@ -120,7 +120,7 @@ class _Way:
                 check_same_run(history, reach)
         charge = take_over(log, self._attempt, attempts[:-1])
         with contextlib.suppress(RelightError):  # the next drain tries again
-            level_diaries(self._near.store, self._near.name, store, run, self._stop)
+            sync_incidents(self._near.store, self._near.name, store, run, self._stop)
         with contextlib.suppress(StoreUnavailable):  # the next drain records it
             record_best_by(log, history.best_by, charge)
         while not self._stop():
@@ -141,17 +141,17 @@ class _Way:
             self._copy(checkpoint, store, log, charge)
             self._retire(store, log, charge)
 
-    def _copy(self, one: Checkpoint, store: ByteStore, log: Log, charge: int) -> None:
+    def _copy(self, checkpoint: Checkpoint, store: ByteStore, log: Log, charge: int) -> None:
         started, total = time.monotonic(), 0
         limit = self._tier.bytes_per_second
-        begun = NoteBody(topic=COPYING_TOPIC, data={"tier": self._tier.name, "id": one.id})
+        begun = NoteBody(topic=COPYING_TOPIC, data={"tier": self._tier.name, "id": checkpoint.id})
         self._log.append(partial(_noted, begun))  # else retention may delete it in the nearest tier during the copy
 
         def progress(length: int) -> None:
             if self._progress is not None:
                 self._progress(length)
             if self._stop():
-                raise StoreUnavailable("draining was stopped; the next one goes on with it", where=self._tier.name)
+                raise StoreUnavailable("the drain was stopped; the next drain resumes the copy", where=self._tier.name)
 
         def sent(length: int) -> None:
             nonlocal total
@@ -160,56 +160,56 @@ class _Way:
                 time.sleep(max(0.0, total / limit - (time.monotonic() - started)))
 
         try:
-            copy_one(self._near.open(one), store, log, progress, charge, gives_way=one.id not in self._given_up, sent=sent)
+            copy_one(self._near.open(checkpoint), store, log, progress, charge, gives_way=checkpoint.id not in self._given_up, sent=sent)
         except Claimed as error:
-            self._watch(one, store, log, error.prefix)
+            self._watch(checkpoint, store, log, error.prefix)
             return
         except LeaseHeld:
-            if one.id in _named(fold(log.read()), self._near.history()):  # another node has copied it first
+            if checkpoint.id in _named(fold(log.read()), self._near.history()):  # another node has copied it first
                 return
             raise
         # the nearest tier's copy is damaged: other checkpoints may be undamaged
         except (CorruptCheckpoint, UnsafeContent) as error:
-            self._unreadable.add(one.id)
-            what = f"checkpoint {one.id} is not copied to {self._tier.name}: {error}"
-            self._tell("drain.failed", what, {"tier": self._tier.name, "id": one.id, "kind": error.kind})
+            self._unreadable.add(checkpoint.id)
+            what = f"checkpoint {checkpoint.id} is not copied to {self._tier.name}: {error}"
+            self._notify("drain.failed", what, {"tier": self._tier.name, "id": checkpoint.id, "kind": error.kind})
             return
         seconds = time.monotonic() - started
         near, far = self._near.history(), fold(log.read())
-        size = next((copy.body.new_bytes for copy in far.live if copy.original_id == one.id), one.body.alone_bytes)
-        self._mine.add(one.id)
-        self._report.copied.append((self._tier.name, one.id, size, seconds))
+        size = next((copy.body.new_bytes for copy in far.live if copy.original_id == checkpoint.id), checkpoint.body.alone_bytes)
+        self._mine.add(checkpoint.id)
+        self._report.copied.append((self._tier.name, checkpoint.id, size, seconds))
         self._note(near, far)
-        self._tell(
+        self._notify(
             "drain.done",
-            f"step {one.step} ({one.id}, {size / 1e6:.1f} MB) is on {self._tier.name} too, in {seconds:.1f} s",
-            {"tier": self._tier.name, "id": one.id, "step": one.step, "bytes": size, "seconds": round(seconds, 3)},
+            f"step {checkpoint.step} ({checkpoint.id}, {size / 1e6:.1f} MB) is on {self._tier.name} too, in {seconds:.1f} s",
+            {"tier": self._tier.name, "id": checkpoint.id, "step": checkpoint.step, "bytes": size, "seconds": round(seconds, 3)},
         )
 
-    def _watch(self, one: Checkpoint, store: ByteStore, log: Log, prefix: str) -> None:
+    def _watch(self, checkpoint: Checkpoint, store: ByteStore, log: Log, prefix: str) -> None:
         """Wait while another node copies the checkpoint, until it is committed, or the copy counts as abandoned."""
-        patience_s = STILL_S + one.body.alone_bytes / (self._tier.bytes_per_second or STILL_BYTES_PER_S)
+        patience_s = ABANDONED_AFTER_S + checkpoint.body.alone_bytes / (self._tier.bytes_per_second or ABANDONED_BYTES_PER_S)
         seen: set[str] = set()
         changed = time.monotonic()
-        while one.id not in _named(fold(log.read()), self._near.history()):
+        while checkpoint.id not in _named(fold(log.read()), self._near.history()):
             now = {entry.name for entry in store.list(prefix)}
             if now != seen:
                 seen, changed = now, time.monotonic()
             if time.monotonic() - changed > patience_s:
-                self._given_up.add(one.id)
+                self._given_up.add(checkpoint.id)
                 return
-            time.sleep(LOOKS_S)
+            time.sleep(COPY_POLL_S)
             if self._stop():
-                raise StoreUnavailable("draining was stopped; the next one goes on with it", where=self._tier.name)
+                raise StoreUnavailable("the drain was stopped; the next drain resumes the copy", where=self._tier.name)
 
     def _emit_copied(self, history: History, far: History) -> None:
         """Report the checkpoints of this attempt that other processes have copied, for a caller that waits for them
         here."""
         present = set(_named(far, history))
-        for checkpoint in history.live[-FOUND_MAX:]:
+        for checkpoint in history.live[-REPORTED_MAX:]:
             if checkpoint.id in present and checkpoint.id not in self._mine and checkpoint.epoch == history.epoch:
                 what = f"step {checkpoint.step} ({checkpoint.id}) is on {self._tier.name} too: another process has copied it"
-                self._tell("drain.found", what, {"tier": self._tier.name, "id": checkpoint.id, "step": checkpoint.step})
+                self._notify("drain.found", what, {"tier": self._tier.name, "id": checkpoint.id, "step": checkpoint.step})
 
     def _note(self, history: History, far: History) -> None:
         """Record in the nearest tier's log what this tier holds, so that retention there need not read this tier.
@@ -234,7 +234,7 @@ class _Way:
             raise
         except RelightError as error:
             what = f"old checkpoints of tier {self._tier.name} could not be removed this time: {error}"
-            self._tell("prune.failed", what, {"tier": self._tier.name, "kind": error.kind})
+            self._notify("prune.failed", what, {"tier": self._tier.name, "kind": error.kind})
 
 
 _LONG_AGO = 10**12

@@ -25,21 +25,21 @@ PAUSE_S = 5.0
 """Seconds before a failed tier is tried again; doubled each time."""
 PAUSE_MAX_S = 300.0
 KNOWN_MAX = 256
-Tell = Callable[[str, str, dict[str, Any]], None]
+Notify = Callable[[str, str, dict[str, Any]], None]
 
 
 class Drainer:
     """Drains one run when it is woken.
 
-    ``tell`` is called with its events, in another thread. ``patient`` returns whether to try again after a failure:
+    ``notify`` is called with its events, in another thread. ``patient`` returns whether to try again after a failure:
     whether a process still waits for the copies.
     """
 
     def __init__(
-        self, url: str, run: str, tell: Tell, patient: Callable[[], bool], *, nice: int = 15, guard: StoreSecurity | None = None
+        self, url: str, run: str, notify: Notify, patient: Callable[[], bool], *, nice: int = 15, guard: StoreSecurity | None = None
     ) -> None:
         self._guard = guard or StoreSecurity()
-        self._url, self._run, self._tell, self._patient, self._nice = url, run, tell, patient, nice
+        self._url, self._run, self._notify, self._patient, self._nice = url, run, notify, patient, nice
         self._changed = threading.Condition()
         self._woken = self._working = self._stopped = False
         self._child: subprocess.Popen[bytes] | None = None
@@ -141,7 +141,7 @@ class Drainer:
                 except ValueError:
                     continue
                 if self._is_news(name, fields):
-                    self._tell(name, text, fields)
+                    self._notify(name, text, fields)
         status = child.wait()
         with self._changed:
             self._child = None

@@ -21,7 +21,7 @@ from relight.catalog import Run, VerifyFinding, verify_checkpoint
 from relight.catalog.checked import record_checked
 from relight.catalog.packs import open_pack
 from relight.catalog.tiers import Merged, Reach, TierCopy, merge, reach_all, read_tier
-from relight.drain.outwards import Tell
+from relight.drain.outwards import Notify
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
 from relight.format.manifest import PART_BYTES_MAX, STORED_CHUNKS, STORING, Pack, Ways, adopt_part
@@ -65,7 +65,7 @@ def scrub(
     *,
     repair: bool = True,
     bytes_per_second: float | None = None,
-    tell: Tell = lambda name, say, fields: None,
+    notify: Notify = lambda name, message, fields: None,
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Scrubbed:
@@ -89,7 +89,7 @@ def scrub(
             if stop():
                 record_checked(reach.store, reach.run, results, "relight scrub")
                 return report
-            results[checkpoint.id] = _scrub_one(_TierCheckpoint(reaches, merged, place, checkpoint), report, pace, repair, tell)
+            results[checkpoint.id] = _scrub_one(_TierCheckpoint(reaches, merged, place, checkpoint), report, pace, repair, notify)
         record_checked(reach.store, reach.run, results, "relight scrub")
     return report
 
@@ -116,7 +116,7 @@ class _TierCheckpoint(NamedTuple):
     reaches: Sequence[Reach]
     merged: Merged
     place: int
-    one: Checkpoint
+    checkpoint: Checkpoint
 
     @property
     def here(self) -> Reach:
@@ -124,11 +124,11 @@ class _TierCheckpoint(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        return self.one.lies_in(self.here.run)
+        return self.checkpoint.directory_in(self.here.run)
 
     @property
     def others(self) -> list[TierCopy]:
-        return [copy for copy in self.merged.copies.get(self.one.original_id, []) if copy.place != self.place]
+        return [copy for copy in self.merged.copies.get(self.checkpoint.original_id, []) if copy.place != self.place]
 
 
 def _reaches(store: ByteStore, run: str) -> list[Reach]:
@@ -140,162 +140,162 @@ def _reaches(store: ByteStore, run: str) -> list[Reach]:
     return reaches
 
 
-def _scrub_one(at: _TierCheckpoint, report: Scrubbed, pace: _ScrubPace, repair: bool, tell: Tell) -> str:
+def _scrub_one(target: _TierCheckpoint, report: Scrubbed, pace: _ScrubPace, repair: bool, notify: Notify) -> str:
     """Read a checkpoint, and repair what can be repaired.
 
     Return the first remaining damage as text; empty if there is none.
     """
-    findings = _verify(at, pace)
+    findings = _verify(target, pace)
     report.checkpoints += 1
     report.bytes = pace.read
     for _ in range(3):  # root, then parts, then packs: each has the hashes of the next
         damaged = {finding.file: finding for finding in findings}
         if not damaged:
             return ""
-        repaired = {file: source for file in damaged if repair and (source := _repair(at, file))}
+        repaired = {file: source for file in damaged if repair and (source := _repair(target, file))}
         for file, source in repaired.items():
-            damage = Damage(at.here.name, at.one.id, file, damaged[file].detail, source)
+            damage = Damage(target.here.name, target.checkpoint.id, file, damaged[file].detail, source)
             report.damage.append(damage)
-            text = f"{at.here.name}: {file} was damaged ({damage.detail}), and was repaired from {source}"
-            tell("scrub.repaired", text, damage._asdict())
+            text = f"{target.here.name}: {file} was damaged ({damage.detail}), and was repaired from {source}"
+            notify("scrub.repaired", text, damage._asdict())
         if not repaired:
             break
-        findings = _verify(at, pace)
+        findings = _verify(target, pace)
     for file, finding in {finding.file: finding for finding in findings}.items():
-        lost = Damage(at.here.name, at.one.id, file, finding.detail)
+        lost = Damage(target.here.name, target.checkpoint.id, file, finding.detail)
         report.damage.append(lost)
-        tell("scrub.damaged", f"{at.here.name}: {file} is damaged ({finding.detail}), and no tier has it whole", lost._asdict())
+        notify("scrub.damaged", f"{target.here.name}: {file} is damaged ({finding.detail}), and no tier has it whole", lost._asdict())
     return f"{findings[0].file}: {findings[0].detail}{', and no tier has it whole' if repair else ''}" if findings else ""
 
 
-def _verify(at: _TierCheckpoint, pace: _ScrubPace) -> list[VerifyFinding]:
+def _verify(target: _TierCheckpoint, pace: _ScrubPace) -> list[VerifyFinding]:
     """Return the damage of a checkpoint; none if retention has retired it meanwhile."""
-    view = at.here.view
+    view = target.here.view
     assert view is not None
-    findings = verify_checkpoint(at.here.store, view, at.one, progress=pace)
-    if findings and read_tier(at.here.name, at.here.store, at.here.run).history.find(at.one.id) is None:
+    findings = verify_checkpoint(target.here.store, view, target.checkpoint, progress=pace)
+    if findings and read_tier(target.here.name, target.here.store, target.here.run).history.find(target.checkpoint.id) is None:
         return []
     return [finding for finding in findings if not finding.is_silence]
 
 
-def _repair(at: _TierCheckpoint, file: str) -> str:
+def _repair(target: _TierCheckpoint, file: str) -> str:
     """Rewrite ``file``. Return the tier that its bytes came from; "" if no tier has them."""
     name = file.rpartition("/")[2]
     with contextlib.suppress(RelightError):
         if name == ROOT_FILE:
-            return _repair_root(at)
-        root = _root_of(at.here, at.one)
+            return _repair_root(target)
+        root = _root_of(target.here, target.checkpoint)
         ref = next((ref for ref in root.parts if ref.file == name), None)
         if ref is not None:
-            return _repair_part(at, root, ref)
-        return _repair_pack(at, root, name)
+            return _repair_part(target, root, ref)
+        return _repair_pack(target, root, name)
     return ""
 
 
-def _repair_root(at: _TierCheckpoint) -> str:
+def _repair_root(target: _TierCheckpoint) -> str:
     """Rebuild this tier's root from another tier's root, the record, and undamaged parts of any tier.
 
     A result without the hash in the record is rejected.
     """
-    for copy in at.others:
-        reach = at.reaches[copy.place]
+    for copy in target.others:
+        reach = target.reaches[copy.place]
         with contextlib.suppress(RelightError):
             root = _root_of(reach, copy.checkpoint)
-            for way in (list, *_ways(at)):
-                data = _root_here(at, root, way)
+            for way in (list, *_ways(target)):
+                data = _root_here(target, root, way)
                 if data is not None:
-                    _rewrite(at, ROOT_FILE, data)
+                    _rewrite(target, ROOT_FILE, data)
                     return reach.name
     return ""
 
 
-def _ways(at: _TierCheckpoint) -> list[Ways]:
+def _ways(target: _TierCheckpoint) -> list[Ways]:
     """Return the ways in which this tier may store a checkpoint's chunks: alone, or with the donors that it requires
     here."""
     ways = list(_ALONE)
-    if at.one.body.requires:
+    if target.checkpoint.body.requires:
         with contextlib.suppress(RelightError):
-            run = Run(at.here.store, at.here.run)
-            donors = [checkpoint for checkpoint in at.here.history.there if checkpoint.id in at.one.body.requires]
+            run = Run(target.here.store, target.here.run)
+            donors = [checkpoint for checkpoint in target.here.history.there if checkpoint.id in target.checkpoint.body.requires]
             for order in (donors[::-1], donors):
                 chunks = own_chunks(run, order)
                 ways += [partial(packs_there, there=chunks, coded=coded) for coded in (True, False)]
     return ways
 
 
-def _root_here(at: _TierCheckpoint, root: Root, way: Ways) -> bytes | None:
+def _root_here(target: _TierCheckpoint, root: Root, way: Ways) -> bytes | None:
     """Return this tier's root, from another tier's root, if its chunks are stored in that way; else None."""
-    body = at.one.body
-    refs = [_ref_here(at, root, ref, way) for ref in root.parts]
+    body = target.checkpoint.body
+    refs = [_ref_here(target, root, ref, way) for ref in root.parts]
     known = {"parents": body.parents, "stored_bytes": body.stored_bytes, "new_bytes": body.new_bytes, "parts": refs}
     own = {key: value for key, value in root.user.items() if key != COPIED_FROM}
     plain = [feature for feature in root.features if feature not in STORING]
-    for user in (root.user, own, {**own, COPIED_FROM: _origin(at)}):
+    for user in (root.user, own, {**own, COPIED_FROM: _origin(target)}):
         for features in (root.features, plain, [*plain, STORED_CHUNKS]):
             fields = {**known, "user": user, "features": features, "requires": body.requires}
-            data = encode_root(msgspec.structs.replace(root, **_identity(at), **fields))
+            data = encode_root(msgspec.structs.replace(root, **_identity(target), **fields))
             if hexdigest(data) == body.root:
                 return data
     return None
 
 
-def _origin(at: _TierCheckpoint) -> dict[str, str]:
+def _origin(target: _TierCheckpoint) -> dict[str, str]:
     """Return the origin that a drained copy's root names."""
-    near = at.reaches[0].view
-    return {"store": near.store_id, "run": near.run_id, "id": at.one.original_id} if near is not None else {}
+    near = target.reaches[0].view
+    return {"store": near.store_id, "run": near.run_id, "id": target.checkpoint.original_id} if near is not None else {}
 
 
-def _ref_here(at: _TierCheckpoint, root: Root, ref: PartRef, way: Ways) -> PartRef:
+def _ref_here(target: _TierCheckpoint, root: Root, ref: PartRef, way: Ways) -> PartRef:
     """Return this tier's reference to a part. ``root`` and ``ref`` are another tier's."""
-    for _, data in _everywhere(at, ref.file):
+    for _, data in _everywhere(target, ref.file):
         with contextlib.suppress(RelightError):
             part, _ = adopt_part(data, root, ref, ref.file, _ALONE)
-            mine = encode_part(msgspec.structs.replace(part, **_identity(at), packs=way(part.packs)))
+            mine = encode_part(msgspec.structs.replace(part, **_identity(target), packs=way(part.packs)))
             return PartRef(rank=ref.rank, file=ref.file, size=len(mine), hash=hexdigest(mine))
     raise CorruptCheckpoint("no tier has this part whole", where=ref.file)
 
 
-def _repair_part(at: _TierCheckpoint, root: Root, ref: PartRef) -> str:
-    ways = _ways(at)
-    for name, data in _everywhere(at, ref.file):
+def _repair_part(target: _TierCheckpoint, root: Root, ref: PartRef) -> str:
+    ways = _ways(target)
+    for name, data in _everywhere(target, ref.file):
         with contextlib.suppress(RelightError):
             _, mine = adopt_part(data, root, ref, ref.file, ways)
-            _rewrite(at, ref.file, mine)
+            _rewrite(target, ref.file, mine)
             return name
     return ""
 
 
-def _everywhere(at: _TierCheckpoint, file: str) -> Iterator[tuple[str, bytes]]:
+def _everywhere(target: _TierCheckpoint, file: str) -> Iterator[tuple[str, bytes]]:
     """Yield the bytes of that file in each tier that has a copy, damaged or not."""
-    for copy in at.merged.copies.get(at.one.original_id, []):
-        reach = at.reaches[copy.place]
+    for copy in target.merged.copies.get(target.checkpoint.original_id, []):
+        reach = target.reaches[copy.place]
         with contextlib.suppress(RelightError):
-            yield reach.name, reach.store.get(f"{copy.checkpoint.lies_in(reach.run)}/{file}", PART_BYTES_MAX)
+            yield reach.name, reach.store.get(f"{copy.checkpoint.directory_in(reach.run)}/{file}", PART_BYTES_MAX)
 
 
-def _root_of(reach: Reach, one: Checkpoint) -> Root:
-    where = f"{one.lies_in(reach.run)}/{ROOT_FILE}"
-    return decode_root(reach.store.get(where, ROOT_BYTES_MAX), one.body.root, where)
+def _root_of(reach: Reach, checkpoint: Checkpoint) -> Root:
+    where = f"{checkpoint.directory_in(reach.run)}/{ROOT_FILE}"
+    return decode_root(reach.store.get(where, ROOT_BYTES_MAX), checkpoint.body.root, where)
 
 
-def _identity(at: _TierCheckpoint) -> dict[str, object]:
-    view, body = at.here.view, at.one.body
+def _identity(target: _TierCheckpoint) -> dict[str, object]:
+    view, body = target.here.view, target.checkpoint.body
     assert view is not None
-    return {"store": view.store_id, "run": view.run_id, "id": body.id, "step": body.step, "epoch": at.one.epoch}
+    return {"store": view.store_id, "run": view.run_id, "id": body.id, "step": body.step, "epoch": target.checkpoint.epoch}
 
 
-def _repair_pack(at: _TierCheckpoint, root: Root, file: str) -> str:
+def _repair_pack(target: _TierCheckpoint, root: Root, file: str) -> str:
     """Rewrite a pack from other tiers, each chunk from the nearest tier that has it.
 
     Reads it twice: first to check, then to write.
     """
-    pack = _pack_of(at.here, at.one, root, file)
+    pack = _pack_of(target.here, target.checkpoint, root, file)
     if pack is None:
         return ""
     with contextlib.ExitStack() as files:
         readers: list[tuple[str, Reader]] = []
-        for copy in at.others:
-            reach = at.reaches[copy.place]
+        for copy in target.others:
+            reach = target.reaches[copy.place]
             with contextlib.suppress(RelightError):
                 reader = _open_other(reach, copy.checkpoint, file)
                 files.callback(reader.close)
@@ -303,27 +303,27 @@ def _repair_pack(at: _TierCheckpoint, root: Root, file: str) -> str:
         used: set[str] = set()
         for _ in _chunks(pack, readers, used):
             pass
-        key = f"{at.prefix}/{file}"
-        _still_live(at)
-        write_pack_from(rewrites(at.here.store).rewrite(key, pack.size), _chunks(pack, readers, used))
-        at.here.store.sync(at.prefix)
+        key = f"{target.prefix}/{file}"
+        _still_live(target)
+        write_pack_from(rewrites(target.here.store).rewrite(key, pack.size), _chunks(pack, readers, used))
+        target.here.store.sync(target.prefix)
         return ", ".join(sorted(used))
 
 
-def _open_other(reach: Reach, one: Checkpoint, file: str) -> Reader:
+def _open_other(reach: Reach, checkpoint: Checkpoint, file: str) -> Reader:
     """Open that pack of another tier's copy, whatever its encoding there."""
-    prefix = one.lies_in(reach.run)
+    prefix = checkpoint.directory_in(reach.run)
     with contextlib.suppress(RelightError):
-        pack = _pack_of(reach, one, _root_of(reach, one), file)
+        pack = _pack_of(reach, checkpoint, _root_of(reach, checkpoint), file)
         if pack is not None:
             return open_pack(reach.store, prefix, pack)
     return reach.store.open(f"{prefix}/{file}")
 
 
-def _pack_of(reach: Reach, one: Checkpoint, root: Root, file: str) -> Pack | None:
+def _pack_of(reach: Reach, checkpoint: Checkpoint, root: Root, file: str) -> Pack | None:
     """Return that pack's description from the parts of that tier; None if no part has it."""
     for ref in root.parts:
-        where = f"{one.lies_in(reach.run)}/{ref.file}"
+        where = f"{checkpoint.directory_in(reach.run)}/{ref.file}"
         part = decode_part(reach.store.get(where, PART_BYTES_MAX), root, ref, where)
         for pack in part.packs:
             if pack.file == file:
@@ -348,15 +348,15 @@ def _chunks(pack: Pack, readers: Sequence[tuple[str, Reader]], used: set[str]) -
         offset += length
 
 
-def _rewrite(at: _TierCheckpoint, name: str, data: bytes) -> None:
-    key = f"{at.prefix}/{name}"
-    _still_live(at)
-    write_whole(rewrites(at.here.store).rewrite(key, len(data)), data)
-    at.here.store.sync(at.prefix)
+def _rewrite(target: _TierCheckpoint, name: str, data: bytes) -> None:
+    key = f"{target.prefix}/{name}"
+    _still_live(target)
+    write_whole(rewrites(target.here.store).rewrite(key, len(data)), data)
+    target.here.store.sync(target.prefix)
 
 
-def _still_live(at: _TierCheckpoint) -> None:
+def _still_live(target: _TierCheckpoint) -> None:
     """Raise ``CheckpointNotFound`` if retention has retired the checkpoint: its directory may be deleted at any
     time."""
-    if read_tier(at.here.name, at.here.store, at.here.run).history.find(at.one.id) is None:
-        raise CheckpointNotFound(f"checkpoint {at.one.id} was retired", where=at.prefix)
+    if read_tier(target.here.name, target.here.store, target.here.run).history.find(target.checkpoint.id) is None:
+        raise CheckpointNotFound(f"checkpoint {target.checkpoint.id} was retired", where=target.prefix)

@@ -92,7 +92,7 @@ class CopyLoads:
     def file_of(self, one: Checkpoint, much: Callable[[Path], bool]) -> Path:
         """Return the largest file of the checkpoint for which ``much`` is true. If names are encrypted, all files are tried."""
         root = Path(self.run.store.url)
-        folder = root / one.lies_in(self.run.name)
+        folder = root / one.directory_in(self.run.name)
         files = [path for path in (folder if folder.is_dir() else root).rglob("*") if path.is_file()]
         files.sort(key=lambda path: -path.stat().st_size)
         chosen = next((path for path in files[:_PLACES] if much(path)), None)

@@ -162,10 +162,10 @@ class DrillJob:
         """Ask a script for a save with SIGUSR1, in case it saves rarely. The built-in job saves often enough."""
         if self.target.built_in:
             return
-        from relight.supervise.procfs import catches
+        from relight.supervise.procfs import has_handler
 
         for beat in self.beats().values():
-            if self._asked.get(beat.pid) != beat.steps and catches(beat.pid, signal.SIGUSR1):
+            if self._asked.get(beat.pid) != beat.steps and has_handler(beat.pid, signal.SIGUSR1):
                 self._asked[beat.pid] = beat.steps  # once per step: the process handles it at the step's end
                 self.send(beat.pid, signal.SIGUSR1)
 

@@ -29,7 +29,7 @@ class ChunkLocation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     """A chunk's stored bytes: in which file, from where, how many, their own hash.
 
     ``coded``: True for a coded chunk, False for raw bytes, 2 (``DERIVED``) for references to other chunks of its pack, 3 (``LOSSY``) for
-    a chunk whose decoded bytes approximate the saved ones.
+    a chunk that decodes to an approximation of the saved bytes.
     ``base``: location of the base of a delta.
     """
 
@@ -42,7 +42,7 @@ class ChunkLocation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
     @property
     def derived(self) -> bool:
-        """Whether the chunk is derived from other chunks of its pack, and cannot be reused in another pack."""
+        """Return whether the chunk is derived from other chunks of its pack, and cannot be reused in another pack."""
         return self.coded == DERIVED
 
     @property
@@ -52,7 +52,7 @@ class ChunkLocation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
     @property
     def lossy(self) -> bool:
-        """Whether it is stored inexactly, and cannot be the base of a delta."""
+        """Return whether it is stored inexactly, and cannot be the base of a delta."""
         return self.coded == LOSSY
 
     def links(self) -> Iterator[ChunkLocation]:
@@ -84,7 +84,7 @@ class PackChunks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     @property
     def in_other_runs(self) -> bool:
-        """Whether a donor belongs to another run."""
+        """Return whether a donor belongs to another run."""
         return any("/" in directory for directory, _ in self.homes)
 
 

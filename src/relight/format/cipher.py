@@ -81,7 +81,7 @@ class Trailer(NamedTuple):
     tag: bytes
 
     @property
-    def said(self) -> bytes:
+    def associated_data(self) -> bytes:
         """The encoded fields that the tag covers."""
         return _TRAILER.pack(self.ring, self.wrapped, self.salt, self.commitment, self.size)
 
@@ -121,7 +121,7 @@ class FileCipher:
         if cipher.commitment != trailer.commitment:
             raise CorruptCheckpoint("it was encrypted for another name, or another store, or was changed", where=name)
         try:
-            cipher._aes.decrypt(_END + bytes(8), trailer.tag, trailer.said)
+            cipher._aes.decrypt(_END + bytes(8), trailer.tag, trailer.associated_data)
         except _invalid_tag():
             raise CorruptCheckpoint("the trailer of its encryption was changed", where=name) from None
         return cipher
@@ -170,7 +170,7 @@ def parse_trailer(data: bytes | memoryview, stored: int, where: str) -> Trailer:
         )
     ring, wrapped, salt, commitment, size = _TRAILER.unpack_from(data)
     if not 0 < size < SIZE_MAX or stored_size(size) != stored:
-        raise CorruptCheckpoint(f"{stored} bytes long, which is not what is said at its end", where=where)
+        raise CorruptCheckpoint(f"{stored} bytes long, but its end states another length", where=where)
     return Trailer(ring, wrapped, salt, commitment, size, bytes(data[_TRAILER.size : _TRAILER.size + TAG_BYTES]))
 
 
@@ -213,16 +213,16 @@ def hkdf(key: bytes, salt: bytes, info: bytes, length: int) -> bytes:
     return HKDF(algorithm=hashes.SHA256(), length=length, salt=salt or None, info=info).derive(key)
 
 
-def wrap(key: Secret, nonce: bytes, data: bytes, said: bytes) -> bytes:
-    """Return ``data`` wrapped by a key-encryption key, bound to ``said`` (associated data)."""
-    sealed: bytes = _aes(key.reveal()).encrypt(nonce, data, said)
+def wrap(key: Secret, nonce: bytes, data: bytes, associated_data: bytes) -> bytes:
+    """Return ``data`` wrapped by a key-encryption key, bound to ``associated_data``."""
+    sealed: bytes = _aes(key.reveal()).encrypt(nonce, data, associated_data)
     return nonce + sealed
 
 
-def unwrap(key: Secret, wrapped: bytes, said: bytes, where: str) -> Secret:
+def unwrap(key: Secret, wrapped: bytes, associated_data: bytes, where: str) -> Secret:
     """Return the wrapped data. Raise ``WrongKey`` if key or associated data differ."""
     try:
-        return Secret(_aes(key.reveal()).decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], said))
+        return Secret(_aes(key.reveal()).decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], associated_data))
     except (_invalid_tag(), ValueError):
         raise WrongKey("this key does not open the slot, or the slot was changed", where=where) from None
 

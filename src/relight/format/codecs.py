@@ -68,7 +68,7 @@ BYTES = ElementKind(1, False)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a chunk is coded, and the coded size that a sample predicts, as a share of the chunk."""
+    """Coding of a chunk, and the coded size that a sample predicts, as a share of the chunk."""
 
     kind: ElementKind
     difference: bool

@@ -71,7 +71,7 @@ class KeySlot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return slot_file(self.generation, self.kek)
 
     @property
-    def said(self) -> bytes:
+    def associated_data(self) -> bytes:
         """Associated data of the wrapping: identity of slot and ring key."""
         return b"relight ring key\0" + f"{self.store}\0{self.generation}\0{self.ring}".encode()
 
@@ -97,9 +97,9 @@ def encode_slot(slot: KeySlot) -> bytes:
     return seal(to_json(msgspec.to_builtins(slot)))
 
 
-def encode_revoked(one: Revoked) -> bytes:
+def encode_revoked(revoked: Revoked) -> bytes:
     """Return the bytes of a revoked key's record."""
-    return seal(to_json(msgspec.to_builtins(one)))
+    return seal(to_json(msgspec.to_builtins(revoked)))
 
 
 def is_revoked_file(name: str) -> bool:

@@ -38,7 +38,7 @@ BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
 SMALLEST = {"bfloat16": 2.0**-133, "float16": 2.0**-25}
 """Largest absolute error of values that are subnormal in 16 bits, and so have few significant bits."""
 LEAST = 2.0**-100
-"""Blocks whose step is smaller are never stored as ``int8``."""
+"""Blocks with a smaller step are never stored as ``int8``."""
 BLOCK = 256
 STEP = (1 - 2.0**-14) / 127
 """Step of ``int8``, relative to the largest magnitude in the block. With 1/127, float32 rounding would push one of some 100,000 values,
@@ -101,20 +101,20 @@ def decode_lossy(stored: memoryview, into: memoryview) -> None:
         raise CorruptCheckpoint("a chunk cannot be decoded: its runs do not fill it exactly")
 
 
-def _decode(way: str, coded: bool, body: memoryview, into: memoryview) -> None:
+def _decode(encoding: str, coded: bool, body: memoryview, into: memoryview) -> None:
     count = len(into) // 4
-    length = {"": len(into), "int8": 4 * -(-count // BLOCK) + count}.get(way, 2 * count)
+    length = {"": len(into), "int8": 4 * -(-count // BLOCK) + count}.get(encoding, 2 * count)
     if coded:
         decoded = memoryview(bytearray(length))
         codecs.decode(body, decoded)
         body = decoded
     if len(body) != length:
         raise CorruptCheckpoint("a chunk cannot be decoded: a run has the wrong length")
-    if not way:
+    if not encoding:
         into[:] = body
         return
     with np.errstate(all="ignore"):
-        _DECODERS[way](body, np.frombuffer(into, "<f4"))
+        _DECODERS[encoding](body, np.frombuffer(into, "<f4"))
 
 
 def _nearest(data: memoryview, run: LossyRange) -> tuple[str, tuple[memoryview, memoryview] | None]:
@@ -135,24 +135,24 @@ def _largest(data: memoryview) -> float:
     return float(np.abs(np.frombuffer(data, "<f4")).max())
 
 
-def _near(data: memoryview, way: str) -> tuple[memoryview, memoryview] | None:
+def _near(data: memoryview, encoding: str) -> tuple[memoryview, memoryview] | None:
     """Return the stored bytes of float32 values and the bytes that they decode to; None if a value exceeds the bound of the way."""
     values = np.frombuffer(data, "<f4")
     if not len(values) or not np.isfinite(values).all():
         return None
-    body = memoryview(_int8(values)) if way == "int8" else _half(data, way)
-    if way == "int8":
+    body = memoryview(_int8(values)) if encoding == "int8" else _half(data, encoding)
+    if encoding == "int8":
         scales = np.frombuffer(body[: 4 * -(-len(values) // BLOCK)], "<f4")
         if ((scales > 0) & (scales < LEAST)).any():
             return None  # a processor that flushes subnormals to zero would decode other values
     decoded = memoryview(bytearray(len(data)))
-    _decode(way, False, body, decoded)
-    return (body, decoded) if _within(values, np.frombuffer(decoded, "<f4"), way) else None
+    _decode(encoding, False, body, decoded)
+    return (body, decoded) if _within(values, np.frombuffer(decoded, "<f4"), encoding) else None
 
 
-def _half(data: memoryview, way: str) -> memoryview:
+def _half(data: memoryview, encoding: str) -> memoryview:
     halves = memoryview(bytearray(len(data) // 2))
-    derived.rounded(derived.KINDS[way], data, halves)
+    derived.rounded(derived.KINDS[encoding], data, halves)
     return halves
 
 
@@ -193,13 +193,13 @@ _DECODERS: dict[str, Callable[[memoryview, np.ndarray], None]] = {
 }  # fmt: skip
 
 
-def _within(values: np.ndarray, decoded: np.ndarray, way: str) -> bool:
+def _within(values: np.ndarray, decoded: np.ndarray, encoding: str) -> bool:
     error = np.abs(values.astype("f8") - decoded)
-    if way != "int8":
-        least = SMALLEST[way]
-        return bool((error <= np.maximum(np.abs(values, dtype="f8") * BOUNDS[way], least)).all())
+    if encoding != "int8":
+        least = SMALLEST[encoding]
+        return bool((error <= np.maximum(np.abs(values, dtype="f8") * BOUNDS[encoding], least)).all())
     blocks = -(-len(values) // BLOCK)
     padded = np.zeros(blocks * BLOCK)
     padded[: len(values)] = np.abs(values)
     largest = np.repeat(padded.reshape(blocks, BLOCK).max(axis=1), BLOCK)[: len(values)]
-    return bool((error <= largest * (BOUNDS[way] * (1 + 1e-6))).all())
+    return bool((error <= largest * (BOUNDS[encoding] * (1 + 1e-6))).all())

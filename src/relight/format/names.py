@@ -188,12 +188,12 @@ def parse_pack_file(name: str) -> tuple[int, int] | None:
 
 
 def stored_file(pack: str) -> str:
-    """The file beside a pack's name that holds its chunks, where they are not stored as that pack."""
+    """Return the name of the file with a pack's chunks, if they are not stored as that pack."""
     return f"{pack.removesuffix('.safetensors')}.chunks"
 
 
 def is_pack_file(name: str) -> bool:
-    """Whether ``name`` is one under which chunks may be stored."""
+    """Return whether ``name`` is one under which chunks may be stored."""
     return _PACK.match(name) is not None or _STORED.match(name) is not None
 
 
@@ -263,7 +263,7 @@ def parse_failed(name: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
-def is_said_file(name: str) -> bool:
+def is_announcement_file(name: str) -> bool:
     """Return whether ``name`` is a name that Relight writes in ``READY_DIR``."""
     return any(pattern.match(name) for pattern in (_READY, _FAILED))
 

@@ -75,7 +75,7 @@ class CommitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     lossy: float = 0.0
     """Largest relative error of the values that are stored inexactly; 0 if all are exact. Left out of the record if 0."""
     origin: str = ""
-    """Id of the checkpoint of which this is a copy, if the copy has another id. Left out of the record if empty."""
+    """Id of the original of this copy, if the copy has another id. Left out of the record if empty."""
     home: str = ""
     """Run of this store that has the checkpoint's files, if this run branched from it. Left out of the record if empty."""
     reason_kind: str = ""
@@ -85,7 +85,7 @@ class CommitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def save_reason(self) -> SaveReason:
-        """Why the checkpoint was saved."""
+        """Return the reason for which the checkpoint was saved."""
         return of_record(self.reason, self.reason_kind, self.reason_by)
 
     @property

@@ -47,7 +47,7 @@ class Heartbeat(NamedTuple):
     """Time at which the first of them was completed."""
     loss: float = float("nan")
     sealed: int = -1
-    """The last step whose save another process can finish."""
+    """The last step with a save that another process can finish."""
     durable: int = -1
     save_since: float = 0.0
     """Time at which the oldest save that is not durable yet was requested; 0 if there is none."""

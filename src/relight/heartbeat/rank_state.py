@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from relight.heartbeat.heartbeat_page import mapped
 
-WILL_BYTES = 1 << 20
+RANK_STATE_BYTES = 1 << 20
 _HEAD = struct.Struct("<8sQqQ")
 _COUNTER = struct.Struct("<Q")
 _MAGIC = b"rlwill01"
@@ -32,14 +32,14 @@ class RankStateWriter:
     """The writer's end of a rank's file. One thread."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Map the existing file of ``WILL_BYTES``. Raise ``OSError`` if there is none, or no space for it."""
-        self._memory = mapped(path, WILL_BYTES)
+        """Map the existing file of ``RANK_STATE_BYTES``. Raise ``OSError`` if there is none, or no space for it."""
+        self._memory = mapped(path, RANK_STATE_BYTES)
         self._count = 0
 
     def write(self, step: int, data: bytes) -> bool:
         """Replace the state. Return False, and leave none, if ``data`` does not fit."""
         self._count += 2
-        fits = len(data) <= WILL_BYTES - _HEAD.size
+        fits = len(data) <= RANK_STATE_BYTES - _HEAD.size
         _COUNTER.pack_into(self._memory, 8, self._count - 1)
         if fits:
             self._memory[_HEAD.size : _HEAD.size + len(data)] = data
@@ -51,14 +51,14 @@ class RankStateWriter:
 def make_rank_state(path: str | os.PathLike[str]) -> None:
     """Create an empty file for a later rank."""
     with open(path, "wb") as file:
-        file.truncate(WILL_BYTES)
+        file.truncate(RANK_STATE_BYTES)
 
 
 def read_rank_state(path: str | os.PathLike[str]) -> RankState | None:
     """Return a rank's state; None if there is none, it is incomplete, or it is being written."""
     try:
         with open(path, "rb") as file:
-            data = file.read(WILL_BYTES)
+            data = file.read(RANK_STATE_BYTES)
             if len(data) < _HEAD.size:
                 return None
             magic, count, step, length = _HEAD.unpack_from(data)

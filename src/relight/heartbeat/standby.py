@@ -57,7 +57,7 @@ def assert_past_standby(what: str) -> None:
 
 
 def wait_with(waits: Callable[[], None]) -> None:
-    """In a spare: set the function that ``standby()`` calls to wait. Once it returns, the process is a rank."""
+    """Set, in a spare, the function that ``standby()`` calls to wait. Once it returns, the process is a rank."""
     global _waits
     _waits = waits
 

@@ -38,7 +38,7 @@ class HeartbeatWriter:
 
     @property
     def has_reader(self) -> bool:
-        """Whether there is a page, and so perhaps a supervisor that reads it."""
+        """Return whether there is a page, and so perhaps a supervisor that reads it."""
         return self._page is not None
 
     @property

@@ -46,7 +46,7 @@ def check_tiling(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
     """
     for box in boxes:
         if not box.inside(shape):
-            return f"the piece {box} lies outside the shape {tuple(shape)}"
+            return f"the piece {box} is outside the shape {tuple(shape)}"
     total, covered = math.prod(shape), sum(box.elements for box in boxes)
     if total != covered:
         return f"the pieces hold {covered} elements of {total}"

@@ -19,7 +19,7 @@ import msgspec
 from relight.errors import IncompatibleState
 from relight.layout.boxes import Box, whole
 from relight.layout.shards import Cut, LocalBox, boxes_of_run, local_pieces
-from relight.layout.shares import SharedBox, share_out
+from relight.layout.shares import SharedBox, assign_boxes
 
 REPLICATED = (-1, 1)
 """Placement of a replicated mesh dimension. Others are ``(dimension of the tensor, split)``, see ``Cut``."""
@@ -116,7 +116,7 @@ class TensorOwnership:
             for number, piece in enumerate(view.pieces(entry)):
                 boxes.append(SharedBox(piece.box, entry.weight, ranks))
                 homes.append((index, number))
-        for share in share_out(boxes, rank):
+        for share in assign_boxes(boxes, rank):
             index, number = homes[share.number]
             works.append(Work(index, share.box, number))
         return sorted(works)
@@ -205,7 +205,7 @@ class TensorOwnership:
             mesh = self.tables[number].meshes[mesh_number]
             absent = sorted(set(mesh.ranks) - present)
             if absent or prod(mesh.shape) != len(mesh.ranks):
-                return f"spread over ranks {list(mesh.ranks)[:16]}, of which {absent[:8]} do not have it"
+                return f"spread over ranks {list(mesh.ranks)[:16]}, but {absent[:8]} do not have it"
             outside = sorted(set(self._ranks[number]) - set(mesh.ranks))
             if outside:
                 return f"rank {outside[0]} has it, and is not among the ranks it is spread over"
@@ -262,9 +262,9 @@ def coordinate(mesh: Mesh, rank: int) -> tuple[int, ...]:
     return tuple(reversed(position))
 
 
-def _number(shape: Sequence[int], at: Sequence[int]) -> int:
+def _number(shape: Sequence[int], coordinates: Sequence[int]) -> int:
     number = 0
-    for extent, index in zip(shape, at, strict=True):
+    for extent, index in zip(shape, coordinates, strict=True):
         number = number * extent + index
     return number
 

@@ -122,10 +122,10 @@ def _deeper(row: int, box: Box) -> Box:
     return Box((row, *box.start), (1, *box.size))
 
 
-def intersection(one: Box, other: Box) -> Box | None:
+def intersection(box: Box, other: Box) -> Box | None:
     """Return the intersection of two boxes; None if it is empty."""
-    start = tuple(map(max, one.start, other.start))
-    size = tuple(min(a + n, b + m) - begin for a, n, b, m, begin in zip(one.start, one.size, other.start, other.size, start, strict=True))
+    start = tuple(map(max, box.start, other.start))
+    size = tuple(min(a + n, b + m) - begin for a, n, b, m, begin in zip(box.start, box.size, other.start, other.size, start, strict=True))
     return Box(start, size) if all(extent > 0 for extent in size) else None
 
 

@@ -32,7 +32,7 @@ class AssignedBox(NamedTuple):
     box: Box
 
 
-def share_out(pieces: Sequence[SharedBox], rank: int) -> list[AssignedBox]:
+def assign_boxes(pieces: Sequence[SharedBox], rank: int) -> list[AssignedBox]:
     """Return the boxes that ``rank`` writes. ``pieces``: the pieces that it holds, in an order that is the same on all ranks with them.
 
     Empty boxes are not written. The lowest rank writes 0-d tensors. For each set of ranks, shares differ by at most a row.

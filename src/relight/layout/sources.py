@@ -26,14 +26,17 @@ class Source(Protocol):
     """Bytes in all."""
 
     def view(self) -> memoryview | None:
-        """The bytes where they lie, if they lie in host memory in order; else None. Valid as long as the source is."""
+        """Return the bytes in place, without a copy; None if they are not contiguous host memory.
+
+        Valid as long as the source.
+        """
 
     def fill(self, start: int, into: memoryview) -> None:
         """Copy ``len(into)`` bytes from ``start`` on. ``start`` and length are multiples of the element's size. Any thread."""
 
 
 class Sink(Protocol):
-    """Where one tensor's bytes go."""
+    """Destination of one tensor's bytes."""
 
     @property
     def length(self) -> int:
@@ -125,7 +128,10 @@ def copy_bytes(data: memoryview, into: memoryview) -> None:
 
 
 def address_of(memory: memoryview) -> int:
-    """Where contiguous bytes lie; 0 if they are none or must not be written to, as ctypes then does not say."""
+    """Return the address of contiguous bytes.
+
+    0 if there are none, or if they are read-only: ctypes then gives no address.
+    """
     return 0 if memory.readonly or not len(memory) else ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 

@@ -58,20 +58,22 @@ def line_of(history: History, head: Checkpoint) -> set[str]:
 
 
 def parents_of(
-    history: History, known: Mapping[str, Checkpoint], one: Checkpoint, fresh: set[int], rebuilt: set[int]
+    history: History, known: Mapping[str, Checkpoint], checkpoint: Checkpoint, fresh: set[int], rebuilt: set[int]
 ) -> tuple[list[str], tuple[tuple[int, int], ...]]:
     """Return the ids of a checkpoint's nearest known ancestors, and record number and step of each ancestor with an unknown parent.
 
-    ``fresh``, ``rebuilt``: epochs of the attempts whose FENCE has the reason ``FRESH`` or ``REBUILT``, from ``epochs_of``.
+    ``fresh``, ``rebuilt``: epochs of the attempts with a FENCE of the reason ``FRESH`` or ``REBUILT``, from ``epochs_of``.
     """
-    line = history.lines.get(one.id)
+    line = history.lines.get(checkpoint.id)
     if line is not None:  # the log's summary has left out some of its ancestors
         return [parent for parent in line.parents if parent in known], line.unknown
-    parents = [parent for parent in one.body.parents if parent in known]
-    is_unknown = one.epoch not in rebuilt and (len(parents) < len(one.body.parents) or (not parents and one.epoch not in fresh))
-    return parents, ((one.seq, one.step),) if is_unknown else ()
+    parents = [parent for parent in checkpoint.body.parents if parent in known]
+    is_unknown = checkpoint.epoch not in rebuilt and (
+        len(parents) < len(checkpoint.body.parents) or (not parents and checkpoint.epoch not in fresh)
+    )
+    return parents, ((checkpoint.seq, checkpoint.step),) if is_unknown else ()
 
 
 def epochs_of(history: History, reason: str) -> set[int]:
-    """Return the epochs of the attempts whose FENCE has that reason."""
+    """Return the epochs of the attempts with a FENCE of that reason."""
     return {fence.epoch for fence in history.fences if isinstance(fence.body, FenceBody) and fence.body.reason == reason}

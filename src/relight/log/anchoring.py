@@ -24,7 +24,7 @@ _SHOWN = 8
 
 
 class LogMemory(NamedTuple):
-    """What was remembered of a run before its log was listed. The listing must have all of it."""
+    """Remembered state of a run from before its log was listed. The listing must have all of it."""
 
     known: AnchorMemory
     seen: HighestRecord
@@ -210,10 +210,10 @@ def _furthest(anchor: Anchor, view: LogView, top: int, unread: Collection[int]) 
     return newest
 
 
-def _gaps(view: LogView, first: int, last: int, besides: Collection[Gap] = ()) -> list[Gap]:
-    """Return the ranges of invalid records from ``first`` to ``last`` that are in no gap of ``besides``."""
+def _gaps(view: LogView, first: int, last: int, known: Collection[Gap] = ()) -> list[Gap]:
+    """Return the ranges of invalid records from ``first`` to ``last`` that are in no gap of ``known``."""
     hashes, below = _hashes(view), _faults_below(view)
-    passed = {seq for gap in besides for seq in range(gap.first, gap.last + 1)}
+    passed = {seq for gap in known for seq in range(gap.first, gap.last + 1)}
     gaps: list[Gap] = []
     for seq in range(first, last + 1):
         if seq in hashes or seq in passed or (seq <= view.base and seq not in below):

@@ -44,7 +44,7 @@ class Checkpoint:
 
     @property
     def id(self) -> str:
-        """Its ten-character id."""
+        """Return its ten-character id."""
         return self.body.id
 
     @property
@@ -57,7 +57,7 @@ class Checkpoint:
         """The step after which the state was saved."""
         return self.body.step
 
-    def lies_in(self, run: str) -> str:
+    def directory_in(self, run: str) -> str:
         """Return the key of its directory. ``run``: the run of this log. A branch's first checkpoint is stored in its parent run."""
         return f"{self.body.home or run}/{self.body.dir}"
 
@@ -79,7 +79,7 @@ class History:
     rolled_back_ids: set[str] = field(default_factory=set)
     """Ids of the checkpoints that a rollback discarded. They still exist, but one of them is the latest only if there is no other."""
     skips: list[tuple[int, int]] = field(default_factory=list)
-    """First and last step of each range whose samples training skips."""
+    """First and last step of each range of samples that training skips."""
     lr_factors: dict[str, float] = field(default_factory=dict)
     """Factor for the learning rates of a checkpoint that existed at a rollback, by id. Key ``""``: for a run that starts from scratch."""
     retired_at: dict[str, int] = field(default_factory=dict)

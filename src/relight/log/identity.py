@@ -45,9 +45,7 @@ def read_store(store: ByteStore) -> StoreRecord:
         ) from error
     record = decode_store(data, f"{store.url}/{STORE_FILE}")
     if record.encrypted and not encrypts(store):
-        raise WrongKey(
-            "this store is encrypted", where=store.url, hint=f"say where its key is: {SETTING}=file:PATH, or encrypt= of a Checkpointer"
-        )
+        raise WrongKey("this store is encrypted", where=store.url, hint=f"name its key: {SETTING}=file:PATH, or encrypt= of a Checkpointer")
     if encrypts(store) and not record.encrypted:
         raise WrongKey(
             "this store is not encrypted, and a key was given",

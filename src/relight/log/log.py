@@ -40,7 +40,7 @@ APPEND_TRIES = 1000
 SHOWN_PAUSE_S = 0.02
 SHOWN_PAUSE_MAX_S = 60.0
 """Longest pause in seconds. The pauses double and add up to two minutes: longer than the negative caches of network file systems last."""
-BELIEVED = 6
+DAMAGED_READS = 6
 """Identical damaged reads after which a record counts as damaged where it is stored. The next record chained to it makes this final."""
 MISSING_PAUSES_S = (0.05, 0.2)
 """Seconds between reads of a log that seems to be missing, before it counts as missing."""
@@ -51,7 +51,7 @@ NAMES_SHOWN = 8
 MANY = 8
 """Fewest records that are read in parallel from a remote store."""
 _damaged: dict[tuple[str, str], str] = {}
-"""Hash of each damaged file, by store and key. A new ``Log`` of this process reads such a file once, not ``BELIEVED`` times."""
+"""Hash of each damaged file, by store and key. A new ``Log`` reads such a file once, not ``DAMAGED_READS`` times."""
 FORGET_ABOVE = 4
 """A log in memory switches to a newer summary after this multiple of ``SUMMARY_EVERY`` records."""
 STRAYS_NAMED = 8
@@ -84,7 +84,7 @@ class Log:
         self._slots: dict[int, Slot] = {}
         self._unread: set[int] = set()
         self._store_id = self._run_id = ""
-        self._settled = self._looked = False
+        self._settled = self._searched = False
         self._settled_folders: set[str] = set()
         self._own_head = self._newest = -1
         self._seen = (-1, "")
@@ -143,7 +143,7 @@ class Log:
         """
         for pause_s in (*MISSING_PAUSES_S, None):
             names = checkpoint_dirs(self._store, self._run)
-            self._looked, self._judged = False, None
+            self._searched, self._judged = False, None
             view = self._view()  # after the listing: the log of a listed directory is older than the directory
             if view.head >= 0 or not names:
                 return view
@@ -387,13 +387,13 @@ class Log:
 
     def _listed(self) -> set[int]:
         """Return the listed record numbers after the summary, without strays. The first listing also selects the summary to begin at."""
-        if self._looked and (numbers := self._folders.after(self._newest)):
+        if self._searched and (numbers := self._folders.after(self._newest)):
             if max(numbers) - self._newest > FORGET_ABOVE * format_names.FOLDER_RECORDS and not self._whole:
                 self._begin_again()  # so many records were added that a newer summary exists
             else:
                 return numbers
         listing = self._folders.all()
-        if self._looked or self._whole or (not listing.folders and len(listing.flat) < MANY):
+        if self._searched or self._whole or (not listing.folders and len(listing.flat) < MANY):
             return self._folders.since(listing, self._base)
         return self._begun(listing)
 
@@ -461,7 +461,7 @@ class Log:
 
     def _begin_again(self) -> None:
         self._slots, self._unread, self._absent = {}, set(), set()
-        self._summary, self._judged, self._looked, self._vouched, self._first = None, None, False, -1, None
+        self._summary, self._judged, self._searched, self._vouched, self._first = None, None, False, -1, None
 
     def _unlisted(self, head: int) -> int:
         """Return the highest record number that exists. ``head``: the highest number listed.
@@ -477,12 +477,12 @@ class Log:
                 head = self._newest
                 if head not in self._slots or head in self._unread:  # another writer's record: only its number was known
                     self._put(head, slot)
-        while not self._looked:
+        while not self._searched:
             slot = self._load(head + 1)
             if slot.unreadable:
                 raise StoreUnavailable(f"cannot determine whether a newer record exists: {slot.reason}", where=self._key(head + 1))
             if slot.file_hash is None:
-                self._looked = True
+                self._searched = True
                 break
             head += 1
             self._put(head, slot)
@@ -511,14 +511,14 @@ class Log:
             read.append(self._store.get(key, SEALED_BYTES_MAX))
             return read[-1]
 
-        known = _damaged.get((self._store.url, key))  # hash of a damaged file that this process has read ``BELIEVED`` times
+        known = _damaged.get((self._store.url, key))  # hash of a damaged file that this process has read ``DAMAGED_READS`` times
         try:
             try:
-                record = decode_with_reread(get, lambda data: decode_record(data, seq, key), key, 1 if known else BELIEVED)
+                record = decode_with_reread(get, lambda data: decode_record(data, seq, key), key, 1 if known else DAMAGED_READS)
             except RelightError:
                 if not read or not known or hexdigest(read[-1]) == known:
                     raise
-                record = decode_with_reread(get, lambda data: decode_record(data, seq, key), key, BELIEVED)
+                record = decode_with_reread(get, lambda data: decode_record(data, seq, key), key, DAMAGED_READS)
             return Slot(record.file_hash, self._shared(record))
         except StoreUnavailable as error:
             return Slot(None, None, error.what, unreadable=True)

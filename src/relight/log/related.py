@@ -54,19 +54,22 @@ def whole_history(store: ByteStore, run: str) -> History:
         return History()
 
 
-def change(source: History, one: Checkpoint, there: History) -> Change | None:
-    """Return how ``one`` of ``source`` as the newest checkpoint would change ``there``. None if ``there`` has no checkpoint."""
-    if not there.live:
+def change(source: History, checkpoint: Checkpoint, target: History) -> Change | None:
+    """Return how ``checkpoint`` of ``source`` as the newest checkpoint would change ``target``.
+
+    None if ``target`` has no checkpoint.
+    """
+    if not target.live:
         return None
-    known, newest = known_ids(source), there.live[-1]
-    only = [copy for copy in there.live if copy.original_id not in known]
+    known, newest = known_ids(source), target.live[-1]
+    only = [copy for copy in target.live if copy.original_id not in known]
     known_at = known.get(newest.original_id)
     if known_at is not None:
-        relation = CONTINUES if known_at <= one.seq else BACK
+        relation = CONTINUES if known_at <= checkpoint.seq else BACK
     else:
-        relation = APART if not known.keys().isdisjoint(known_ids(there)) else UNRELATED
-    before = next((copy for copy in reversed(there.live) if copy.id not in there.rolled_back_ids), newest)
-    return Change(relation, before, one, only)
+        relation = APART if not known.keys().isdisjoint(known_ids(target)) else UNRELATED
+    before = next((copy for copy in reversed(target.live) if copy.id not in target.rolled_back_ids), newest)
+    return Change(relation, before, checkpoint, only)
 
 
 def are_unrelated(near: History, far: History) -> bool:

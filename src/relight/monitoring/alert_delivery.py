@@ -34,14 +34,14 @@ class Ledger(NamedTuple):
     """The latest state of each alert that was not sent yet."""
     since: float | None = None
     """Since when an alert waits."""
-    told: Mapping[Key, float] = {}
+    sent: Mapping[Key, float] = {}
     """When each firing alert was sent last."""
     escalated: Mapping[Key, float] = {}
 
 
 def plan_messages(changes: Sequence[Alert], state: State, ledger: Ledger, settings: Alerting, now: float) -> tuple[list[Message], Ledger]:
     """Return the messages to send at ``now``, and the next ledger."""
-    waiting, sent, escalated = dict(ledger.waiting), dict(ledger.told), dict(ledger.escalated)
+    waiting, sent, escalated = dict(ledger.waiting), dict(ledger.sent), dict(ledger.escalated)
     since = ledger.since
     counts = [alert for alert in changes if SEVERITIES.index(alert.severity) >= SEVERITIES.index(settings.min_severity)]
     repeats = [
@@ -97,11 +97,11 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else "�" for char in text)[:TEXT_MAX]
 
 
-def line_of(one: Alert) -> str:
+def line_of(alert: Alert) -> str:
     """Return an alert as one line."""
-    where = f"{one.store.rstrip('/')}/{run_name(one.run)}".rstrip("/")
-    word = "over" if one.state == RESOLVED else one.severity
-    return clean(f"{word}: {KINDS[one.kind].says} · {where}: {one.reason}".replace("\n", " "))[:600]
+    where = f"{alert.store.rstrip('/')}/{run_name(alert.run)}".rstrip("/")
+    word = "over" if alert.state == RESOLVED else alert.severity
+    return clean(f"{word}: {KINDS[alert.kind].summary} · {where}: {alert.reason}".replace("\n", " "))[:600]
 
 
 def _message(alerts: Sequence[Alert]) -> Message:
@@ -114,7 +114,7 @@ def _message(alerts: Sequence[Alert]) -> Message:
     runs = sorted({run_name(alert.run) for alert in alerts if alert.run})
     named = ", ".join(runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
     first = firing[0] if len(firing) == 1 else None
-    summary = KINDS[first.kind].says if first is not None else f"{len(firing)} alerts" if firing else "over"
+    summary = KINDS[first.kind].summary if first is not None else f"{len(firing)} alerts" if firing else "over"
     return Message(
         clean(f"Relight, {worst}: {named or 'a store'}: {summary}")[:200], "\n".join(lines)[:TEXT_MAX], worst, resolved=not firing
     )

@@ -36,7 +36,7 @@ def encode_alarms(state: State, ledger: Ledger, now: float) -> bytes:
     def timed(times: dict[Key, float]) -> list[Timed]:
         return [(*key, time) for key, time in times.items() if key in keys]
 
-    stored = _Kept(now, alerts, waiting, ledger.since, timed(dict(ledger.told)), timed(dict(ledger.escalated)))
+    stored = _Kept(now, alerts, waiting, ledger.since, timed(dict(ledger.sent)), timed(dict(ledger.escalated)))
     return msgspec.json.encode(stored)
 
 
@@ -62,8 +62,8 @@ def decode_alarms(data: bytes, now: float) -> tuple[dict[Key, Alert], Ledger]:
     return state, Ledger(waiting, since, _by_key(stored.told, known), _by_key(stored.escalated, known))
 
 
-def _by_key(told: Sequence[Timed], known: State) -> dict[Key, float]:
-    return {entry[:4]: entry[4] for entry in told if entry[:4] in known}
+def _by_key(times: Sequence[Timed], known: State) -> dict[Key, float]:
+    return {entry[:4]: entry[4] for entry in times if entry[:4] in known}
 
 
 def _is_one(alert: Alert) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from relight.monitoring.files import Heard
+from relight.monitoring.files import FileEvent
 from relight.observe.events import EVENTS
 from relight.observe.metrics import COUNTER, HISTOGRAM, OF_EVENT, SECONDS, Metric, MetricSource
 
@@ -52,7 +52,7 @@ class Tally:
     buckets: dict[tuple[str, tuple[str, ...]], list[int]] = field(default_factory=dict)
     levels: dict[str, int] = field(default_factory=dict)
     saves: deque[DurableSave] = field(default_factory=lambda: deque(maxlen=TIMES_MAX))
-    recent: deque[Heard] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
+    recent: deque[FileEvent] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
     """Events of level info and above, oldest first."""
     damaged: dict[str, str] = field(default_factory=dict)
     """Checkpoints that are not good, and why."""
@@ -66,21 +66,22 @@ class Tally:
     """Failures of retention since it last worked, the time of the last one, its reason."""
     ended: bool = False
     """Whether the run's last attempt has ended normally."""
-    heard_at: float = 0.0
+    last_event_at: float = 0.0
+    """Time of the newest event."""
     _once: dict[tuple[Any, ...], None] = field(default_factory=dict)
     _values: dict[str, set[str]] = field(default_factory=dict)
 
-    def add(self, heard: Heard) -> None:
+    def add(self, event: FileEvent) -> None:
         """Count one event."""
-        level = EVENTS.get(heard.name, (logging.INFO, ""))[0]
+        level = EVENTS.get(event.name, (logging.INFO, ""))[0]
         name = logging.getLevelName(level).lower()
         self.levels[name] = self.levels.get(name, 0) + 1
-        self.heard_at = max(self.heard_at, heard.time_s)
+        self.last_event_at = max(self.last_event_at, event.time_s)
         if level >= logging.INFO:
-            self.recent.append(heard)
-        for metric in OF_EVENT.get(heard.name, ()):
-            self._count(metric, heard)
-        self._notice(heard)
+            self.recent.append(event)
+        for metric in OF_EVENT.get(event.name, ()):
+            self._count(metric, event)
+        self._notice(event)
 
     def samples(self) -> Iterator[MetricSample]:
         """Yield the present samples."""
@@ -88,8 +89,8 @@ class Tally:
             metric = _BY_NAME[name]
             yield MetricSample(metric, labels, value, tuple(self.buckets.get((name, labels), ())))
 
-    def _count(self, metric: Metric, heard: Heard) -> None:
-        derivation, fields = metric.made, heard.fields
+    def _count(self, metric: Metric, event: FileEvent) -> None:
+        derivation, fields = metric.made, event.fields
         assert derivation is not None
         value = _value(derivation, fields)
         if value is None or (derivation.once and not self._is_first(metric, derivation, fields)):
@@ -119,19 +120,19 @@ class Tally:
         labels.add(text)
         return text
 
-    def _notice(self, heard: Heard) -> None:
-        name, fields = heard.name, heard.fields
+    def _notice(self, event: FileEvent) -> None:
+        name, fields = event.name, event.fields
         if name == "save.durable":
-            if heard.head.rank == 0:
+            if event.head.rank == 0:
                 self.saves.append(
                     DurableSave(
-                        heard.time_s, int(_number(fields, "step")), str(fields.get("id"))[:40], _number(fields, "seconds"),
+                        event.time_s, int(_number(fields, "step")), str(fields.get("id"))[:40], _number(fields, "seconds"),
                         _number(fields, "blocked_s"), int(_number(fields, "bytes")),
                     )
                 )  # fmt: skip
             self.failed_since = (0, 0.0)
         elif name == "save.failed":
-            self.failed_since = (self.failed_since[0] + 1, heard.time_s)
+            self.failed_since = (self.failed_since[0] + 1, event.time_s)
         elif name in SKIPPED and fields.get("id"):
             self.damaged[str(fields["id"])[:40]] = str(fields.get("say") or name)[:500]
             while len(self.damaged) > TIMES_MAX:
@@ -139,11 +140,11 @@ class Tally:
         elif name == "verify.done":
             self.damaged.pop(str(fields.get("id"))[:40], None)
         elif name == "prediction.alarm":
-            self.risk = (heard.time_s, min(1.0, max(0.0, _number(fields, "score"))), str(fields.get("say", ""))[:500])
+            self.risk = (event.time_s, min(1.0, max(0.0, _number(fields, "score"))), str(fields.get("say", ""))[:500])
         elif name == "run.failure":
-            self.failures.append((heard.time_s, str(fields.get("kind", ""))[:64]))
+            self.failures.append((event.time_s, str(fields.get("kind", ""))[:64]))
         elif name == "prune.failed":
-            self.blocked_prunes = (self.blocked_prunes[0] + 1, heard.time_s, str(fields.get("say", ""))[:500])
+            self.blocked_prunes = (self.blocked_prunes[0] + 1, event.time_s, str(fields.get("say", ""))[:500])
         elif name == "prune.done":
             self.blocked_prunes = (0, 0.0, "")
         elif name in ("attempt.started", "attempt.ended"):

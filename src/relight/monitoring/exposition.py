@@ -30,11 +30,11 @@ def need_client() -> None:
 
 
 class Collector:
-    """Collector for ``prometheus_client``'s registry: the metrics of the runs that ``look`` returns."""
+    """Collector for ``prometheus_client``'s registry: the metrics of the runs that ``poll`` returns."""
 
-    def __init__(self, look: Callable[[float], Sequence[RunSeen]], clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, poll: Callable[[float], Sequence[RunSeen]], clock: Callable[[], float] = time.time) -> None:
         need_client()
-        self._look, self._clock = look, clock
+        self._poll, self._clock = poll, clock
         self._lock = threading.Lock()
         self._seen: Sequence[RunSeen] = ()
         self._at = -1e18
@@ -44,7 +44,7 @@ class Collector:
         with self._lock:
             if abs(self._clock() - self._at) > FRESH_S:
                 self._at = self._clock()
-                self._seen = self._look(self._at)
+                self._seen = self._poll(self._at)
             seen = self._seen
         yield from families(seen)
 
@@ -58,12 +58,12 @@ class Collector:
 
 
 class _Once:
-    def __init__(self, found: list[Any]) -> None:
-        self._found = found
+    def __init__(self, metrics: list[Any]) -> None:
+        self._metrics = metrics
 
     def collect(self) -> list[Any]:
         """Return the metrics."""
-        return self._found
+        return self._metrics
 
     def describe(self) -> list[Any]:
         """Return nothing: names are checked where they are defined."""

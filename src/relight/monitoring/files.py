@@ -15,7 +15,7 @@ from relight.observe.own_files import check_private
 
 READ_MAX = 1 << 20
 """Most bytes of one read."""
-LOOK_BYTES_MAX = 16 << 20
+CALL_BYTES_MAX = 16 << 20
 """Most bytes of one call, from all files together. The next call reads the rest."""
 
 
@@ -32,7 +32,7 @@ class Head(NamedTuple):
     """Offset from seconds since the epoch to that machine's monotonic clock."""
 
 
-class Heard(NamedTuple):
+class FileEvent(NamedTuple):
     """One event that was read from a file."""
 
     head: Head
@@ -61,9 +61,9 @@ class EventFiles:
         """Why no events are read; empty if they are."""
         self._tails: dict[str, _Tail] = {}
 
-    def new(self) -> Iterator[Heard]:
+    def new(self) -> Iterator[FileEvent]:
         """Yield the events since the last call, file by file, each file's in their order."""
-        bytes_left = LOOK_BYTES_MAX
+        bytes_left = CALL_BYTES_MAX
         for name in self._names():
             tail = self._tails.setdefault(name, _Tail())
             while bytes_left > 0:
@@ -104,7 +104,7 @@ class EventFiles:
         finally:
             os.close(fd)
 
-    def _events(self, tail: _Tail, data: bytes) -> Iterator[Heard]:
+    def _events(self, tail: _Tail, data: bytes) -> Iterator[FileEvent]:
         *lines, tail.rest = (tail.rest + data).split(b"\n")
         for line in lines:
             if tail.skipping:
@@ -117,7 +117,7 @@ class EventFiles:
             self.unreadable += not tail.skipping
             tail.rest, tail.skipping = b"", True
 
-    def _parse_event(self, tail: _Tail, line: bytes) -> Heard | None:
+    def _parse_event(self, tail: _Tail, line: bytes) -> FileEvent | None:
         try:
             value = json.loads(line)
             if value.get("relight") == "events":
@@ -130,4 +130,4 @@ class EventFiles:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self.unreadable += bool(line.strip())
             return None
-        return Heard(tail.head, str(name), time_s, value) if tail.head.run else None
+        return FileEvent(tail.head, str(name), time_s, value) if tail.head.run else None

@@ -43,13 +43,13 @@ def dashboard() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _panel(metric: Metric, number: int, at: dict[str, int]) -> dict[str, Any]:
+def _panel(metric: Metric, number: int, position: dict[str, int]) -> dict[str, Any]:
     targets = [
         {"refId": chr(ord("A") + index), "expr": expr, "legendFormat": legend, "datasource": _DATASOURCE}
         for index, (expr, legend) in enumerate(queries(metric))
     ]
     return {
-        "id": number, "type": "timeseries", "title": title_of(metric), "description": f"{metric.help} ({metric.name})", "gridPos": at,
+        "id": number, "type": "timeseries", "title": title_of(metric), "description": f"{metric.help} ({metric.name})", "gridPos": position,
         "datasource": _DATASOURCE, "targets": targets,
         "fieldConfig": {"defaults": {"unit": _UNITS[metric.unit], "min": 0, "custom": {"fillOpacity": 8}}, "overrides": []},
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}},
@@ -88,7 +88,7 @@ def _alert_rule(rule: AlertRule) -> dict[str, Any]:
     about = " ({{ $labels.tier }})" if rule.kind.startswith("tier") else ""
     value = " It is {{ $value | humanize }}." if kind.limit else ""
     alert["labels"] = {"severity": rule.severity}
-    alert["annotations"] = {"summary": f"{where}{about}: {kind.says}", "description": f"{kind.says}: {where}{about}.{value}"}
+    alert["annotations"] = {"summary": f"{where}{about}: {kind.summary}", "description": f"{kind.summary}: {where}{about}.{value}"}
     return alert
 
 

@@ -108,11 +108,11 @@ def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -
         raise ConfigError(f"cannot listen there: {error.strerror or error}", where=address) from None
 
 
-def serve(collector: Collector, address: str, say: Callable[[str], None], hosts: Sequence[str] = ()) -> None:
+def serve(collector: Collector, address: str, report: Callable[[str], None], hosts: Sequence[str] = ()) -> None:
     """Serve until Ctrl-C."""
     with make_server(collector, address, hosts) as server:
         host, port = server.server_address[:2]
-        say(f"metrics are at http://{_shown(str(host))}:{port}/metrics; Ctrl-C ends it")
+        report(f"metrics are at http://{_shown(str(host))}:{port}/metrics; Ctrl-C ends it")
         server.serve_forever()
 
 

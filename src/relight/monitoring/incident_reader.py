@@ -61,9 +61,9 @@ class Diary:
         accounts = once_each_job([account for account in self._accounts.values() if account is not None])
         return read if every else once_each(read), accounts
 
-    def _joined(self, name: str, one: Incident) -> Incident:
+    def _joined(self, name: str, incident: Incident) -> Incident:
         after = self._afters.get(name.removesuffix(_JSON) + _AFTER)
-        return one if after is None else msgspec.structs.replace(one, after=after)
+        return incident if after is None else msgspec.structs.replace(incident, after=after)
 
     def _get(self, known: dict[str, Any], name: str, kind: type[T]) -> T | None:
         if name in known:

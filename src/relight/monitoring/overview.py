@@ -118,7 +118,7 @@ class RunSeen(NamedTuple):
     retention_failed: int = 0
     """Times in a row that old checkpoints could not be removed, and why."""
     retention_why: str = ""
-    heard_at: float | None = None
+    last_event_at: float | None = None
     """When a process of this machine last emitted an event of it."""
     samples: tuple[MetricSample, ...] = ()
     """The samples of all metrics."""
@@ -251,7 +251,7 @@ def seen_of(
         goodput=account.goodput if account is not None else None, account=account,
         incidents=tuple(incidents)[-TIMES_SHOWN:], recent_failures=recent_failures(incidents, now),
         outcomes=outcomes_of(incidents, history, begun, now),
-        retention_failed=tally.blocked_prunes[0], retention_why=tally.blocked_prunes[2], heard_at=tally.heard_at or None,
+        retention_failed=tally.blocked_prunes[0], retention_why=tally.blocked_prunes[2], last_event_at=tally.last_event_at or None,
     )  # fmt: skip
     if now - risk_at < RISK_S:
         seen = seen._replace(risk=risk, risk_why=risk_why)
@@ -263,29 +263,29 @@ def seen_of(
         )  # fmt: skip
     if good is not None:
         seen = seen._replace(good_step=good.step, good_id=good.id, good_age_s=_age(seconds_since_epoch(good.time), now))
-    latest = max((time for time in (seen.committed_at, begun, seen.heard_at) if time is not None), default=now)
+    latest = max((time for time in (seen.committed_at, begun, seen.last_event_at) if time is not None), default=now)
     unprotected = seen.good_age_s if good is not None else _age(begun, now)
     return seen._replace(unprotected_s=unprotected, active=not tally.ended and now - latest < OVER_S)
 
 
-def _damage(one: Checkpoint, known: Mapping[str, VerificationResult], tally: Tally) -> str:
+def _damage(checkpoint: Checkpoint, known: Mapping[str, VerificationResult], tally: Tally) -> str:
     """Return a checkpoint's damage from the run's log, or from this machine's events; empty without damage."""
-    verified = known.get(one.id)
+    verified = known.get(checkpoint.id)
     if verified is not None and verified.damage:
         return f"damaged: {verified.damage} (found by {verified.by})"
-    return tally.damaged.get(one.id, "")
+    return tally.damaged.get(checkpoint.id, "")
 
 
-def _why_bad(one: Checkpoint, history: History, known: Mapping[str, VerificationResult], tally: Tally) -> str:
-    if one.body.suspect:
+def _why_bad(checkpoint: Checkpoint, history: History, known: Mapping[str, VerificationResult], tally: Tally) -> str:
+    if checkpoint.body.suspect:
         return SUSPECT_WORDS
-    if one.id in history.rolled_back_ids:
+    if checkpoint.id in history.rolled_back_ids:
         return ROLLED_BACK_WORDS
-    return _damage(one, known, tally)
+    return _damage(checkpoint, known, tally)
 
 
-def _age(then: float | None, now: float) -> float | None:
-    return None if then is None else max(0.0, now - then)
+def _age(time_s: float | None, now: float) -> float | None:
+    return None if time_s is None else max(0.0, now - time_s)
 
 
 def _saving(tally: Tally) -> SaveTimes:

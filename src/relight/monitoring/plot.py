@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
-from relight.monitoring.rules import spell
+from relight.monitoring.rules import format_duration
 from relight.monitoring.trace import HANDOVER, SaveTrace
 from relight.observe.spans import PARTS
 
@@ -27,9 +27,9 @@ def draw(trace: SaveTrace, path: Path) -> None:
     axes.set_facecolor(PAPER)
     drawn: set[str] = set()
 
-    def bar(at: int, part: str, start: float, seconds: float) -> None:
+    def bar(row: int, part: str, start: float, seconds: float) -> None:
         label = None if part in drawn else part
-        axes.barh(at, seconds, left=start - trace.start, color=COLOURS[part], height=0.7, label=label)
+        axes.barh(row, seconds, left=start - trace.start, color=COLOURS[part], height=0.7, label=label)
         drawn.add(part)
 
     for span in sorted(trace.spans, key=lambda span: -PARTS.index(span.part)):
@@ -41,7 +41,7 @@ def draw(trace: SaveTrace, path: Path) -> None:
     axes.set_yticks(range(len(lanes) + 1), [*names, "critical path"], fontsize=8.5, color=INK)
     axes.invert_yaxis()
     axes.set_xlabel("seconds since the save was requested", color=INK, fontsize=9)
-    axes.set_title(f"save {trace.id}, step {trace.step}: {spell(trace.durable_s)}", color=INK, fontsize=10, loc="left", pad=24)
+    axes.set_title(f"save {trace.id}, step {trace.step}: {format_duration(trace.durable_s)}", color=INK, fontsize=10, loc="left", pad=24)
     named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     order = [part for part in COLOURS if part in named]
     axes.legend([named[part] for part in order], order, loc="lower left", bbox_to_anchor=(0, 1), ncols=8, frameon=False, fontsize=8)

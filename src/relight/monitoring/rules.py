@@ -28,7 +28,7 @@ class RuleKind(NamedTuple):
     ``limit``: name of the setting of its limit, if it has one. ``of`` yields what exceeds the limit.
     """
 
-    says: str
+    summary: str
     limit: str
     default: float
     severity: str
@@ -130,17 +130,17 @@ def _no_good(seen: RunSeen, limit: float, now: float) -> Found:
     if not seen.active or seen.unprotected_s is None or seen.unprotected_s <= limit:
         return
     if seen.good_step is None:
-        yield "", f"no good checkpoint since the run began, {spell(seen.unprotected_s)} ago"
+        yield "", f"no good checkpoint since the run began, {format_duration(seen.unprotected_s)} ago"
         return
     newer = f"; newer ones are not good: {seen.bad[-1][1]}" if seen.bad and seen.step != seen.good_step else ""
-    yield "", f"the newest good checkpoint is step {seen.good_step}, {spell(seen.unprotected_s)} old{newer}"
+    yield "", f"the newest good checkpoint is step {seen.good_step}, {format_duration(seen.unprotected_s)} old{newer}"
 
 
 def _slow(seen: RunSeen, limit: float, now: float) -> Found:
     seconds = seen.saving.last_s
     if seconds is not None and seconds > limit:
         step = seen.saving.last[-1].step if seen.saving.last else None
-        yield "", f"the save of step {step} took {spell(seconds)} until it was durable, more than {spell(limit)}"
+        yield "", f"the save of step {step} took {format_duration(seconds)} until it was durable, more than {format_duration(limit)}"
 
 
 def _failing(seen: RunSeen, limit: float, now: float) -> Found:
@@ -155,10 +155,10 @@ def _full(seen: RunSeen, limit: float, now: float) -> Found:
             yield tier.name, f"tier {tier.name} is {tier.full:.0%} full: {of}"
 
 
-def _behind(seen: RunSeen, limit: float, now: float) -> Found:
+def _lagging(seen: RunSeen, limit: float, now: float) -> Found:
     for tier in seen.tiers:
         if seen.active and tier.lag_s > limit:
-            yield tier.name, f"tier {tier.name} lacks {tier.lag} checkpoints, the oldest {spell(tier.lag_s)} old"
+            yield tier.name, f"tier {tier.name} lacks {tier.lag} checkpoints, the oldest {format_duration(tier.lag_s)} old"
 
 
 def _damaged(seen: RunSeen, limit: float, now: float) -> Found:
@@ -180,7 +180,7 @@ def _loops(seen: RunSeen, limit: float, now: float) -> Found:
 
 def _given_up(seen: RunSeen, limit: float, now: float) -> Found:
     if bool(seen.outcomes.given_up) >= limit:
-        ago = spell(max(0.0, now - seen.outcomes.decided_at)) if seen.outcomes.decided_at is not None else "an unknown time"
+        ago = format_duration(max(0.0, now - seen.outcomes.decided_at)) if seen.outcomes.decided_at is not None else "an unknown time"
         yield "", f"relight run stopped the job {ago} ago, and no attempt has begun since: {seen.outcomes.given_up}"
 
 
@@ -223,7 +223,7 @@ KINDS: dict[str, RuleKind] = {
     "slow_save": RuleKind("a save took too long", "above_s", 600.0, WARNING, 0.0, _slow, "relight_save_last_seconds > LIMIT"),
     "tier_full": RuleKind("a tier is nearly full", "above", 0.9, WARNING, 0.0, _full, "relight_tier_full_ratio > LIMIT"),
     "tier_behind": RuleKind(
-        "a further tier lacks new checkpoints", "above_s", 3600.0, WARNING, 0.0, _behind,
+        "a further tier lacks new checkpoints", "above_s", 3600.0, WARNING, 0.0, _lagging,
         "relight_tier_lag_seconds > LIMIT and on (store, run) relight_run_active == 1",
     ),
     "damaged": RuleKind("a checkpoint is damaged", "above", 0, CRITICAL, 0.0, _damaged, "relight_checkpoints_damaged > LIMIT"),
@@ -246,7 +246,7 @@ def usual_rules() -> tuple[AlertRule, ...]:
     return tuple(AlertRule(name, kind.default, kind.severity, kind.for_s) for name, kind in KINDS.items())
 
 
-def spell(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration as text: ``8.1 ms``, ``40 s``, ``3.5 min``, ``2.0 h``, ``4.1 d``."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
@@ -260,4 +260,4 @@ def spell(seconds: float) -> str:
 
 def as_dict(alert: Alert) -> dict[str, Any]:
     """Return an alert for JSON."""
-    return {**alert._asdict(), "says": KINDS[alert.kind].says}
+    return {**alert._asdict(), "says": KINDS[alert.kind].summary}

@@ -29,9 +29,9 @@ class MuteWindow(NamedTuple):
     start: time
     end: time
 
-    def holds(self, at: datetime) -> bool:
-        """Return whether ``at`` is within the window."""
-        now, day = at.time(), at.weekday()
+    def holds(self, moment: datetime) -> bool:
+        """Return whether ``moment`` is within the window."""
+        now, day = moment.time(), moment.weekday()
         if self.start < self.end:
             return day in self.days and self.start <= now < self.end
         return (day in self.days and now >= self.start) or ((day - 1) % 7 in self.days and now < self.end)
@@ -43,10 +43,10 @@ class AlertTarget:
     Its text is secret.
     """
 
-    __slots__ = ("_said",)
+    __slots__ = ("_spec",)
 
-    def __init__(self, said: str) -> None:
-        self._said = said
+    def __init__(self, spec: str) -> None:
+        self._spec = spec
 
     def __repr__(self) -> str:
         return f"<Target {self.shown}>"
@@ -54,9 +54,9 @@ class AlertTarget:
     @property
     def shown(self) -> str:
         """Return the target without its secret: ``env:NAME``, ``file:PATH``, or the kind of the address."""
-        if self._said.startswith(("env:", "file:")):
-            return self._said
-        scheme, separator, _ = self._said.partition("://")
+        if self._spec.startswith(("env:", "file:")):
+            return self._spec
+        scheme, separator, _ = self._spec.partition("://")
         return f"{scheme}://…" if separator and scheme.isalnum() and len(scheme) < 20 else "…"
 
     def address(self) -> str:
@@ -64,7 +64,7 @@ class AlertTarget:
 
         Raise ``ConfigError``, without the secret, if its variable or file does not contain one.
         """
-        kind, _, name = self._said.partition(":")
+        kind, _, name = self._spec.partition(":")
         try:
             if kind == "env":
                 address = os.environ.get(name, "")
@@ -72,7 +72,7 @@ class AlertTarget:
                 with open(os.path.expanduser(name), encoding="utf-8") as file:
                     address = file.read(1 << 16)
             else:
-                return self._said
+                return self._spec
         except (OSError, UnicodeDecodeError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ConfigError(f"an address for alerts cannot be read there: {why}", where=self.shown) from None
@@ -163,10 +163,10 @@ def _check_names(table: Any, known: set[str], what: str, where: str) -> None:
         raise ConfigError(f"{what} has no {_short(unknown[0])}", where=where, hint=f"it has {', '.join(sorted(known))}")
 
 
-def _targets(told: Any, name: str, where: str) -> tuple[AlertTarget, ...]:
-    if not isinstance(told, (list, tuple)) or not all(isinstance(url, str) and url for url in told) or len(told) > _TARGETS_MAX:
+def _targets(urls: Any, name: str, where: str) -> tuple[AlertTarget, ...]:
+    if not isinstance(urls, (list, tuple)) or not all(isinstance(url, str) and url for url in urls) or len(urls) > _TARGETS_MAX:
         raise ConfigError(f'[alerts] {name} is a list of addresses, such as ["env:ALERTS_URL"]', where=where)
-    return tuple(AlertTarget(url) for url in told)
+    return tuple(AlertTarget(url) for url in urls)
 
 
 def _seconds(value: Any, what: str, where: str) -> float:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from relight.monitoring.files import Heard
+from relight.monitoring.files import FileEvent
 from relight.observe.spans import PARTS
 
 SPANS_MAX = 200_000
@@ -82,11 +82,11 @@ class SaveTrace(NamedTuple):
         return self.path[-1].end - self.start if self.path else 0.0
 
 
-def saves_in(heard: Iterable[Heard], store: str, run: str) -> dict[str, list[Heard]]:
+def saves_in(file_events: Iterable[FileEvent], store: str, run: str) -> dict[str, list[FileEvent]]:
     """Return the events of each save of a run, by the save's id, in the order of each save's first event."""
-    by_save: dict[str, list[Heard]] = {}
+    by_save: dict[str, list[FileEvent]] = {}
     count = 0
-    for event in heard:
+    for event in file_events:
         if (event.head.store, event.head.run) != (store, run) or event.name not in ("save.span", "drain.done"):
             continue
         id_ = event.fields.get("id")
@@ -96,9 +96,9 @@ def saves_in(heard: Iterable[Heard], store: str, run: str) -> dict[str, list[Hea
     return {id_: events for id_, events in by_save.items() if any(event.name == "save.span" for event in events)}
 
 
-def trace_of(store: str, run: str, id_: str, heard: Iterable[Heard]) -> SaveTrace | None:
+def trace_of(store: str, run: str, id_: str, file_events: Iterable[FileEvent]) -> SaveTrace | None:
     """Return the trace of one save from its events; None without a usable event."""
-    events = list(heard)
+    events = list(file_events)
     spans = [span for event in events if (span := _span(event)) is not None]
     if not spans:
         return None
@@ -114,19 +114,19 @@ def trace_of(store: str, run: str, id_: str, heard: Iterable[Heard]) -> SaveTrac
     return SaveTrace(store, run, id_, steps[0] if steps else -1, tuple(spans), path, slowest, slack, hosts, committed)
 
 
-def _span(one: Heard) -> TraceSpan | None:
-    head, fields = one.head, one.fields
-    if one.name == "drain.done":
-        seconds, end = fields.get("seconds"), one.time_s + head.offset_s
+def _span(event: FileEvent) -> TraceSpan | None:
+    head, fields = event.head, event.fields
+    if event.name == "drain.done":
+        seconds, end = fields.get("seconds"), event.time_s + head.offset_s
         if not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
             return None
-        return TraceSpan("drain", 0, "drain", head.host, head.pid, end - seconds, end, one.time_s, str(fields.get("tier", ""))[:64])
+        return TraceSpan("drain", 0, "drain", head.host, head.pid, end - seconds, end, event.time_s, str(fields.get("tier", ""))[:64])
     part, began, ended, rank = fields.get("span"), fields.get("start"), fields.get("end"), fields.get("rank", head.rank)
     if part not in PARTS or type(rank) is not int or not isinstance(began, (int, float)) or not isinstance(ended, (int, float)):
         return None
     if not (math.isfinite(began) and math.isfinite(ended) and began <= ended):
         return None
-    return TraceSpan(str(part), rank, head.role, head.host, head.pid, float(began), float(ended), one.time_s)
+    return TraceSpan(str(part), rank, head.role, head.host, head.pid, float(began), float(ended), event.time_s)
 
 
 def _once(spans: list[TraceSpan]) -> list[TraceSpan]:

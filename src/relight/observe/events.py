@@ -169,20 +169,23 @@ def demote_info_logs() -> None:
     _modest = True
 
 
-def emit(name: str, say: str = "", **fields: Any) -> Event:
-    """Emit an event: to the log, to the counters, to subscribers. Return it. ``say``: the sentence for people."""
+def emit(name: str, sentence: str = "", **fields: Any) -> Event:
+    """Emit an event: to the log, to the counters, to subscribers.
+
+    Return it. ``sentence``: its text for people, field ``say``.
+    """
     level, meaning = EVENTS[name]
-    say = shown(say)
+    sentence = shown(sentence)
     if isinstance(run := fields.get("run"), str):
         fields["run"] = run_name(run)
-    event = Event(name, {**fields, "say": say} if say else fields)
+    event = Event(name, {**fields, "say": sentence} if sentence else fields)
     with _lock:
         counters[name] += 1
         listeners = list(_subscribers)
     facts = " ".join(f"{key}={value}" for key, value in fields.items())
     if _modest and level == logging.INFO:
         level = logging.DEBUG
-    text = say or f"{meaning} ({facts})"
+    text = sentence or f"{meaning} ({facts})"
     if console.applies(logger):  # without it, Python's handler of last resort would write only warnings
         console.show(logger, name, level, text, fields)
     else:

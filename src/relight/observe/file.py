@@ -63,7 +63,7 @@ def write_events(store: str, run: str, *, rank: int = 0, role: str = "trainer") 
         if _writer is None:
             try:
                 _writer = EventWriter(directory)
-            except RuntimeError as error:  # the process is at its limit of threads: training goes on without a file of events
+            except RuntimeError as error:  # the process is at its limit of threads: training continues without a file of events
                 emit("events.lost", f"events are not written to a file: {error}", count=0)
                 return
     _writer.names({"store": store, "run": run, "rank": rank, "role": role})
@@ -84,7 +84,7 @@ class EventWriter:
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._directory, self._clock = directory, clock
         self._queue: SimpleQueue[Event | dict[str, Any] | threading.Event | None] = SimpleQueue()
-        self._lost = self._told = 0
+        self._lost = self._reported_lost = 0
         """Events that were dropped, and how many of them were reported."""
         self._forked = False
         self._stem = f"{int(clock() * 1000):013d}-{os.getpid()}"
@@ -132,8 +132,8 @@ class EventWriter:
                 while len(batch) < 256:
                     batch.append(self._queue.get_nowait())
             lines = bytearray()
-            if self._head and (lost := self._lost - self._told):
-                self._told += lost
+            if self._head and (lost := self._lost - self._reported_lost):
+                self._reported_lost += lost
                 lines += _line(emit("events.lost", f"{lost} events came faster than they could be written", count=lost))
             for entry in batch:
                 if entry is None:

@@ -17,9 +17,12 @@ _TEXT_END = re.compile(r"\s|$")
 _SECRET_PART = re.compile(r"(?i)secret|token|passw(?:or)?d|passphrase|api_?key|access_?key|signature|credential")
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 _ALWAYS = re.compile(r"secret|passw|passphrase|credential|apikey|accesskey|privatekey|cookie|hftoken|authtoken|accesstoken")
-"""Parts of a name, letters alone, whose value is always secret."""
+"""If the letters of a name contain one of these, its value is always secret."""
 _UNLESS_PLAIN = frozenset({"key", "keys", "token", "tokens", "auth", "authorization", "bearer", "signature", "sig", "pass", "pwd"})
-"""Words of a name whose value is secret, unless it is a number or a truth value, as in ``pad_token=0`` or ``--max-tokens 4096``."""
+"""If a name has one of these words, its value is secret.
+
+Not if the value is a number or a truth value, as in ``pad_token=0`` or ``--max-tokens 4096``.
+"""
 _PLAIN = re.compile(r"[+-]?[\d.eE_+-]*|true|false|none|null", re.IGNORECASE)
 _FLAG = re.compile(r"--?([A-Za-z][\w./-]*)")
 _NAMED = re.compile(r"(?<![\w./-])([\w./-]++)[\"']?\s*+[=:]\s*+")

@@ -1,7 +1,7 @@
 """Removes this user's own files from a directory that other users may have changed.
 
 The directory is opened once, without following a link, and checked through its descriptor. Only regular files of this
-user, whose names match one exact form, are listed, and each is removed through that descriptor. A directory that
+user with a name of one exact form are listed, and each is removed through that descriptor. A directory that
 another user could exchange is left alone.
 """
 
@@ -30,7 +30,9 @@ class OwnFile(NamedTuple):
 
 
 class OwnFiles:
-    """The files of ``directory`` whose names match ``form`` as a whole. ``PermissionError`` if another user could have put files there.
+    """The files of ``directory`` with names that match ``form`` completely.
+
+    Raise ``PermissionError`` if another user could have put files there.
 
     A context manager: it holds one descriptor. Cost: three system calls, and one for each file that matches.
     """
@@ -84,8 +86,8 @@ def check_private(directory: Path) -> None:
     _check_own(directory.lstat(), directory)
 
 
-def _check_own(found: os.stat_result, directory: Path) -> None:
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & _WRITABLE_BY_OTHERS:
+def _check_own(status: os.stat_result, directory: Path) -> None:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & _WRITABLE_BY_OTHERS:
         raise PermissionError(f"{directory} is not a directory that only this user may write to")
 
 

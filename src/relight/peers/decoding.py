@@ -98,8 +98,8 @@ class Shelves:
     def sums(
         self, id: str, rank: int, known: KnownPart, number: int, bad: Collection[object] = ()
     ) -> Iterator[tuple[list[CodedSource], int]]:
-        """Yield ways to rebuild segment ``number`` of that part: the sources whose sum it is, and how many agents its
-        stripe is on."""
+        """Yield ways to rebuild segment ``number`` of that part: the sources with that sum, and how many agents have
+        its stripe."""
         for stripe in self._stripes.get((id, rank), []):
             for target, member in enumerate(stripe.members):
                 if (member.rank, member.number, member.starts, member.sizes) == (rank, number, known.starts, known.sizes):

@@ -135,7 +135,7 @@ class Holder:
                 self._drop(place, list(place.pending))
                 place.voided.clear()
 
-    def begin(self, asked: Contribute) -> tuple[Turn, int]:
+    def begin(self, request: Contribute) -> tuple[Turn, int]:
         """Give the caller's connection the right to continue a contribution. Return it, and the next byte of the
         segment.
 
@@ -143,17 +143,17 @@ class Holder:
         """
         with self._lock:
             ring = self._ring
-            if ring is None or asked.ring != self._fingerprint:
+            if ring is None or request.ring != self._fingerprint:
                 raise Refusal(ROSTER, "another ring is joined here, or none yet")
-            self._check(ring, asked)
-            place = self._places.setdefault((asked.lane, asked.row), _StripeRow())
-            if asked.id in place.voided:
+            self._check(ring, request)
+            place = self._places.setdefault((request.lane, request.row), _StripeRow())
+            if request.id in place.voided:
                 raise Refusal(VOID, "a member's memory changed while it was sent")
-            piece = self._find_or_make(place, asked, ring)
-            member = self._member(place, piece, asked)
+            piece = self._find_or_make(place, request, ring)
+            member = self._member(place, piece, request)
             with piece.lock:
                 member.turn = mark = object()
-                return Turn(piece, member, mark, coefficient(asked.row, asked.segment.number)), member.got
+                return Turn(piece, member, mark, coefficient(request.row, request.segment.number)), member.got
 
     def add(self, turn: Turn, offset: int, data: memoryview) -> None:
         """Add the next bytes.
@@ -214,19 +214,23 @@ class Holder:
         with self._lock:
             return [place.complete.described() for place in self._places.values() if place.complete is not None]
 
-    def read(self, asked: ReadRequest) -> memoryview:
+    def read(self, request: ReadRequest) -> memoryview:
         """Return a view of those bytes of a complete piece; they do not change while the view exists.
 
         ``Refusal`` if it is gone.
         """
         with self._lock:
-            place = self._places.get((asked.lane, asked.row))
+            place = self._places.get((request.lane, request.row))
             piece = None if place is None else place.complete
-            if piece is None or (piece.id, piece.ring, piece.stripe) != (asked.id, asked.ring, asked.stripe):
+            if piece is None or (piece.id, piece.ring, piece.stripe) != (request.id, request.ring, request.stripe):
                 raise Refusal(GONE, "that piece is not here any more")
-            if asked.offset + asked.length > piece.size:
+            if request.offset + request.length > piece.size:
                 raise Refusal(GONE, f"the piece ends at byte {piece.size}")
-            return memoryview(b"") if piece.memory is None else piece.memory.view[asked.offset : asked.offset + asked.length].toreadonly()
+            return (
+                memoryview(b"")
+                if piece.memory is None
+                else piece.memory.view[request.offset : request.offset + request.length].toreadonly()
+            )
 
     def close(self) -> None:
         """Drop all pieces."""
@@ -235,57 +239,57 @@ class Holder:
             for place in self._places.values():
                 self._drop(place, [*place.pending, *([place.complete] if place.complete is not None else [])])
 
-    def _check(self, ring: PeerRing, asked: Contribute) -> None:
+    def _check(self, ring: PeerRing, request: Contribute) -> None:
         """Raise ``PeerLost`` if the roster has no such member, or if its description is impossible."""
-        segment, stripes = asked.segment, len(ring.peers)
-        if not (0 <= asked.row < ring.parity and asked.stripe < stripes and segment.number < ring.data):
+        segment, stripes = request.segment, len(ring.peers)
+        if not (0 <= request.row < ring.parity and request.stripe < stripes and segment.number < ring.data):
             raise PeerLost("there is no such piece")
-        peer = ring.member(asked.stripe, segment.number)
+        peer = ring.member(request.stripe, segment.number)
         ranks = peer.ranks
-        if ring.holder(asked.stripe, asked.row) is not ring.peers[self._me] or peer.id != segment.owner:
+        if ring.holder(request.stripe, request.row) is not ring.peers[self._me] or peer.id != segment.owner:
             raise PeerLost("that piece is not held here for that member")
-        if asked.lane >= len(ranks) or ranks[asked.lane] != segment.rank:
-            raise PeerLost(f"agent {peer.id!r} has no rank {segment.rank} in lane {asked.lane}")
+        if request.lane >= len(ranks) or ranks[request.lane] != segment.rank:
+            raise PeerLost(f"agent {peer.id!r} has no rank {segment.rank} in lane {request.lane}")
         length = blob_length(segment.starts, segment.sizes)
         if len(segment.starts) != len(segment.sizes) or not 0 <= length <= LENGTH_MAX:
             raise PeerLost("its packs have impossible places")
         if cut(length, ring.data)[segment.number] != (segment.offset, segment.length):
             raise PeerLost("this is not how a segment is cut")
 
-    def _find_or_make(self, place: _StripeRow, asked: Contribute, ring: PeerRing) -> _ParityPiece:
+    def _find_or_make(self, place: _StripeRow, request: Contribute, ring: PeerRing) -> _ParityPiece:
         complete = place.complete
-        if complete is not None and (complete.id, complete.ring) == (asked.id, asked.ring):
+        if complete is not None and (complete.id, complete.ring) == (request.id, request.ring):
             return complete
-        pending = next((piece for piece in place.pending if piece.id == asked.id), None)
+        pending = next((piece for piece in place.pending if piece.id == request.id), None)
         if pending is not None:
             return pending
-        if complete is not None and complete.seq > asked.seq:
+        if complete is not None and complete.seq > request.seq:
             raise Refusal(OLD, "a newer checkpoint is complete")
         if len(place.pending) >= PENDING_MAX:
             oldest = min(place.pending, key=lambda piece: piece.seq)
-            if oldest.seq > asked.seq:
+            if oldest.seq > request.seq:
                 raise Refusal(OLD, "newer checkpoints are being sent")
             self._drop(place, [oldest])
         absent = {}
         for number in range(ring.data):
-            peer = ring.member(asked.stripe, number)
-            if asked.lane >= len(peer.ranks):
+            peer = ring.member(request.stripe, number)
+            if request.lane >= len(peer.ranks):
                 absent[number] = Segment(peer.id, -1, number, 0, 0)
-        piece = _ParityPiece(asked, absent, ring)
+        piece = _ParityPiece(request, absent, ring)
         place.pending.append(piece)
         return piece
 
-    def _member(self, place: _StripeRow, piece: _ParityPiece, asked: Contribute) -> _Member:
-        known = piece.members.get(asked.segment.number)
+    def _member(self, place: _StripeRow, piece: _ParityPiece, request: Contribute) -> _Member:
+        known = piece.members.get(request.segment.number)
         if known is not None:
-            if (known.segment, known.life) == (asked.segment, asked.life):
+            if (known.segment, known.life) == (request.segment, request.life):
                 return known
             if piece.complete:
                 raise Refusal(OLD, "it is complete, from another process")
             self._drop(place, [piece])  # the bytes of the earlier process cannot be removed from the sum
             raise Refusal(VOID, "another process began this")
-        self._make_room(place, piece, asked.segment.length)
-        member = piece.members[asked.segment.number] = _Member(asked.segment, asked.life)
+        self._make_room(place, piece, request.segment.length)
+        member = piece.members[request.segment.number] = _Member(request.segment, request.life)
         return member
 
     def _make_room(self, place: _StripeRow, piece: _ParityPiece, length: int) -> None:

@@ -12,7 +12,7 @@ from relight.peers.holder import Holder
 from relight.peers.messages import Parity
 from relight.peers.parts import HeldPartFile, Parts
 from relight.peers.rings import Peer, PeerRing, Rings, rings
-from relight.peers.sender import Sender, Tell
+from relight.peers.sender import Notify, Sender
 from relight.peers.server import PeerServer
 from relight.peers.wire import check_token, join_address
 
@@ -28,15 +28,15 @@ class PeerService:
 
     ``host``: the address to listen at and to publish; "" listens at all of this node's addresses, and publishes the one
     that routes to other nodes start from. ``port``: 0 for a free one. ``token``: 32 bytes, the same for all agents of a
-    job. ``memory``: most bytes for other agents' parity, None for no limit. ``tell`` is called with ``peers.…`` events,
+    job. ``memory``: most bytes for other agents' parity, None for no limit. ``notify`` is called with ``peers.…`` events,
     in other threads: name, sentence, fields. Errors: ``ConfigError``; ``StoreUnavailable`` if the port cannot be bound.
     Threads: two, one for each connection from other agents, and up to four while it sends.
     """
 
     def __init__(
-        self, host: str = "", port: int = 0, *, token: bytes, memory: int | None, tell: Tell, bytes_per_second: float | None = None
+        self, host: str = "", port: int = 0, *, token: bytes, memory: int | None, notify: Notify, bytes_per_second: float | None = None
     ) -> None:
-        self._token, self._tell, self._me = check_token(token), tell, ""
+        self._token, self._notify, self._me = check_token(token), notify, ""
         if bytes_per_second is not None and not 0 < bytes_per_second < float("inf"):
             raise ConfigError(f"bytes_per_second= is a number above 0, not {bytes_per_second!r}")
         self._joining = threading.Lock()
@@ -44,7 +44,7 @@ class PeerService:
         self._parts = Parts()
         self._holder = Holder(memory, self._completed)
         self._server = PeerServer(host, port, lambda: self._token, lambda: self._me, self._parts, self._holder)
-        self._sender = Sender(lambda: self._token, tell, bytes_per_second)
+        self._sender = Sender(lambda: self._token, notify, bytes_per_second)
         self.address = join_address(host or own_address(), self._server.port)
         """Address at which other agents reach this agent."""
 
@@ -116,7 +116,7 @@ class PeerService:
             f"checkpoint {piece.id}, lane {piece.lane}: parity {piece.row} of stripe {piece.stripe} is complete, {piece.length >> 20} MiB"
         )
         fields = {"checkpoint": piece.id, "lane": piece.lane, "stripe": piece.stripe, "row": piece.row, "bytes": piece.length}
-        self._tell("peers.complete", text, fields)
+        self._notify("peers.complete", text, fields)
 
 
 def own_address() -> str:

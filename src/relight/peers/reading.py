@@ -104,7 +104,7 @@ class Remote:
                 step = self._rebuild_some(id, rank, known, offset, into)
                 offset, into = offset + step, into[step:]
             except _Failed as failed:
-                self._pass_over(failed)
+                self._exclude(failed)
 
     def _rebuild_some(self, id: str, rank: int, known: KnownPart, offset: int, into: memoryview) -> int:
         """Rebuild the first bytes of that range, up to a window or the end of their segment. Return how many."""
@@ -121,9 +121,8 @@ class Remote:
             retryable=False,
         )
 
-    def _pass_over(self, failed: _Failed) -> None:
-        """Exclude a source that was refused, or an agent whose connections broke ``BREAKS_MAX`` times, so that retries
-        end."""
+    def _exclude(self, failed: _Failed) -> None:
+        """Exclude a source that was refused, or an agent after ``BREAKS_MAX`` broken connections, so that retries end."""
         address, bad = failed.source.address, failed.source.name if failed.refused else failed.source.address
         with self._lock:
             if self._closed:

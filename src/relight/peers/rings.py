@@ -167,7 +167,7 @@ def _badness(order: Sequence[Peer], k: int, m: int) -> tuple[int, int, int, int]
     rack, then a host."""
     racks = [peer.rack for peer in order]
     hosts = [f"{peer.rack}\0{peer.host}" for peer in order]
-    return _excess(racks, k + m, m), _excess(hosts, k + m, m), _beside(racks), _beside(hosts)
+    return _excess(racks, k + m, m), _excess(hosts, k + m, m), _adjacent(racks), _adjacent(hosts)
 
 
 def _excess(places: Sequence[str], stripe: int, bearable: int) -> int:
@@ -181,7 +181,7 @@ def _excess(places: Sequence[str], stripe: int, bearable: int) -> int:
     return total
 
 
-def _beside(places: Sequence[str]) -> int:
+def _adjacent(places: Sequence[str]) -> int:
     return sum(place == places[position - 1] for position, place in enumerate(places))
 
 

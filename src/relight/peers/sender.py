@@ -30,7 +30,7 @@ from relight.peers.parts import HeldPartFile, cut
 from relight.peers.rings import Peer, PeerRing
 from relight.peers.wire import Caller, PeerLost, call
 
-Tell = Callable[[str, str, dict[str, Any]], None]
+Notify = Callable[[str, str, dict[str, Any]], None]
 AT_ONCE = 4
 """Holders that parts are sent to at the same time."""
 CALL_S = 10.0
@@ -39,7 +39,7 @@ PATIENCE_S = 30.0
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 2.0
 
 
-class _Given(NamedTuple):
+class _SegmentTask(NamedTuple):
     """One segment of a part that one holder must get, for one row of its stripe."""
 
     part: HeldPartFile
@@ -56,11 +56,11 @@ class _Stopped(Exception):  # caught below: another ring was joined, or the send
 class Sender:
     """Sender of one agent.
 
-    ``offer`` and ``join`` return at once. ``tell`` is called in other threads with events of sent and failed parts.
+    ``offer`` and ``join`` return at once. ``notify`` is called in other threads with events of sent and failed parts.
     """
 
-    def __init__(self, token: Callable[[], bytes], tell: Tell, bytes_per_second: float | None = None) -> None:
-        self._token, self._tell = token, tell
+    def __init__(self, token: Callable[[], bytes], notify: Notify, bytes_per_second: float | None = None) -> None:
+        self._token, self._notify = token, notify
         self._pace = _ByteRate(bytes_per_second)
         self.step = PIECE_BYTES if bytes_per_second is None else max(BLOCK, min(PIECE_BYTES, int(bytes_per_second / 10) // BLOCK * BLOCK))
         """Bytes of one message: those of a tenth of a second if the rate is limited."""
@@ -144,21 +144,21 @@ class Sender:
         for part in [part for part in parts if ranks.get(part.lane) != part.rank]:
             parts.remove(part)
             self._fail(part, f"the roster has no rank {part.rank} in lane {part.lane} of this agent")
-        by_holder: dict[str, list[_Given]] = {}
-        for given in _plan(parts, ring, position):
-            by_holder.setdefault(given.holder.id, []).append(given)
+        by_holder: dict[str, list[_SegmentTask]] = {}
+        for task in _plan(parts, ring, position):
+            by_holder.setdefault(task.holder.id, []).append(task)
         fingerprint = ring.fingerprint()
-        errands = [_Errand(self, fingerprint, joined, gifts) for gifts in by_holder.values()]
-        for running in [pool.submit(errand.run) for errand in errands]:
+        transfers = [_HolderTransfer(self, fingerprint, joined, tasks) for tasks in by_holder.values()]
+        for running in [pool.submit(transfer.run) for transfer in transfers]:
             running.result()
         if self.stopped(joined):
             return
         seconds = time.monotonic() - started
         for part in parts:
-            self._report(part, errands, seconds)
+            self._report(part, transfers, seconds)
 
-    def _report(self, part: HeldPartFile, errands: list[_Errand], seconds: float) -> None:
-        failed = [(errand.holder, why) for errand in errands if (why := errand.failed.get(part.lane)) is not None]
+    def _report(self, part: HeldPartFile, transfers: list[_HolderTransfer], seconds: float) -> None:
+        failed = [(transfer.holder, why) for transfer in transfers if (why := transfer.failed.get(part.lane)) is not None]
         if any(not why for _, why in failed):  # no failure: the holder already has a newer checkpoint of other agents
             return
         if failed and not part.there():
@@ -167,17 +167,17 @@ class Sender:
         for holder, why in failed:
             self._fail(part, why, holder)
         if not failed:
-            total = sum(errand.sent[part.lane] for errand in errands)
-            text = f"checkpoint {part.id}, rank {part.rank}: {total >> 20} MiB sent to {len(errands)} peers in {seconds:.1f} s"
-            fields = {"checkpoint": part.id, "rank": part.rank, "bytes": total, "seconds": seconds, "peers": len(errands)}
-            self._tell("peers.sent", text, fields)
+            total = sum(transfer.sent[part.lane] for transfer in transfers)
+            text = f"checkpoint {part.id}, rank {part.rank}: {total >> 20} MiB sent to {len(transfers)} peers in {seconds:.1f} s"
+            fields = {"checkpoint": part.id, "rank": part.rank, "bytes": total, "seconds": seconds, "peers": len(transfers)}
+            self._notify("peers.sent", text, fields)
 
     def _fail(self, part: HeldPartFile, why: str, holder: Peer | None = None) -> None:
         by, peer, address = ("peers", "", "") if holder is None else (f"the peer at {holder.address}", holder.id, holder.address)
         text = f"checkpoint {part.id}, rank {part.rank}, is not protected by {by}: {why}"
-        self._tell("peers.failed", text, {"checkpoint": part.id, "rank": part.rank, "why": why, "peer": peer, "address": address})
+        self._notify("peers.failed", text, {"checkpoint": part.id, "rank": part.rank, "why": why, "peer": peer, "address": address})
 
-    # -- what errands need
+    # -- what transfers need
 
     def stopped(self, joined: int) -> bool:
         """Return whether another ring was joined since, or the sender was closed."""
@@ -200,7 +200,7 @@ class Sender:
             self._wires.discard(wire)
 
     def rest(self, seconds: float, joined: int) -> None:
-        """Wait that long, or until the errand is stopped."""
+        """Wait that long, or until the transfer is stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self.stopped(joined), seconds)
 
@@ -215,14 +215,14 @@ class Sender:
         self._pace.take(count)
 
 
-class _Errand:
+class _HolderTransfer:
     """All segments for one holder."""
 
-    def __init__(self, sender: Sender, ring: bytes, joined: int, gifts: list[_Given]) -> None:
-        self._sender, self._ring, self._joined, self._gifts = sender, ring, joined, gifts
+    def __init__(self, sender: Sender, ring: bytes, joined: int, tasks: list[_SegmentTask]) -> None:
+        self._sender, self._ring, self._joined, self._tasks = sender, ring, joined, tasks
         self._wire: Caller | None = None
         self._moved = 0.0
-        self.holder = gifts[0].holder
+        self.holder = tasks[0].holder
         self.sent: Counter[int] = Counter()
         """Bytes sent, by lane."""
         self.failed: dict[int, str] = {}
@@ -231,28 +231,28 @@ class _Errand:
     def run(self) -> None:
         """Send all segments, or record why not."""
         try:
-            for index, given in enumerate(self._gifts):
-                if given.part.lane in self.failed:
+            for index, task in enumerate(self._tasks):
+                if task.part.lane in self.failed:
                     continue
-                if not self._insist(given):
-                    for rest in self._gifts[index:]:
-                        self.failed.setdefault(rest.part.lane, self.failed[given.part.lane])
+                if not self._send_with_retries(task):
+                    for rest in self._tasks[index:]:
+                        self.failed.setdefault(rest.part.lane, self.failed[task.part.lane])
                     return
         except _Stopped:
             pass
         finally:
-            self._hang_up()
+            self._disconnect()
 
-    def _insist(self, given: _Given) -> bool:
+    def _send_with_retries(self, task: _SegmentTask) -> bool:
         """Send one segment with retries, each from the last byte.
 
         Return False after ``PATIENCE_S`` without progress.
         """
-        lane, pause, self._moved = given.part.lane, _PAUSE_S, time.monotonic()
+        lane, pause, self._moved = task.part.lane, _PAUSE_S, time.monotonic()
         while True:
             before = self.sent[lane]
             try:
-                refused = self._give(given)
+                refused = self._send_segment(task)
                 if refused is None:
                     return True
                 why = refused.why
@@ -260,24 +260,24 @@ class _Errand:
                     self.failed[lane] = "" if refused.code == OLD else why
                     return True
             except PeerLost as error:
-                self._hang_up()
+                self._disconnect()
                 why = str(error)
             if self._sender.stopped(self._joined):
                 raise _Stopped
             if self.sent[lane] > before:
                 pause = _PAUSE_S
-            if time.monotonic() - self._moved > PATIENCE_S or self._sender.superseded(given.part):
+            if time.monotonic() - self._moved > PATIENCE_S or self._sender.superseded(task.part):
                 self.failed[lane] = why
                 return False
             self._sender.rest(pause, self._joined)
             pause = min(2 * pause, _PAUSE_MAX_S)
 
-    def _give(self, given: _Given) -> PeerRefusal | None:
+    def _send_segment(self, task: _SegmentTask) -> PeerRefusal | None:
         """Send one segment, without retries. Return None if it is done, else the refusal."""
         if self._wire is None:
-            self._wire = self._sender.call(given.holder.address)
-        wire, part, segment = self._wire, given.part, given.segment
-        wire.send(Contribute(part.id, part.seq, part.lane, self._ring, given.stripe, given.row, self._sender.life, segment))
+            self._wire = self._sender.call(task.holder.address)
+        wire, part, segment = self._wire, task.part, task.segment
+        wire.send(Contribute(part.id, part.seq, part.lane, self._ring, task.stripe, task.row, self._sender.life, segment))
         answer = wire.receive()
         if isinstance(answer, PeerRefusal):
             return answer
@@ -306,21 +306,21 @@ class _Errand:
             raise PeerLost(f"it answered {type(answer).__name__}")
         return None if whole else PeerRefusal(VOID, "the next save came before it was sent")
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._wire is not None:
             self._sender.hang_up(self._wire)
             self._wire = None
 
 
-def _plan(parts: list[HeldPartFile], ring: PeerRing, position: int) -> list[_Given]:
+def _plan(parts: list[HeldPartFile], ring: PeerRing, position: int) -> list[_SegmentTask]:
     """Return every segment of the parts, once for each row of its stripe."""
-    me, gifts = ring.peers[position].id, []
+    me, tasks = ring.peers[position].id, []
     for part in parts:
         for number, (offset, length) in enumerate(cut(part.length, ring.data)):
             segment = Segment(me, part.rank, number, offset, length, part.starts, part.sizes)
             stripe = ring.stripe_of(position, number)
-            gifts += [_Given(part, ring.holder(stripe, row), stripe, row, segment) for row in range(ring.parity)]
-    return gifts
+            tasks += [_SegmentTask(part, ring.holder(stripe, row), stripe, row, segment) for row in range(ring.parity)]
+    return tasks
 
 
 class _ByteRate:

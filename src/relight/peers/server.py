@@ -37,9 +37,9 @@ from relight.peers.wire import Called, PeerLost, answer, join_address
 from relight.store.buffers import page_buffer
 
 HANDSHAKE_S = 5.0
-STRANGERS_MAX = 64
-FRIENDS_MAX = 512
-THREADS_MAX = FRIENDS_MAX + 8 * STRANGERS_MAX
+UNPROVED_MAX = 64
+MEMBERS_CONNECTED_MAX = 512
+THREADS_MAX = MEMBERS_CONNECTED_MAX + 8 * UNPROVED_MAX
 IDLE_S = 300.0
 """Seconds that a connection may be silent between requests. A closed caller connects again when it needs to."""
 MESSAGE_S = 30.0
@@ -53,8 +53,8 @@ class PeerServer:
     def __init__(self, host: str, port: int, token: Callable[[], bytes], me: Callable[[], str], parts: Parts, holder: Holder) -> None:
         self._token, self._me, self._parts, self._holder = token, me, parts, holder
         self._lock = threading.Lock()
-        self._strangers: list[socket.socket] = []
-        self._friends: set[socket.socket] = set()
+        self._unproved: list[socket.socket] = []
+        self._members: set[socket.socket] = set()
         self._threads: set[threading.Thread] = set()
         self._closed = False
         try:
@@ -70,9 +70,9 @@ class PeerServer:
         """Stop listening, and close all connections."""
         with self._lock:
             self._closed = True
-            connections, threads = [*self._strangers, *self._friends], list(self._threads)
+            connections, threads = [*self._unproved, *self._members], list(self._threads)
         for connection in connections:
-            _hang_up(connection)
+            _disconnect(connection)
         self._accepting.join(5.0)
         self._listener.close()
         for thread in threads:
@@ -81,9 +81,9 @@ class PeerServer:
     def hang_up(self) -> None:
         """Close all connections. Agents with the new token connect again."""
         with self._lock:
-            connections = [*self._strangers, *self._friends]
+            connections = [*self._unproved, *self._members]
         for connection in connections:
-            _hang_up(connection)
+            _disconnect(connection)
 
     def _accept(self) -> None:
         while not self._closed:
@@ -96,19 +96,19 @@ class PeerServer:
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), name="relight-peers-serve", daemon=True)
             with self._lock:
-                if len(self._strangers) >= STRANGERS_MAX:
-                    _hang_up(self._strangers.pop(0))  # an agent proves itself in milliseconds, so the oldest is none
+                if len(self._unproved) >= UNPROVED_MAX:
+                    _disconnect(self._unproved.pop(0))  # an agent proves itself in milliseconds, so the oldest is none
                 # threads of closed connections may not have ended yet
                 if self._closed or len(self._threads) >= THREADS_MAX:
                     connection.close()
                     continue
-                self._strangers.append(connection)
+                self._unproved.append(connection)
                 self._threads.add(thread)
             try:
                 thread.start()
             except RuntimeError:  # no thread can be started: the caller may connect again
                 with self._lock:
-                    self._strangers.remove(connection)
+                    self._unproved.remove(connection)
                     self._threads.discard(thread)
                 connection.close()
 
@@ -117,18 +117,18 @@ class PeerServer:
             with contextlib.suppress(PeerLost):
                 wire = answer(connection, self._token(), MESSAGE_S, HANDSHAKE_S)
                 with self._lock:
-                    welcome = connection in self._strangers and len(self._friends) < FRIENDS_MAX and not self._closed
+                    welcome = connection in self._unproved and len(self._members) < MEMBERS_CONNECTED_MAX and not self._closed
                     if welcome:
-                        self._strangers.remove(connection)
-                        self._friends.add(connection)
+                        self._unproved.remove(connection)
+                        self._members.add(connection)
                 if welcome:
                     _Session(wire, self._me, self._parts, self._holder).run()
         finally:
             with self._lock:
-                self._friends.discard(connection)
+                self._members.discard(connection)
                 self._threads.discard(threading.current_thread())
-                if connection in self._strangers:
-                    self._strangers.remove(connection)
+                if connection in self._unproved:
+                    self._unproved.remove(connection)
             connection.close()
 
 
@@ -175,8 +175,10 @@ class _Session:
         return Acknowledged(False)
 
     def _take(self, piece: SegmentPiece) -> None:
-        """Receive a whole piece before adding it, so that a piece whose connection breaks can be sent again from its
-        beginning."""
+        """Receive a whole piece before adding it.
+
+        If the connection breaks, the piece can be sent again from its beginning.
+        """
         if self._turn is None or not 0 < piece.length <= PIECE_BYTES:
             raise PeerLost("bytes that were not requested")
         if self._room is None:
@@ -185,23 +187,23 @@ class _Session:
         self._wire.receive_into(data)
         self._holder.add(self._turn, piece.offset, data)
 
-    def _give(self, asked: ReadRequest) -> None:
-        if asked.length > PIECE_BYTES:
-            raise PeerLost(f"{asked.length} bytes at once")
+    def _give(self, request: ReadRequest) -> None:
+        if request.length > PIECE_BYTES:
+            raise PeerLost(f"{request.length} bytes at once")
         part: HeldPartFile | None = None
-        if asked.row < 0:
-            part = self._parts.find(asked.id, asked.rank)
-            data = None if part is None else part.read(asked.offset, asked.length)
+        if request.row < 0:
+            part = self._parts.find(request.id, request.rank)
+            data = None if part is None else part.read(request.offset, request.length)
             if data is None:
                 raise Refusal(GONE, "that part is not in memory any more")
         else:
-            data = self._holder.read(asked)
+            data = self._holder.read(request)
         # Not sendfile: it sends the pages themselves, and the next save may refill them after the check below and
         # before they are sent.
-        self._wire.send(Data(asked.length), data)
+        self._wire.send(Data(request.length), data)
         self._wire.send_trailer(_THERE if part is None or part.there() else _NOT_THERE)
 
 
-def _hang_up(connection: socket.socket) -> None:
+def _disconnect(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""``relight.adaptive()``: a trigger whose interval is computed from measurements."""
+"""``relight.adaptive()``: a trigger with an interval that is computed from measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relight.policy.triggers import Trigger, TriggerInput
 from relight.policy.units import Duration, name_of, number_above_0, seconds_of, share_of, whole_of
 from relight.save_reason import Kind
 
-SOONEST = 0.5
+EARLIEST_SHARE = 0.5
 """Least share of the interval after which a save may be brought forward because the loss has dropped."""
 
 
@@ -61,7 +61,7 @@ class Adaptive(Trigger):
         since_s = facts.now_s - facts.last_save_s
         if since_s >= facts.interval_s:
             return f"{_ROUTINE}every {facts.interval_s:.3g} s"
-        if self.loss is None or self.drop is None or since_s < SOONEST * facts.interval_s:
+        if self.loss is None or self.drop is None or since_s < EARLIEST_SHARE * facts.interval_s:
             return None
         value, known = facts.metrics.get(self.loss, math.nan), facts.best.get(f"{self.loss}:min", math.nan)
         return f"{_ROUTINE}{self.loss} fell to {value:.6g}" if known - value > self.drop * abs(known) else None

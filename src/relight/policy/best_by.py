@@ -52,8 +52,8 @@ def mode_for(metric: str, mode: str | None, needed: bool = True) -> str | None:
 def only_metric(names: Collection[str], mode: str | None = None) -> BestBy | None:
     """Return the metric if ``names`` has exactly one and its mode is known."""
     name = next(iter(names)) if len(names) == 1 else ""
-    found = mode or mode_of(name)
-    return BestBy(name, found, "the only metric that the checkpoints have") if name and found else None
+    known_mode = mode or mode_of(name)
+    return BestBy(name, known_mode, "the only metric that the checkpoints have") if name and known_mode else None
 
 
 def is_best(which: str | int) -> bool:
@@ -77,9 +77,9 @@ def best_by(which: str, recorded: tuple[str, str] | None, names: Collection[str]
     if not rest:
         if recorded is not None:
             return BestBy(*recorded, "the metric that the run records")
-        found = only_metric(names)
-        if found is not None:
-            return found
+        metric = only_metric(names)
+        if metric is not None:
+            return metric
         if len(names) > 1:
             what = f"{BEST!r} is ambiguous: the checkpoints have {listed(names)}, and the run records no metric"
             raise ConfigError(what, hint=_ways(names))
@@ -118,6 +118,6 @@ def meant(name: str, names: Collection[str]) -> str:
 
 
 def _ways(names: Collection[str]) -> str:
-    one = min(names, key=lambda name: (mode_of(name) is None, name))
-    way = f"{BEST}:{one}:{mode_of(one) or 'max'}"
-    return f'name it, such as {way}; keep(best=…, metric="{one}", mode=…) in the training script records it for the run'
+    name = min(names, key=lambda name: (mode_of(name) is None, name))
+    way = f"{BEST}:{name}:{mode_of(name) or 'max'}"
+    return f'name it, such as {way}; keep(best=…, metric="{name}", mode=…) in the training script records it for the run'

@@ -30,7 +30,7 @@ BOUNDED = "bounded"
 """Name in the root for the method of tensors that only ``max_error`` names."""
 SMALLEST_FIRST = ("int8", "bfloat16", "float16")
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "second_moment", "sum_sq")
-"""Names of optimizers' second moments, by whose square root they divide."""
+"""Names of optimizers' second moments. Optimizers divide by their square root."""
 WORTH = 0.97
 """Highest ratio of coded to raw size at which chunks are coded."""
 LONGER_MAX, RECOVERS = 20.0, 0.9
@@ -46,7 +46,7 @@ SLACK = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """How to make a run's saves smaller. Except with ``lossy`` or ``max_error``, a restore is bit-identical.
+    """Settings that make a run's saves smaller. Except with ``lossy`` or ``max_error``, a restore is bit-identical.
 
     - ``reuse``: do not store a chunk again that an earlier save has. Retention keeps that save as long as it is needed.
     - ``codecs``: compress chunks: ``"auto"`` if that takes no longer than storing them raw, ``"always"``, or
@@ -66,7 +66,7 @@ class Compact:
       ``"int8"``, with errors up to ``LOSSY_BOUNDS``. The first matching pattern counts. A restore is then not exact.
     - ``max_error``: the largest error of any value of float32 tensors with matching names: ``{"model/*": 1e-4}``, or
       ``{"model/*": "0.1%"}`` of the tensor's largest magnitude. Each piece of a tensor is stored in the smallest of the
-      three formats (or in the one that ``lossy`` names) whose decoded values are within the bound. If there is none, it
+      three formats (or in the one that ``lossy`` names) that decodes to values within the bound. If there is none, it
       is stored exactly.
 
     Saves for signals and exceptions, and other urgent saves, are stored raw.
@@ -93,7 +93,7 @@ class Compact:
             if way == "int8" and any(name in pattern for name in SECOND_MOMENTS):
                 hint = "small ones would be zero: bfloat16 keeps them"
                 raise ConfigError("second moments are never stored in 8 bits", where=pattern, hint=hint)
-        if not isinstance(self.max_error, Mapping) or not all(isinstance(one, str) for one in self.max_error):
+        if not isinstance(self.max_error, Mapping) or not all(isinstance(bound, str) for bound in self.max_error):
             raise ConfigError("Compact(max_error=…) has a bound for each pattern", hint='such as {"optimizer/*": 1e-4, "model/*": "0.1%"}')
         for pattern, bound in dict(self.max_error).items():
             bound_of(bound, pattern)
@@ -111,7 +111,7 @@ class Compact:
 
     @property
     def inexact(self) -> bool:
-        """Whether some tensors may be stored inexactly."""
+        """Return whether some tensors may be stored inexactly."""
         return bool(self.lossy or self.max_error)
 
 
@@ -235,7 +235,7 @@ class Experience:
 
 
 class Choice(NamedTuple):
-    """How to store a save, and why."""
+    """Decision how to store a save, and its reason."""
 
     reuse: bool
     coded: bool
@@ -312,7 +312,7 @@ def _coded(rules: Compact, seen: Experience, under: Conditions, lanes: int) -> t
         return (), "there is nothing to code"
     worth = [sample for sample in seen.samples or () if sample.coded <= WORTH]
     if seen.samples is not None and not worth:
-        return (), f"coded, a sample came to {_left(seen.samples):.0%}"
+        return (), f"a coded sample takes {_left(seen.samples):.0%} of its raw bytes"
     if rules.codecs == "always":
         return None, "codecs are on"
     if seen.samples is None or seen.lane_s_per_byte is None:
@@ -322,7 +322,8 @@ def _coded(rules: Compact, seen: Experience, under: Conditions, lanes: int) -> t
     kinds = min(ways, key=lambda way: should_take(seen, under, way))
     raw, coded = under.store_s_per_byte(seen, lanes), should_take(seen, under, kinds)
     left = _left(sample for sample in worth if sample.kind in kinds)
-    text = f"with {' and '.join(kinds)} coded a sample came to {left:.0%}, {_speed(coded)}; as it is the store takes {_speed(raw)}"
+    taken = f"a sample takes {left:.0%} of its raw bytes, {_speed(coded)}; the store takes raw bytes at {_speed(raw)}"
+    text = f"with {' and '.join(kinds)} coded, {taken}"
     return (kinds, text) if coded <= SLACK * raw else ((), f"coding would take too long: {text}")
 
 

@@ -87,34 +87,34 @@ def defaults_of(table: Mapping[str, Any], where: str) -> Defaults:
     return Defaults(save=save, background=background, takeover=takeover, tiers=tiers, **made)
 
 
-def _tiers(given: object, where: str) -> FileTiers:
+def _tiers(tables: object, where: str) -> FileTiers:
     """Return the table of tiers, checked with an example run's name, so that a mistake is found before a job needs
     it."""
     example = '[checkpoint.tiers.cold] with url = "s3://bucket/runs"'
-    if not isinstance(given, Mapping) or not all(isinstance(one, Mapping) for one in given.values()):
+    if not isinstance(tables, Mapping) or not all(isinstance(table, Mapping) for table in tables.values()):
         raise ConfigError("[checkpoint.tiers] has a table for each tier", where=where, hint=example)
-    near = [name for name, table in given.items() if "url" not in table]
-    if len(near) > 1 or (near and near[0] != next(iter(given))):
+    near = [name for name, table in tables.items() if "url" not in table]
+    if len(near) > 1 or (near and near[0] != next(iter(tables))):
         hint = "only the first, the script's own store, needs none"
         raise ConfigError(f"[checkpoint.tiers.{near[-1]}] has no url", where=where, hint=hint)
-    if near and len(given) == 1:
+    if near and len(tables) == 1:
         raise ConfigError("[checkpoint.tiers] names no further store", where=where, hint=example)
-    for name, table in given.items():
-        for one in table:
-            if one not in _OF_TIERS:
-                raise ConfigError(f"[checkpoint.tiers.{name}] has no {one!r}", where=where, hint=f"it has {', '.join(_OF_TIERS)}")
+    for name, table in tables.items():
+        for setting in table:
+            if setting not in _OF_TIERS:
+                raise ConfigError(f"[checkpoint.tiers.{name}] has no {setting!r}", where=where, hint=f"it has {', '.join(_OF_TIERS)}")
         if "url" in table and not _urls(table):
             raise ConfigError(f"[checkpoint.tiers.{name}] url is a store, or a list of stores", where=where, hint=example)
         if "keep" in table:
             _made("keep", table["keep"], where)
-    found = FileTiers(tuple((name, dict(table)) for name, table in given.items()))
+    tiers = FileTiers(tuple((name, dict(table)) for name, table in tables.items()))
     try:
-        found.tiers_of("/relight-checks-a-file", "run")
+        tiers.tiers_of("/relight-checks-a-file", "run")
     except ConfigError as error:
         raise ConfigError(f"[checkpoint.tiers]: {error.what}", where=where, hint=error.hint) from None
     except TypeError as error:
         raise ConfigError(f"[checkpoint.tiers]: {error}", where=where) from None
-    return found
+    return tiers
 
 
 def _urls(table: Mapping[str, Any]) -> list[str]:
@@ -127,17 +127,17 @@ def _place(store: str, run: str) -> str:
     return f"{store.rstrip('/')}/{run}"
 
 
-def _made(name: str, given: object, where: str) -> Any:
+def _made(name: str, value: object, where: str) -> Any:
     make = _MAKERS[name]
     parameters = inspect.signature(make).parameters.items()
     names = [key for key, how in parameters if how.kind is not how.POSITIONAL_ONLY and key not in _NOT_IN_A_FILE.get(name, ())]
-    if not isinstance(given, Mapping):
+    if not isinstance(value, Mapping):
         raise ConfigError(f"[checkpoint.{name}] is a table", where=where, hint=f"it has {', '.join(names)}")
-    for key in given:
+    for key in value:
         if key not in names:
             raise ConfigError(f"[checkpoint.{name}] has no {key!r}", where=where, hint=f"it has {', '.join(names)}")
     try:
-        return make(**given)
+        return make(**value)
     except ConfigError as error:
         raise ConfigError(f"[checkpoint.{name}]: {error.what}", where=where, hint=error.hint) from None
     except TypeError as error:

@@ -30,7 +30,7 @@ def grace_of(text: str) -> float | None:
 
 
 class Fit(NamedTuple):
-    """Whether to save, and why."""
+    """Decision whether to save, and its reason."""
 
     fits: bool
     why: str
@@ -38,7 +38,7 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GraceState:
-    """What one rank knows when it must end."""
+    """Facts that one rank has when it must end."""
 
     left_s: float | None
     """Seconds until the rank must have ended; None: unknown."""

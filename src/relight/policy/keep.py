@@ -40,7 +40,7 @@ class Keep:
 
     @property
     def is_everything(self) -> bool:
-        """Whether nothing is ever removed."""
+        """Return whether nothing is ever removed."""
         return self.capacity is None and all(getattr(self, name) is None for name in RULES)
 
 
@@ -81,7 +81,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class KeepVerdict:
-    """Whether one checkpoint stays, and why."""
+    """Decision whether one checkpoint stays, and its reasons."""
 
     id: str
     step: int
@@ -182,7 +182,7 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[KeepVerdi
             reasons[checkpoint.id].append(checkpoint.held)
         if all(getattr(rules, name) is None for name in RULES):
             reasons[checkpoint.id].append("no rule removes anything")
-    for checkpoint in newest_first:  # a checkpoint is newer than those whose bytes it needs, so this order keeps indirect needs as well
+    for checkpoint in newest_first:  # a checkpoint is newer than its donors, so this order keeps indirect needs as well
         users = [user for user in checkpoint.needed_by if reasons.get(user)]
         if users:
             reasons[checkpoint.id].append(f"its bytes are needed by {', '.join(users)}")
@@ -418,11 +418,11 @@ def _best(rules: Keep, sound: Sequence[Candidate]) -> list[Candidate]:
     return sorted(scored, key=lambda checkpoint: (sign * checkpoint.metrics[metric], -checkpoint.seq))[: rules.best]
 
 
-def _why_not(rules: Keep, one: Candidate) -> str:
-    if one.verified is False:
+def _why_not(rules: Keep, candidate: Candidate) -> str:
+    if candidate.verified is False:
         return "damaged, and no tag holds it"
-    if one.aside:
-        return "training went back behind it, and no tag holds it"
+    if candidate.aside:
+        return "training returned to an earlier step, and no tag holds it"
     words = {
         "last": "not among the last {}", "best": "not among the best {}", "every": "not every {}", "within_s": "older than {:g} s",
         "hourly": "not the newest of one of the last {} hours", "daily": "not the newest of one of the last {} days",

@@ -38,7 +38,7 @@ class Overlap:
 
     @property
     def prefers(self) -> bool:
-        """Whether overlapping has cost less, as far as is known."""
+        """Return whether overlapping has cost less, as far as is known."""
         if len(self._cost[False]) < 3:
             return True
         return median(self._cost[False]) > _CLEARLY * median(self._cost[True])

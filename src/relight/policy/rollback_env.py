@@ -8,7 +8,7 @@ from collections.abc import Mapping
 BEFORE = "RELIGHT_BEFORE"
 """Step before which to restore: the job restores the newest checkpoint of an earlier step."""
 SKIP = "RELIGHT_SKIP"
-"""Steps whose samples are skipped from then on, as ``first-last``. Used with ``BEFORE``."""
+"""Range of steps; their samples are skipped from then on, as ``first-last``. Used with ``BEFORE``."""
 CUT = "RELIGHT_LR_CUT"
 """Factor for the learning rates from then on. Used with ``BEFORE``."""
 SPLIT = "RELIGHT_SPLIT"

@@ -40,7 +40,7 @@ class Tier:
     """One tier: ``url`` names store and run (``store/run``), ``keep`` its retention, ``bytes_per_second`` bounds
     copying to it.
 
-    ``also`` are further places, each of which gets its own copy. ``Tiers`` makes a tier of each: then ``group`` is
+    ``also``: further places. Each gets its own copy. ``Tiers`` makes a tier of each: then ``group`` is
     their common name, and ``quorum`` the number of copies that are enough.
     """
 

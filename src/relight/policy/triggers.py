@@ -30,7 +30,7 @@ class EpochsDone(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TriggerInput:
-    """What a trigger may read. Times are seconds of one monotonic clock."""
+    """Input of a trigger. Times are seconds of one monotonic clock."""
 
     step: int
     now_s: float
@@ -90,12 +90,12 @@ class Trigger:
 
     @property
     def best_by(self) -> frozenset[tuple[str, str]]:
-        """``(name, mode)`` of each metric at whose best values the trigger saves."""
+        """``(name, mode)`` of each metric for which the trigger saves the best values."""
         return frozenset()
 
     @property
     def only_best(self) -> bool:
-        """Whether it saves nothing but best values: if their metrics never come, it never saves."""
+        """Return whether it saves nothing but best values: if their metrics never come, it never saves."""
         return False
 
     def __or__(self, other: Trigger) -> Trigger:

@@ -35,11 +35,11 @@ class Detector(Protocol):
 
     name: str
 
-    def update(self, look: FeatureWindow) -> Risk:
+    def update(self, window: FeatureWindow) -> Risk:
         """Return the risk of the next window."""
         ...
 
-    def follow(self, looks: Array) -> Array:
+    def follow(self, features: Array) -> Array:
         """Return the scores of a whole run: equal to those of ``update`` of a fresh detector. May be vectorised."""
         ...
 
@@ -164,25 +164,25 @@ class DetectionRules:
 
     name = "rules"
 
-    def scores(self, looks: Array) -> Array:
+    def scores(self, features: Array) -> Array:
         """Return the score of each window by each rule."""
-        rows = np.asarray(looks, np.float64)
+        rows = np.asarray(features, np.float64)
         return np.asarray(np.nan_to_num(np.stack([rule.score(rows) for rule in RULES.values()], axis=1), nan=0.0))
 
-    def kinds(self, looks: Array) -> Array:
+    def kinds(self, features: Array) -> Array:
         """Return for each window the kind that ``update`` would return."""
-        return np.asarray(np.array([rule.kind for rule in RULES.values()])[self.scores(looks).argmax(axis=1)])
+        return np.asarray(np.array([rule.kind for rule in RULES.values()])[self.scores(features).argmax(axis=1)])
 
-    def update(self, look: FeatureWindow) -> Risk:
+    def update(self, window: FeatureWindow) -> Risk:
         """See ``Detector``."""
-        scores = self.scores(look.values[None])[0]
+        scores = self.scores(window.values[None])[0]
         best = int(np.argmax(scores))
         rule = list(RULES.values())[best]
-        return Risk(float(scores[best]), rule.why(look.values) if scores[best] >= 0.1 else "", rule.kind)
+        return Risk(float(scores[best]), rule.why(window.values) if scores[best] >= 0.1 else "", rule.kind)
 
-    def follow(self, looks: Array) -> Array:
+    def follow(self, features: Array) -> Array:
         """See ``Detector``."""
-        return np.asarray(self.scores(looks).max(axis=1))
+        return np.asarray(self.scores(features).max(axis=1))
 
     def fresh(self) -> DetectionRules:
         """See ``Detector``."""

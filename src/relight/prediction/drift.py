@@ -44,16 +44,16 @@ class Drift:
         self._sum = np.zeros(len(_WORSE))
         self._count = 0
 
-    def update(self, look: FeatureWindow) -> Risk:
+    def update(self, window: FeatureWindow) -> Risk:
         """See ``Detector``."""
-        score, index, beyond = self._next(look.values[self._features].astype(np.float64))
+        score, index, beyond = self._next(window.values[self._features].astype(np.float64))
         name = SIGNALS[self._where[index]]
         return Risk(score, f"{WORDS[name]}: {beyond:.0f} times its usual distance from its median, for some time", KIND_OF[name])
 
-    def follow(self, looks: Array) -> Array:
+    def follow(self, features: Array) -> Array:
         """See ``Detector``."""
         detector = self.fresh()
-        return np.array([detector._next(row)[0] for row in looks[:, self._features].astype(np.float64)])
+        return np.array([detector._next(row)[0] for row in features[:, self._features].astype(np.float64)])
 
     def fresh(self) -> Drift:
         """See ``Detector``."""

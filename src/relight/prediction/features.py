@@ -15,7 +15,8 @@ from relight.prediction.signals import AT, SIGNALS
 
 Array = np.ndarray[Any, Any]
 SPANS = (30, 300)
-LOOK_S = 5
+WINDOW_INTERVAL_S = 5
+"""Seconds from one feature window to the next."""
 _KINDS = ("last", *(f"{kind}{span}" for span in SPANS for kind in ("mean", "spread", "slope")))
 FEATURES: tuple[str, ...] = tuple(f"{signal}.{kind}" for kind in _KINDS for signal in SIGNALS)
 
@@ -38,7 +39,7 @@ class FeatureWindow(NamedTuple):
     """One for each of ``FEATURES``; NaN for signals that were never known."""
 
 
-def features_of(signals: Array, every: int = LOOK_S) -> Array:
+def features_of(signals: Array, every: int = WINDOW_INTERVAL_S) -> Array:
     """Return the features of every ``every``-th second of a run. ``signals``: one row for each second."""
     first = np.argmax(np.isfinite(signals), axis=0)
     is_known = np.isfinite(signals).any(axis=0) & (np.arange(len(signals))[:, None] >= first)
@@ -90,8 +91,8 @@ class FeatureWindows:
         self._ring[row] = self._ring[row + self._span] = signals
         self._count += 1
 
-    def window(self, at: float) -> FeatureWindow:
-        """Return the present window. ``at``: its time."""
+    def window(self, time_s: float) -> FeatureWindow:
+        """Return the present window. ``time_s``: its time."""
         end = (self._count - 1) % self._span + 1 + self._span
         parts = [self._ring[end - 1]]
         for span in SPANS:
@@ -105,7 +106,7 @@ class FeatureWindows:
         values = np.concatenate(parts).astype(np.float32)
         if not self._all:
             values[~np.tile(self._known, len(_KINDS))] = np.nan
-        return FeatureWindow(at, values)
+        return FeatureWindow(time_s, values)
 
 
 @functools.cache

@@ -46,17 +46,17 @@ class Forest:
         self._trees = np.arange(shape[0])
         self._levels = int(self._depth.max()) + 1
 
-    def follow(self, looks: Array) -> Array:
+    def follow(self, features: Array) -> Array:
         """See ``Detector``."""
-        rows = self.scale(looks)[:, _USED]
+        rows = self.scale(features)[:, _USED]
         return np.concatenate([self._scores(rows[row : row + 512]) for row in range(0, len(rows), 512)]) if len(rows) else np.empty(0)
 
-    def update(self, look: FeatureWindow) -> Risk:
+    def update(self, window: FeatureWindow) -> Risk:
         """See ``Detector``.
 
         The reason names the signal that is furthest from the history, because the trees give no reason.
         """
-        scaled = self.scale(look.values)
+        scaled = self.scale(window.values)
         far = np.abs(scaled[columns("mean30")])
         name = SIGNALS[int(np.argmax(far))]
         why = f"unlike the healthy history; furthest is {WORDS[name]}, by {float(far.max()):.1f} standard deviations"

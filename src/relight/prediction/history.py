@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import blake3
 import numpy as np
 
-from relight.prediction.features import LOOK_S, features_of
+from relight.prediction.features import WINDOW_INTERVAL_S, features_of
 from relight.prediction.score import HORIZON_S
 from relight.prediction.signals import BLOCK, SignalHistory
 from relight.prediction.simulate import simulate
@@ -24,7 +24,7 @@ TRAIN, CHECK, HELD_OUT = "train", "check", "held out"
 GAP_S = 300
 """Seconds of a gap at which a recording is split into two runs."""
 _LEAST_S = 2 * BLOCK - 1
-FIRST_LOOK = BLOCK // LOOK_S - 1
+FIRST_WINDOW = BLOCK // WINDOW_INTERVAL_S - 1
 """First window of a run that counts: at five minutes.
 
 Before that, memory is being filled and no usual values are known.
@@ -36,8 +36,8 @@ class RecordedRun(NamedTuple):
 
     name: str
     at: Array
-    looks: Array
-    """A row of ``FEATURES`` for each of those times."""
+    features: Array
+    """A row of ``FEATURES`` for each time in ``at``."""
     failed: Happened | None = None
 
     @property
@@ -46,7 +46,7 @@ class RecordedRun(NamedTuple):
         return self.failed.at - self.at if self.failed is not None else np.full(len(self.at), np.inf)
 
     @property
-    def doomed(self) -> Array:
+    def before_failure(self) -> Array:
         """Return which windows are within the horizon before the failure."""
         return self.ahead <= HORIZON_S
 
@@ -67,14 +67,18 @@ def runs_of(trace: SampleTrace, name: str) -> list[RecordedRun]:
         if len(times) and times[-1] - times[0] >= _LEAST_S:
             grid, values = _each_second(times, trace.values[rows])
             windows = features_of(SignalHistory(trace.columns).signals(values))
-            runs.append(RecordedRun(f"{name}/{len(runs)}", grid[LOOK_S - 1 :: LOOK_S][FIRST_LOOK:], windows[FIRST_LOOK:], failed))
+            runs.append(
+                RecordedRun(
+                    f"{name}/{len(runs)}", grid[WINDOW_INTERVAL_S - 1 :: WINDOW_INTERVAL_S][FIRST_WINDOW:], windows[FIRST_WINDOW:], failed
+                )
+            )
     return runs
 
 
-def _each_second(at: Array, values: Array) -> tuple[Array, Array]:
+def _each_second(times: Array, values: Array) -> tuple[Array, Array]:
     """Return the last row of each second. A second without a row gets the row of the second before."""
-    grid = np.arange(np.ceil(at[0]), np.floor(at[-1]) + 1)
-    return grid, values[np.searchsorted(at, grid, side="right") - 1]
+    grid = np.arange(np.ceil(times[0]), np.floor(times[-1]) + 1)
+    return grid, values[np.searchsorted(times, grid, side="right") - 1]
 
 
 def part_of(name: str) -> str:

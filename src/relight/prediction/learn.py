@@ -21,7 +21,7 @@ from relight.prediction.model import DETECTORS, DetectorModel, Worth
 from relight.prediction.score import HORIZON_S, AlarmCosts, Result, Scored, alarms_of, choose_threshold, result_of, tally, together
 
 Array = np.ndarray[Any, Any]
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 PRECISION = 0.5
 _OTHER_SEEDS = 1 << 32
 """Offset of the seeds for evaluation: no training uses these seeds."""
@@ -53,22 +53,22 @@ class LearningPlan:
             raise ConfigError(f"there is no detector {', '.join(unknown) or 'named'}", hint=f"there are {', '.join(DETECTORS)}")
 
 
-def train(plan: LearningPlan, say: Say) -> tuple[DetectorModel, list[Result]]:
+def train(plan: LearningPlan, report: Report) -> tuple[DetectorModel, list[Result]]:
     """Train a model. Return it, and its detectors' results on held-out runs."""
     parts: dict[str, list[RecordedRun]] = {TRAIN: [], CHECK: [], HELD_OUT: []}
-    for part, run in _counted(simulated(plan.seed, plan.runs), plan.runs, say):
+    for part, run in _counted(simulated(plan.seed, plan.runs), plan.runs, report):
         parts[part].append(run)
     for part, run in recorded(plan.recordings) if plan.recordings is not None else ():
         parts[part].append(run)
     if not all(parts.values()):
         raise ConfigError("training, validation and the held-out set need at least one run each", hint="--runs 5 or more")
-    detectors = _learned(plan, parts, say)
+    detectors = _learned(plan, parts, report)
     worth, results = {}, []
     for name, detector in detectors.items():
         chosen = choose_threshold(name, [_scored(detector, run) for run in parts[CHECK]], plan.precision, plan.costs)
         held_out = result_of(name, chosen.threshold, [_scored(detector, run) for run in parts[HELD_OUT]], plan.costs)
         outcome = f"{held_out.found} of {held_out.failures} failures found, {held_out.false} false alarms"
-        say(f"{name}: threshold {chosen.threshold:.3f}; on held-out runs {outcome}")
+        report(f"{name}: threshold {chosen.threshold:.3f}; on held-out runs {outcome}")
         worth[name] = Worth.from_result(held_out)
         results.append(held_out)
     names = sorted({run.name.partition("/")[0] for part in parts.values() for run in part if not run.name.startswith("sim-")})
@@ -76,14 +76,14 @@ def train(plan: LearningPlan, say: Say) -> tuple[DetectorModel, list[Result]]:
     return DetectorModel(detectors, worth, time.time(), metadata), results
 
 
-def _counted(runs: Iterable[tuple[str, RecordedRun]], count: int, say: Say) -> Iterable[tuple[str, RecordedRun]]:
+def _counted(runs: Iterable[tuple[str, RecordedRun]], count: int, report: Report) -> Iterable[tuple[str, RecordedRun]]:
     for number, run in enumerate(runs):
         if number and number % 50 == 0:
-            say(f"{number} of {count} simulated runs")
+            report(f"{number} of {count} simulated runs")
         yield run
 
 
-def _learned(plan: LearningPlan, parts: dict[str, list[RecordedRun]], say: Say) -> dict[str, Detector]:
+def _learned(plan: LearningPlan, parts: dict[str, list[RecordedRun]], report: Report) -> dict[str, Detector]:
     rng = np.random.default_rng(plan.seed)
     detectors: dict[str, Detector] = {}
     if "rules" in plan.detectors:
@@ -91,25 +91,27 @@ def _learned(plan: LearningPlan, parts: dict[str, list[RecordedRun]], say: Say) 
     if "drift" in plan.detectors:
         detectors["drift"] = Drift()
     if {"forest", "lstm"} & set(plan.detectors):
-        healthy = np.concatenate([run.looks[_some(rng, np.flatnonzero(~run.doomed), _HEALTHY_EACH)] for run in parts[TRAIN]])
+        healthy = np.concatenate([run.features[_some(rng, np.flatnonzero(~run.before_failure), _HEALTHY_EACH)] for run in parts[TRAIN]])
         scale = Scale.from_rows(healthy)
     if "forest" in plan.detectors:
-        say(f"training the forest on {len(healthy)} windows of healthy nodes")
+        report(f"training the forest on {len(healthy)} windows of healthy nodes")
         detectors["forest"] = grow(healthy, scale, plan.seed)
     if "lstm" in plan.detectors:
-        detectors["lstm"] = _network(plan, parts, scale, rng, say)
+        detectors["lstm"] = _network(plan, parts, scale, rng, report)
     return {name: detectors[name] for name in DETECTORS if name in detectors}
 
 
-def _network(plan: LearningPlan, parts: dict[str, list[RecordedRun]], scale: Scale, rng: np.random.Generator, say: Say) -> Lstm:
+def _network(plan: LearningPlan, parts: dict[str, list[RecordedRun]], scale: Scale, rng: np.random.Generator, report: Report) -> Lstm:
     try:
         from relight.prediction.lstm_train import train_network
     except ModuleNotFoundError as error:
         hint = f"{INSTALL}, or --detectors without lstm"
         raise ConfigError(f"the network is trained with torch, and {error.name} is not installed", hint=hint) from None
     examples = _examples(parts[TRAIN], scale, rng)
-    say(f"training the network on {len(examples[1])} windows, {int((examples[1] > 0).sum())} of them before a failure")
-    arrays = train_network(*examples, _examples(parts[CHECK], scale, rng), seed=plan.seed, epochs=plan.epochs, size=plan.size, say=say)
+    report(f"training the network on {len(examples[1])} windows, {int((examples[1] > 0).sum())} of them before a failure")
+    arrays = train_network(
+        *examples, _examples(parts[CHECK], scale, rng), seed=plan.seed, epochs=plan.epochs, size=plan.size, report=report
+    )
     return Lstm(scale, arrays)
 
 
@@ -117,7 +119,7 @@ def _examples(runs: Sequence[RecordedRun], scale: Scale, rng: np.random.Generato
     """Return windows and their classes: those shortly before a failure with signs, and some far from any failure."""
     windows, labels = [np.empty((0, STEPS, INPUTS), np.float32)], [np.empty(0, np.int64)]
     for run in runs:
-        inputs = inputs_of(run.looks, scale)
+        inputs = inputs_of(run.features, scale)
         rows = _some(rng, np.flatnonzero(run.ahead > 2 * HORIZON_S), _HEALTHY_EACH)
         label = 0
         for _ in range(2):
@@ -136,7 +138,10 @@ def _some(rng: np.random.Generator, rows: Array, count: int) -> Array:
 def _scored(detector: Detector, run: RecordedRun) -> Scored:
     failed = run.failed
     scored = Scored(
-        run.name, run.at, detector.follow(run.looks), groups=detector.kinds(run.looks) if isinstance(detector, DetectionRules) else None
+        run.name,
+        run.at,
+        detector.follow(run.features),
+        groups=detector.kinds(run.features) if isinstance(detector, DetectionRules) else None,
     )
     return scored if failed is None else scored._replace(failed_at=failed.at, cause=failed.cause or failed.kind)
 
@@ -165,14 +170,14 @@ def evaluate(model: DetectorModel, runs: Iterable[RecordedRun], precision: float
     return [tally(name, thresholds.get(name, float("nan")), seen[name], raised[name], costs) for name in seen]
 
 
-def unseen(seed: int, count: int, say: Say) -> Iterable[RecordedRun]:
+def unseen(seed: int, count: int, report: Report) -> Iterable[RecordedRun]:
     """Return simulated runs that no model was trained on, whatever its seed."""
-    return (run for _, run in _counted(simulated(seed + _OTHER_SEEDS, count, (HELD_OUT,)), count, say))
+    return (run for _, run in _counted(simulated(seed + _OTHER_SEEDS, count, (HELD_OUT,)), count, report))
 
 
 def unseen_recordings(directory: Path, model: DetectorModel) -> Iterable[RecordedRun]:
     """Yield the runs of recordings that the model was not trained on: held-out ones and new ones."""
-    trained_on = set(model.told.get("recordings", ()))
+    trained_on = set(model.metadata.get("recordings", ()))
     for part, run in recorded(directory):
         if part == HELD_OUT or run.name.partition("/")[0] not in trained_on:
             yield run

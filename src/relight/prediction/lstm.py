@@ -40,28 +40,28 @@ class Lstm:
             raise CorruptCheckpoint("a network with invalid weights")
         self.scale, self.arrays, self._size = scale, arrays, size
         self._weights = {name: np.ascontiguousarray(arrays[name].T) for name in NAMES}
-        self._looks: deque[Array] = deque(maxlen=(STEPS - 1) * STRIDE + 1)
+        self._inputs: deque[Array] = deque(maxlen=(STEPS - 1) * STRIDE + 1)
 
     @property
     def parameters(self) -> int:
         """Return the number of parameters."""
         return sum(self.arrays[name].size for name in NAMES)
 
-    def update(self, look: FeatureWindow) -> Risk:
+    def update(self, window: FeatureWindow) -> Risk:
         """See ``Detector``."""
-        self._looks.append(inputs_of(look.values[None], self.scale)[0])
-        window = np.zeros((1, STEPS, INPUTS), np.float32)
-        lately = list(self._looks)[::-1][::STRIDE][::-1]
-        window[0, STEPS - len(lately) :] = lately
-        chances = self.chances(window)[0]
+        self._inputs.append(inputs_of(window.values[None], self.scale)[0])
+        inputs = np.zeros((1, STEPS, INPUTS), np.float32)
+        lately = list(self._inputs)[::-1][::STRIDE][::-1]
+        inputs[0, STEPS - len(lately) :] = lately
+        chances = self.chances(inputs)[0]
         best = 1 + int(np.argmax(chances[1:]))
         likely = f"most like a {CLASSES[best]} failure ({100 * chances[best]:.0f} %)"
         why = f"the last eight minutes are like those before a failure, {likely}"
         return Risk(float(1 - chances[0]), why, _RISKS[CLASSES[best]])
 
-    def follow(self, looks: Array) -> Array:
+    def follow(self, features: Array) -> Array:
         """See ``Detector``."""
-        windows = windows_of(inputs_of(looks, self.scale))
+        windows = windows_of(inputs_of(features, self.scale))
         parts = [1 - self.chances(windows[start : start + 512])[:, 0] for start in range(0, len(windows), 512)]
         return np.concatenate(parts) if parts else np.empty(0)
 
@@ -86,9 +86,9 @@ class Lstm:
         return _softmax(np.concatenate([context, hidden], axis=1) @ weights["head"] + weights["head_bias"])
 
 
-def inputs_of(looks: Array, scale: Scale) -> Array:
+def inputs_of(features: Array, scale: Scale) -> Array:
     """Return the network's inputs: recent features of the signals, and the rules' scores."""
-    return np.concatenate([scale(looks)[:, _LATELY], DetectionRules().scores(looks)], axis=1, dtype=np.float32)
+    return np.concatenate([scale(features)[:, _LATELY], DetectionRules().scores(features)], axis=1, dtype=np.float32)
 
 
 def windows_of(inputs: Array, rows: Array | None = None) -> Array:

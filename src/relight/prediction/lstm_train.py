@@ -46,7 +46,7 @@ class Network(nn.Module):
 
 
 def train_network(
-    windows: Array, labels: Array, checked: tuple[Array, Array], *, seed: int, epochs: int, size: int, say: Callable[[str], None]
+    windows: Array, labels: Array, checked: tuple[Array, Array], *, seed: int, epochs: int, size: int, report: Callable[[str], None]
 ) -> Arrays:
     """Return the weights of the epoch with the least loss on ``checked`` windows and labels.
 
@@ -57,13 +57,13 @@ def train_network(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _train(windows, labels, checked, seed, epochs, size, say)
+        return _train(windows, labels, checked, seed, epochs, size, report)
     finally:
         torch.set_num_threads(threads)
 
 
 def _train(
-    windows: Array, labels: Array, checked: tuple[Array, Array], seed: int, epochs: int, size: int, say: Callable[[str], None]
+    windows: Array, labels: Array, checked: tuple[Array, Array], seed: int, epochs: int, size: int, report: Callable[[str], None]
 ) -> Arrays:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -89,7 +89,7 @@ def _train(
             network.eval()
             with torch.no_grad():
                 validation_loss = float(loss_of(network(torch.from_numpy(checked[0])), torch.from_numpy(checked[1])))
-            say(f"lstm: epoch {epoch + 1} of {epochs}, loss {validation_loss:.4f} on validation")
+            report(f"lstm: epoch {epoch + 1} of {epochs}, loss {validation_loss:.4f} on validation")
             if validation_loss < best:
                 best, best_arrays = validation_loss, network.arrays()
     return best_arrays

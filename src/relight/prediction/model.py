@@ -39,7 +39,7 @@ class Worth:
     def from_result(cls, held_out: Result) -> Worth:
         """Return the worth from a result on held-out runs."""
         result = held_out
-        return cls(result.threshold, result.careful, result.recall, result.lead_s, result.false_per_day, result.alarms)
+        return cls(result.threshold, result.smoothed_precision, result.recall, result.lead_s, result.false_per_day, result.alarms)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DetectorModel:
     worth: Mapping[str, Worth]
     made_at: float = 0.0
     """Seconds since 1970."""
-    told: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     """How it was trained: seed, runs, recordings, requested precision."""
 
     def write(self, path: Path) -> None:
@@ -61,7 +61,7 @@ class DetectorModel:
                 arrays |= {f"{name}.{part}": value for part, value in detector.arrays.items()}
                 arrays |= {"scale.middle": detector.scale.middle, "scale.spread": detector.scale.spread}
         worth = {name: {slot: _none(getattr(entry, slot)) for slot in Worth.__slots__} for name, entry in self.worth.items()}
-        write_arrays(path, _MAGIC, {"features": list(FEATURES), "worth": worth, "made_at": self.made_at, "told": self.told}, arrays)
+        write_arrays(path, _MAGIC, {"features": list(FEATURES), "worth": worth, "made_at": self.made_at, "told": self.metadata}, arrays)
 
 
 def without_model() -> DetectorModel:

@@ -19,8 +19,8 @@ from relight.errors import RelightError
 from relight.observe import emit
 from relight.prediction.act import action_for
 from relight.prediction.detect import Detector, Risk
-from relight.prediction.features import LOOK_S, FeatureWindow, FeatureWindows
-from relight.prediction.history import FIRST_LOOK, GAP_S
+from relight.prediction.features import WINDOW_INTERVAL_S, FeatureWindow, FeatureWindows
+from relight.prediction.history import FIRST_WINDOW, GAP_S
 from relight.prediction.model import DetectorModel, Worth, read_model, without_model
 from relight.prediction.sample import NodeSample, SampleShape
 from relight.prediction.score import HORIZON_S, Alarming, Enough
@@ -35,8 +35,8 @@ LATELY = 20
 """Last alarms of a detector that count for its precision in this job."""
 _HELD_OUT_COUNTS = 2
 """Weight of the held-out precision, in alarms of this job."""
-_LOOKED_AFTER_S = 60.0
-"""Seconds between checks of the model's file: a running job then uses a model that was trained meanwhile."""
+_RELOAD_CHECK_S = 60.0
+"""Seconds between checks of the model's file, so that a running job uses a newly trained model."""
 _OF_THE_SCRIPT = ("user", "fenced", "preemption", "numerical", "data")
 """Kinds of failures that a node shows no sign of: a detector cannot miss them."""
 
@@ -78,32 +78,32 @@ class _Watcher:
         self.name, self._worth, self._precision = name, worth, precision
         self.open: list[float] = []
         self.settled: deque[bool] = deque(maxlen=LATELY)
-        self.said = ""
+        self.reported_why = ""
         self.begin(detector)
 
     def begin(self, detector: Detector) -> None:
         self.detector = detector.fresh()
         self._alarming = Alarming(self._worth.threshold)
 
-    def update(self, look: FeatureWindow) -> Risk | None:
+    def update(self, window: FeatureWindow) -> Risk | None:
         """Return the risk if it is an alarm, else None. Alarms older than the horizon are settled as false."""
-        late = [alarm_at for alarm_at in self.open if look.at - alarm_at > HORIZON_S]
+        late = [alarm_at for alarm_at in self.open if window.at - alarm_at > HORIZON_S]
         if late:
             self.open = self.open[len(late) :]
             for _ in late:
                 self._resolve_alarm("false", False)
-        risk = self.detector.update(look)
-        if not self._alarming.update(look.at, risk.score, risk.kind if self.name == "rules" else None):
+        risk = self.detector.update(window)
+        if not self._alarming.update(window.at, risk.score, risk.kind if self.name == "rules" else None):
             return None
-        self.open.append(look.at)
+        self.open.append(window.at)
         return risk
 
-    def failed(self, at: float, *, shows: bool = True) -> None:
+    def failed(self, time_s: float, *, shows: bool = True) -> None:
         """Settle the open alarms by a failure: one counts as true.
 
         ``shows``: whether this kind of failure can show signs before.
         """
-        if any(0 <= at - alarm_at <= HORIZON_S for alarm_at in self.open):
+        if any(0 <= time_s - alarm_at <= HORIZON_S for alarm_at in self.open):
             self._resolve_alarm("true", True)
         elif shows:
             self._resolve_alarm("missed", None)
@@ -192,15 +192,15 @@ class FailurePredictor:
             alarms += self._next(sample.at - missing, row if not missing or before is None else before)
         return alarms
 
-    def failed(self, kind: str, at: float | None = None, cause: str = "") -> None:
+    def failed(self, kind: str, failed_at: float | None = None, cause: str = "") -> None:
         """Record a failure of the job: settle the alarms, add it to the recording, relearn the usual values."""
-        time_s = self._clock() if at is None else at
+        time_s = self._clock() if failed_at is None else failed_at
         self.recorder.note(Happened(time_s, kind, cause))
         for watcher in self._watchers:
             watcher.failed(time_s, shows=kind not in _OF_THE_SCRIPT)
         self._begin()
 
-    def heeded(self, alarm: Alarm) -> None:
+    def discard_alarm(self, alarm: Alarm) -> None:
         """Drop an alarm after an action that may have averted the failure: whether it was true is then unknown."""
         for watcher in self._watchers:
             watcher.open = [alarm_at for alarm_at in watcher.open if abs(alarm_at - alarm.at) > HORIZON_S]
@@ -214,36 +214,36 @@ class FailurePredictor:
             for watcher in self._watchers
         ]
 
-    def write(self, directory: Path, **told: str) -> Path:
+    def write(self, directory: Path, **metadata: str) -> Path:
         """Write the recording, for ``relight predict train --recordings``, and begin a new one.
 
         No second is in two recordings. The newest fifty recordings in the directory are kept.
         """
         path = directory / name_of(self._clock())
-        self.recorder.trace(**told).write(path)
+        self.recorder.trace(**metadata).write(path)
         self.recorder.clear()
         keep_newest(directory, RECORDINGS)
         return path
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
 
-    def _next(self, at: float, row: Array) -> list[Alarm]:
+    def _next(self, time_s: float, row: Array) -> list[Alarm]:
         self._windows.add(self._signals.signals(row[None])[0])
         self._count += 1
-        if at - self._checked >= _LOOKED_AFTER_S:
-            self._checked = at
+        if time_s - self._checked >= _RELOAD_CHECK_S:
+            self._checked = time_s
             self._reload()
-        if self._count % LOOK_S or self._count <= FIRST_LOOK * LOOK_S:
+        if self._count % WINDOW_INTERVAL_S or self._count <= FIRST_WINDOW * WINDOW_INTERVAL_S:
             return []
-        window, alarms = self._windows.window(at), []
+        window, alarms = self._windows.window(time_s), []
         for watcher in self._watchers:
             name, risk, why = watcher.name, watcher.update(window), watcher.distrusted()
-            if why and not watcher.said:
+            if why and not watcher.reported_why:
                 emit("prediction.detector_disabled", f"{name} does not count: {why}", detector=name, why=why)
-            watcher.said = why
-            if risk is not None and not why and self._enough.update(at):
+            watcher.reported_why = why
+            if risk is not None and not why and self._enough.update(time_s):
                 action, reason = action_for(risk.kind)
-                alarms.append(Alarm(at, risk.kind, action, risk.why, reason, round(risk.score, 3), name, watcher.likely))
+                alarms.append(Alarm(time_s, risk.kind, action, risk.why, reason, round(risk.score, 3), name, watcher.likely))
                 emit("prediction.alarm", f"{risk.why}: {action}", kind=risk.kind, action=action, detector=name, score=alarms[-1].score)
         return alarms
 

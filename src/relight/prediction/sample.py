@@ -86,7 +86,7 @@ class NodeSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleShape:
-    """How many file systems, ranks and accelerators have columns.
+    """Number of file systems, ranks and accelerators with columns.
 
     Further ones of a sample are left out; missing ones are NaN.
     """

@@ -68,12 +68,12 @@ class Cooling:
         self._last = self.quiet_until = -math.inf
         self._gap = COOL_DOWN_S
 
-    def update(self, at: float) -> bool:
+    def update(self, time_s: float) -> bool:
         """Return whether this time becomes an alarm."""
-        if at < self.quiet_until:
+        if time_s < self.quiet_until:
             return False
-        self._gap = min(2 * self._gap, COOL_DOWN_MAX_S) if at - self._last < CALM_S else COOL_DOWN_S
-        self._last, self.quiet_until = at, at + self._gap
+        self._gap = min(2 * self._gap, COOL_DOWN_MAX_S) if time_s - self._last < CALM_S else COOL_DOWN_S
+        self._last, self.quiet_until = time_s, time_s + self._gap
         return True
 
 
@@ -85,10 +85,10 @@ class Alarming:
         self._cooling: dict[object, Cooling] = {}
         self._enough = Enough()
 
-    def update(self, at: float, score: float, group: object = None) -> bool:
+    def update(self, time_s: float, score: float, group: object = None) -> bool:
         """Return whether this window is an alarm."""
         self._held = self._held + 1 if score >= self._threshold else 0
-        return self._held >= HELD and self._cooling.setdefault(group, Cooling()).update(at) and self._enough.update(at)
+        return self._held >= HELD and self._cooling.setdefault(group, Cooling()).update(time_s) and self._enough.update(time_s)
 
 
 class Enough:
@@ -97,15 +97,15 @@ class Enough:
     def __init__(self) -> None:
         self._last = -math.inf
 
-    def update(self, at: float) -> bool:
+    def update(self, time_s: float) -> bool:
         """Return whether this alarm is kept."""
-        if at - self._last < ENOUGH_S:
+        if time_s - self._last < ENOUGH_S:
             return False
-        self._last = at
+        self._last = time_s
         return True
 
 
-def alarms_of(at: Array, scores: Array, threshold: float, groups: Array | None = None) -> list[float]:
+def alarms_of(times: Array, scores: Array, threshold: float, groups: Array | None = None) -> list[float]:
     """Return the alarms of a whole run: the times at which ``Alarming.update`` would return True."""
     over = scores >= threshold
     hot = over.copy()
@@ -113,8 +113,8 @@ def alarms_of(at: Array, scores: Array, threshold: float, groups: Array | None =
         hot[back:] &= over[:-back]
         hot[:back] = False
     if groups is None:
-        return _cooled(at[hot])
-    return together([_cooled(at[hot & (groups == group)]) for group in np.unique(groups[hot])])
+        return _cooled(times[hot])
+    return together([_cooled(times[hot & (groups == group)]) for group in np.unique(groups[hot])])
 
 
 def together(alarms: Sequence[Sequence[float]]) -> list[float]:
@@ -189,7 +189,7 @@ class Result:
     """By cause, the found failures and all failures."""
 
     @property
-    def careful(self) -> float:
+    def smoothed_precision(self) -> float:
         """Return the precision smoothed for few alarms: with one more true and one more false alarm."""
         return (self.found + 1) / (self.found + self.false + 2)
 
@@ -237,10 +237,10 @@ def choose_threshold(detector: str, runs: Sequence[Scored], precision: float, co
     tried = sorted({round(float(score), 6) for score in quantiles} - {0.0})
     results = [result_of(detector, threshold, runs, costs) for threshold in tried]
     results = [result for result in results if result.found]
-    precise = [result for result in results if result.careful >= precision]
+    precise = [result for result in results if result.smoothed_precision >= precision]
     if precise:
         return max(precise, key=lambda result: (result.found, -result.false, result.threshold))
-    return max(results, key=lambda result: (result.careful, result.found), default=result_of(detector, 1.0, runs, costs))
+    return max(results, key=lambda result: (result.smoothed_precision, result.found), default=result_of(detector, 1.0, runs, costs))
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -46,25 +46,25 @@ class _SyntheticRun:
         self.happened: tuple[Happened, ...] = ()
         size = float(rng.choice([128, 256, 512, 1024])) * _GIB
         self.size, self.disk_size = size, float(rng.choice([250, 1000, 4000])) * _GIB
-        self.free = np.full(n, rng.uniform(0.3, 0.85)) + self.wander(0.004, 60)
+        self.free = np.full(n, rng.uniform(0.3, 0.85)) + self.correlated_noise(0.004, 60)
         self.disk = np.full(n, rng.uniform(0.15, 0.9)) - self.t * rng.uniform(0, 4e-7)
-        self.cpu = rng.uniform(0.1, 0.6) + self.wander(0.03, 20)
-        self.psi = {name: np.abs(self.wander(scale, 15)) for name, scale in (("memory", 0.02), ("io", 0.8), ("cpu", 1.5))}
-        self.full = {name: 0.4 * np.abs(self.wander(scale, 15)) for name, scale in (("memory", 0.02), ("io", 0.4), ("cpu", 0.0))}
+        self.cpu = rng.uniform(0.1, 0.6) + self.correlated_noise(0.03, 20)
+        self.psi = {name: np.abs(self.correlated_noise(scale, 15)) for name, scale in (("memory", 0.02), ("io", 0.8), ("cpu", 1.5))}
+        self.full = {name: 0.4 * np.abs(self.correlated_noise(scale, 15)) for name, scale in (("memory", 0.02), ("io", 0.4), ("cpu", 0.0))}
         self.faults = rng.poisson(0.05, n).astype(float)
         self.rss = np.full(n, rng.uniform(0.05, 0.15))
         self.step_s = float(np.exp(rng.uniform(np.log(0.2), np.log(8))))
-        self.slow = np.exp(self.wander(rng.uniform(0.005, 0.03), 10))
-        self.straggle = np.abs(self.wander(0.01, 30))
+        self.slow = np.exp(self.correlated_noise(rng.uniform(0.005, 0.03), 10))
+        self.straggle = np.abs(self.correlated_noise(0.01, 30))
         self.training = np.ones(n, bool)
-        self.use = np.clip(rng.uniform(0.75, 0.98) + self.wander(0.02, 10), 0, 1)
-        self.celsius = rng.uniform(50, 70) + self.wander(0.6, 120)
+        self.use = np.clip(rng.uniform(0.75, 0.98) + self.correlated_noise(0.02, 10), 0, 1)
+        self.celsius = rng.uniform(50, 70) + self.correlated_noise(0.6, 120)
         self.mhz = np.full(n, float(rng.choice([1410, 1755, 1980])))
         self.ecc, self.ecc_bad = rng.poisson(2e-5, n), np.zeros(n, int)
         self.save_every, self.save_s = rng.uniform(300, 1800), float(np.exp(rng.uniform(np.log(1), np.log(60))))
         self.slow_store = np.ones(n)
 
-    def wander(self, scale: float, tau_s: float) -> Array:
+    def correlated_noise(self, scale: float, tau_s: float) -> Array:
         """Return noise of standard deviation ``scale`` that is correlated over about ``tau_s`` seconds."""
         knots = int(self.n / tau_s) + 4
         smooth = np.interp(self.t / tau_s, np.arange(knots), self.rng.normal(0, scale, knots))
@@ -78,20 +78,20 @@ class _SyntheticRun:
         """Return a ramp: 0 before ``begin``, 1 after ``begin + length``."""
         return np.asarray(np.clip((self.t - begin) / length, 0, 1) ** power)
 
-    def bump(self, begin: float, rise: float, stay: float, fall: float) -> Array:
+    def pulse(self, begin: float, rise: float, stay: float, fall: float) -> Array:
         """Return a curve that rises to 1, stays there, and falls to 0."""
         return self.ramp(begin, rise) - self.ramp(begin + rise + stay, fall)
 
     # -- what happens without a failure ------------------------------------------------------------------------------------------
 
-    def everyday(self) -> None:
+    def add_routine_events(self) -> None:
         """Add all events that happen without a failure."""
         rng = self.rng
         if rng.random() < 0.7:  # caches that grow and level off
             self.free -= rng.uniform(0.05, 0.8) * self.free[0] * (1 - np.exp(-self.t / rng.uniform(200, 3000)))
         for second in self.some(12):  # other jobs on the node
             length, strength = rng.uniform(60, 1200), rng.uniform(0.2, 1)
-            active = self.bump(second, rng.uniform(5, 60), length, rng.uniform(5, 60))
+            active = self.pulse(second, rng.uniform(5, 60), length, rng.uniform(5, 60))
             self.cpu += 0.4 * strength * active
             self.psi["cpu"] += 40 * strength * active
             self.slow *= 1 + 0.5 * strength * active * rng.random()
@@ -100,7 +100,7 @@ class _SyntheticRun:
                 self.full["io"] += 20 * strength * active
         for second in self.some(4):  # memory that is allocated and freed
             amount = rng.uniform(0.05, 0.7) * self.free[second]
-            self.free -= amount * self.bump(second, rng.uniform(30, 1500), rng.uniform(60, 900), rng.uniform(1, 60))
+            self.free -= amount * self.pulse(second, rng.uniform(30, 1500), rng.uniform(60, 900), rng.uniform(1, 60))
         for second in self.some(3):  # data sets that are unpacked on the disk, and logs that are cleaned up
             self.disk -= rng.uniform(0.02, 0.5) * self.disk[second] * self.ramp(second, rng.uniform(120, 1800))
         for second in self.some(3):
@@ -118,14 +118,14 @@ class _SyntheticRun:
         for second in self.some(1.5):  # longer sequences, another data mixture: the step time changes from here on
             self.slow *= 1 + rng.uniform(-0.2, 0.5) * self.ramp(second, rng.uniform(1, 300))
         for second in self.some(3):  # a hot hour; sometimes the clock is throttled and recovers
-            hot = self.bump(second, rng.uniform(120, 1200), rng.uniform(60, 1800), rng.uniform(120, 900))
+            hot = self.pulse(second, rng.uniform(120, 1200), rng.uniform(60, 1800), rng.uniform(120, 900))
             self.celsius += hot * rng.uniform(3, 18)
         for second in self.some(1.5):  # corrected errors without a failure after them
-            self.ecc = self.ecc + rng.poisson(rng.uniform(0.005, 0.3) * self.bump(second, 10, rng.uniform(5, 900), 10))
+            self.ecc = self.ecc + rng.poisson(rng.uniform(0.005, 0.3) * self.pulse(second, 10, rng.uniform(5, 900), 10))
         for second in self.some(4):  # a slow link or rank that recovers
-            self.lag(self.bump(second, rng.uniform(10, 600), rng.uniform(10, 900), rng.uniform(5, 200)) * rng.uniform(0.1, 1.2))
+            self.lag(self.pulse(second, rng.uniform(10, 600), rng.uniform(10, 900), rng.uniform(5, 200)) * rng.uniform(0.1, 1.2))
         for second in self.some(3):  # a slow hour of the store
-            self.slow_store *= 1 + rng.uniform(0.3, 5) * self.bump(second, 60, rng.uniform(60, 2400), 60)
+            self.slow_store *= 1 + rng.uniform(0.3, 5) * self.pulse(second, 60, rng.uniform(60, 2400), 60)
         self.free, self.disk = np.clip(self.free, 0.04, 1), np.clip(self.disk, 0.03, 1)
 
     def throttle(self) -> None:
@@ -198,7 +198,7 @@ class _SyntheticRun:
     def trace(self, name: str) -> SampleTrace:
         """Return the generated recording."""
         rng = self.rng
-        self.everyday()
+        self.add_routine_events()
         if rng.random() < self.failing:
             self.fail()
         self.throttle()

@@ -40,12 +40,12 @@ class SampleTrace:
     at: np.ndarray[Any, Any]
     values: np.ndarray[Any, Any]
     happened: tuple[Happened, ...] = ()
-    told: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
     """Metadata, such as ``name`` and ``host``."""
 
     def write(self, path: Path) -> None:
         """Write the recording to a file, atomically and durably."""
-        metadata = {"columns": list(self.columns), "happened": [list(failure) for failure in self.happened], "told": self.told}
+        metadata = {"columns": list(self.columns), "happened": [list(failure) for failure in self.happened], "told": self.metadata}
         write_arrays(path, _MAGIC, metadata, {"at": self.at.astype("<f8"), "values": self.values.astype("<f4")})
 
 
@@ -112,17 +112,17 @@ class SampleRecorder:
         """Record a failure. Its time is on the rows' clock."""
         self._happened = [*self._happened, happened][-_INCIDENTS_MAX:]
 
-    def trace(self, **told: str) -> SampleTrace:
-        """Return a copy of the recording, oldest row first. ``told``: metadata."""
+    def trace(self, **metadata: str) -> SampleTrace:
+        """Return a copy of the recording, oldest row first. ``metadata``: such as the host."""
         rows = np.arange(max(0, self._count - self._rows), self._count) % self._rows
         times = self._at[rows]
         happened = tuple(failure for failure in self._happened if len(times) and times[0] <= failure.at)
-        return SampleTrace(self._columns, times, self._values[rows], happened, told)
+        return SampleTrace(self._columns, times, self._values[rows], happened, metadata)
 
 
-def name_of(at: float) -> str:
+def name_of(time_s: float) -> str:
     """Return the file name of a recording of that time."""
-    return f"{int(at):012d}{ENDING}"
+    return f"{int(time_s):012d}{ENDING}"
 
 
 def keep_newest(directory: Path, count: int) -> None:

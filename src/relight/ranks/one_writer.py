@@ -120,7 +120,7 @@ class OneWriter(SeveralRanks):
         messages = {rank: from_msgpack(self.desk.receive_message(rank), _Word) for rank in range(1, self.world.size)}
         tree, trainable = _common_tree(common, plan, gathered, messages)
         items = [self._item(common, index, gathering, trainable) for index, gathering in enumerate(gathered)]
-        own = capture(mine, behind=items)
+        own = capture(mine, preceding=items)
         items = own.items
         others = []
         for rank, message in messages.items():

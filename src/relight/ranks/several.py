@@ -290,7 +290,7 @@ class SeveralRanks:
     def _part(self, common: Captured, plan: TablePlan, mine: Mapping[str, object]) -> Captured:
         """Return what this rank writes: its share of the common state, and its own state."""
         written = self._write(common, plan)
-        own = capture(mine, behind=written.items)
+        own = capture(mine, preceding=written.items)
         theirs = (owned(item, self.world.rank) for item in own.items[len(written.items) :])
         tree = {**(common.tree if plan.leads else {}), "rank": own.tree}
         state = Captured(

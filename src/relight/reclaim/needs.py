@@ -1,4 +1,7 @@
-"""Dependencies between checkpoints: which ones need the bytes of which. Recallable checkpoints need theirs as live ones do."""
+"""Dependencies between checkpoints: which checkpoints need bytes of which others.
+
+Recallable ones have the same needs as live ones.
+"""
 
 from __future__ import annotations
 

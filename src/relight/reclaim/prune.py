@@ -106,12 +106,12 @@ def plan_prune(
     return PrunePlan(run, rules, verdicts, freed, sound, tuple(due_of(view, history)), damaged)
 
 
-def _is_sound(store: ByteStore, view: LogView, one: Checkpoint, progress: Callable[[int], None] | None) -> bool:
+def _is_sound(store: ByteStore, view: LogView, checkpoint: Checkpoint, progress: Callable[[int], None] | None) -> bool:
     """Return whether a checkpoint verifies. Raise ``StoreUnavailable`` if the store does not answer: that is not damage."""
-    findings = verify_checkpoint(store, view, one, progress=progress)
+    findings = verify_checkpoint(store, view, checkpoint, progress=progress)
     silent = next((finding for finding in findings if finding.is_silence), None)
     if silent is not None:
-        raise StoreUnavailable(f"cannot verify checkpoint {one.id}: {silent.detail}", where=silent.file)
+        raise StoreUnavailable(f"cannot verify checkpoint {checkpoint.id}: {silent.detail}", where=silent.file)
     return not findings
 
 
@@ -246,13 +246,13 @@ def _kept_for_suspects(history: History, known: Mapping[str, bool]) -> set[str]:
     return {head.id} if head is not None and newest is not None and head.seq < newest.seq else set()
 
 
-def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Candidate:
-    metrics = {name: metric_value(value) for name, value in one.body.metrics.items()}
-    needed_by = users_of(history, one.id)
-    time_s = seconds_since_epoch(one.time)
+def _candidate(history: History, checkpoint: Checkpoint, verified: bool | None) -> Candidate:
+    metrics = {name: metric_value(value) for name, value in checkpoint.body.metrics.items()}
+    needed_by = users_of(history, checkpoint.id)
+    time_s = seconds_since_epoch(checkpoint.time)
     return Candidate(
-        one.id, one.seq, one.step, metrics, history.tags_of(one.id), needed_by, verified, "", one.body.new_bytes, time_s,
-        routine=one.body.save_reason.is_routine, aside=one.id in history.rolled_back_ids,
+        checkpoint.id, checkpoint.seq, checkpoint.step, metrics, history.tags_of(checkpoint.id), needed_by, verified, "",
+        checkpoint.body.new_bytes, time_s, routine=checkpoint.body.save_reason.is_routine, aside=checkpoint.id in history.rolled_back_ids,
     )  # fmt: skip
 
 

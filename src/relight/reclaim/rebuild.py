@@ -45,7 +45,7 @@ class UncommittedDirectory:
 
 @dataclass(frozen=True, slots=True)
 class RebuildPlan:
-    """What a log lacks. ``missing``: whether there is no log at all. Printing it is the dry run."""
+    """Records that a log lacks. ``missing``: whether there is no log at all. Printing it is the dry run."""
 
     run: str
     run_id: str
@@ -66,7 +66,7 @@ class RebuildPlan:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything has to be appended."""
+        """Return whether anything has to be appended."""
         return self.missing or self.interrupted or bool(self.commits)
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class RebuildPlan:
 
 @dataclass(slots=True)
 class RebuildReport:
-    """What was appended: ids of the checkpoints that the log has now, and the number of its records."""
+    """Result of a rebuild: ids of the checkpoints that the log has now, and the number of its records."""
 
     committed: list[str] = field(default_factory=list)
     records: int = 0
@@ -157,11 +157,11 @@ def _append(log: Log, body: Callable[[LogView], Body], epoch: int | None = None)
     log.append(lambda view: (body(view), fold(view).epoch if epoch is None else epoch))
 
 
-def _checked(one: UncommittedDirectory, view: LogView) -> CommitBody:
-    assert one.commit is not None
-    if fold(view).epoch != one.epoch:
+def _checked(directory: UncommittedDirectory, view: LogView) -> CommitBody:
+    assert directory.commit is not None
+    if fold(view).epoch != directory.epoch:
         raise ConfigError(f"attempt {fold(view).epoch} has begun meanwhile", where=view.run, hint="stop the job that saves to this run")
-    return one.commit
+    return directory.commit
 
 
 def _fence(log: Log, epoch: int) -> None:

@@ -20,7 +20,10 @@ from relight.store import ByteStore
 
 
 def due_of(view: LogView, history: History) -> list[str]:
-    """Return the recallable ids whose time is over, by the records' times. No record counts as later than the record after it."""
+    """Return the ids of checkpoints that can no longer be recalled, by the records' times.
+
+    No record counts as later than the record after it.
+    """
     if not history.recallable:
         return []
     now, least = None, float("inf")

@@ -32,12 +32,12 @@ class SpaceGuard:
     epoch: int
     verified: dict[str, bool] = field(default_factory=dict)
 
-    def wait(self, need: int, leads: bool, until: float, still: Callable[[], bool], tell: Callable[[str, float], None]) -> float:
+    def wait(self, need: int, leads: bool, until: float, still: Callable[[], bool], on_wait: Callable[[str, float], None]) -> float:
         """Wait until ``need`` more bytes fit into the capacity. Return the seconds waited.
 
         Also return when waiting cannot help, when ``still()`` is False, or at ``until`` (of ``time.monotonic``). The caller then saves all
         the same: one checkpoint too many is better than none. If ``leads``, checkpoints that the rules would drop with ``need`` bytes less
-        capacity are removed first. ``tell`` is called once, with the reason and the longest wait in seconds. Raises what the log and
+        capacity are removed first. ``on_wait`` is called once, with the reason and the longest wait in seconds. Raises what the log and
         retention raise. Cost while there is room: one read of the log's newest records.
         """
         began, pause, reported = time.monotonic(), _PAUSES_S[0], False
@@ -49,7 +49,7 @@ class SpaceGuard:
                 break
             if not reported:
                 size = (self.rules.capacity or 0) / 1e9
-                tell(f"the tier's capacity is {size:g} GB, and its checkpoints are not copied to a further tier yet", until - now)
+                on_wait(f"the tier's capacity is {size:g} GB, and its checkpoints are not copied to a further tier yet", until - now)
                 reported = True
             _rest(min(pause, max(0.0, until - now)), still)
             pause = min(2 * pause, _PAUSES_S[1])
@@ -61,13 +61,13 @@ class SpaceGuard:
         Return None, with nothing removed, if ``still()`` returns False while a checkpoint that stays is read. Raises as ``prune_a_share``.
         """
 
-        def go_on(_: int) -> None:
+        def check_still(_: int) -> None:
             if not still():
                 raise _NoLonger
 
         rules, log = self._less(need), self.log
         try:
-            return prune_a_share(self.store, self.run, rules, verified=self.verified, log=log, epoch=self.epoch, progress=go_on)
+            return prune_a_share(self.store, self.run, rules, verified=self.verified, log=log, epoch=self.epoch, progress=check_still)
         except _NoLonger:
             return None
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from relight.catalog.branches import let_go
+from relight.catalog.branches import remove_branch_tag
 from relight.commit import delete_directory
 from relight.errors import RelightError, StoreUnavailable
 from relight.format.names import parse_dir, parse_summary_file
@@ -24,7 +24,7 @@ FOLDERS_SWEPT = 2
 class SweepPlan:
     """Directories to delete, each with the reason. ``held``: directories that no live checkpoint has and that must stay, with the reason.
 
-    ``temporaries``: keys of temporary files of records and of the store's own files whose final name exists already, and leftovers of
+    ``temporaries``: keys of temporary files of records and of the store's own files, if the final name exists already, and leftovers of
     probing a server.
     """
 
@@ -111,7 +111,7 @@ def execute_sweep(plan: SweepPlan, store: ByteStore) -> SweepReport:
             store.delete(key)
             deleted.append(key)
     if plan.homes:
-        _let_go(store, plan.run, plan.homes)
+        _remove_unneeded_tags(store, plan.run, plan.homes)
     return SweepReport(deleted, left)
 
 
@@ -127,15 +127,15 @@ def delete_checkpoints(store: ByteStore, run: str, history: History, ids: Sequen
                 homes.add(retired.body.home)
             else:
                 _delete(store, run, retired.body.dir, deleted, left)
-    _let_go(store, run, homes)
+    _remove_unneeded_tags(store, run, homes)
     return deleted, left
 
 
-def _let_go(store: ByteStore, run: str, homes: Iterable[str]) -> None:
+def _remove_unneeded_tags(store: ByteStore, run: str, homes: Iterable[str]) -> None:
     """Remove the tags in ``homes`` that this run no longer needs. After an error the tag stays, and the next sweep tries again."""
     for home in homes:
         with contextlib.suppress(RelightError):
-            let_go(store, home, run)
+            remove_branch_tag(store, home, run)
 
 
 def _delete(store: ByteStore, run: str, name: str, deleted: list[str], left: list[str]) -> None:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from relight.capture.loaders import dealt_in, own_generators, rest_state
+from relight.capture.loaders import own_generators, position_in, rest_state
 from relight.capture.rng import seed_generator
-from relight.capture.sampler_shards import SamplerPosition, as_it_was, belongs_to_rank, common_position
+from relight.capture.sampler_shards import SamplerPosition, belongs_to_rank, common_position, fits_alone
 from relight.format import Digest
 from relight.ranks.rng_groups import reseed, reseed_plan, sources, taken_from
 
@@ -69,7 +69,7 @@ def remap_rank_state(
     seeded: list[tuple[object, int]] = []
     notes: list[str] = []
     for name, value in components.items():
-        if not isinstance(value, DataLoader) or (world == saved and (name not in root or as_it_was(dealt_in(root[name]), value))):
+        if not isinstance(value, DataLoader) or (world == saved and (name not in root or fits_alone(position_in(root[name]), value))):
             continue
         states = [rank_state.get(name) for rank_state in own]
         outcome = _carry_loader(name, value, states, rank, key) if name in root else "the checkpoint has no loader of that name"
@@ -103,11 +103,11 @@ class _Loader(NamedTuple):
 def _carry_loader(name: str, loader: DataLoader[Any], states: Sequence[Any], rank: int, key: str) -> _Loader | str:
     """Return the state for this rank's loader, from the states of all ranks' loaders, or the reason why there is
     none."""
-    position = common_position([dealt_in(state) for state in states], loader)
+    position = common_position([position_in(state) for state in states], loader)
     if isinstance(position, str):
         return position
     # The generators are those of the rank that had the same shard: this rank's own, if it had.
-    alike = [state for state in (*states[rank : rank + 1], *states) if belongs_to_rank(dealt_in(state), position.rank)]
+    alike = [state for state in (*states[rank : rank + 1], *states) if belongs_to_rank(position_in(state), position.rank)]
     seeded = []
     if not alike:
         seed = _seed(f"{key}/{name}/{position.rank}")

@@ -43,7 +43,7 @@ class Places(NamedTuple):
         assert place.view is not None  # the tier's log has the checkpoint
         copies = self.merged.copies.get(copy.checkpoint.original_id, ())
         others = [other for other in copies if other != copy and other.place not in self.silent]
-        spares = tuple((self.tiers[other.place].store, other.checkpoint.lies_in(self.tiers[other.place].run)) for other in others)
+        spares = tuple((self.tiers[other.place].store, other.checkpoint.directory_in(self.tiers[other.place].run)) for other in others)
         return CopySource(place.store, place.view, spares)
 
     def copies_of(self, checkpoints: Iterable[Checkpoint]) -> Iterator[TierCopy]:

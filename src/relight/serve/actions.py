@@ -17,7 +17,7 @@ from relight.audit.facts import ActionFacts
 from relight.catalog.branches import check_free
 from relight.catalog.holds import hold, holds_of, release
 from relight.catalog.run import Run
-from relight.catalog.save_requests import LOOK_S, WHO_MAX, ask_for_save
+from relight.catalog.save_requests import REQUEST_POLL_S, WHO_MAX, ask_for_save
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
 from relight.format.names import check_run_name
 from relight.log import Checkpoint
@@ -346,7 +346,7 @@ class Actions:
         recorded_at = newest_account_time(self._index.state(fields["store"], run.name).accounts)
         ago_s = time.time() - recorded_at if recorded_at is not None else None
         watched = (
-            f"relight run recorded its goodput {max(0.0, ago_s):.0f} s ago: it checks for requests every {LOOK_S:.0f} s."
+            f"relight run recorded its goodput {max(0.0, ago_s):.0f} s ago: it checks for requests every {REQUEST_POLL_S:.0f} s."
             if ago_s is not None and ago_s < WATCHED_S
             else f"No relight run has recorded anything within {WATCHED_S / 60:.0f} minutes, and no other process receives the request: "
             "send SIGUSR1 to the training process on its own machine instead."

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from relight.monitoring.alert_delivery import Ledger
 from relight.monitoring.alert_state import decode_alarms, encode_alarms
-from relight.monitoring.files import EventFiles, Heard
+from relight.monitoring.files import EventFiles, FileEvent
 from relight.monitoring.loop import EVERY_S, AlertLoop
 from relight.monitoring.notify import Alarms
 from relight.monitoring.overview import KnownRun, RunSeen, Watcher
-from relight.monitoring.rules import FIRING, KINDS, State, spell
+from relight.monitoring.rules import FIRING, KINDS, State, format_duration
 from relight.monitoring.settings import Alerting
 from relight.monitoring.trace import trace_of
 from relight.serve.reader import NOT_YET, StoreFollower
@@ -54,7 +54,7 @@ class EventFeed:
         self._keep, self._kept_some = keep, bool(kept)
         self._alarms = Alarms(alerting, state, ledger, self._keeps)
         self._changed, self._poll_s, self._every_s = changed, poll_s, every_s
-        self._told: OrderedDict[tuple[str, str, str], list[Heard]] = OrderedDict()
+        self._told: OrderedDict[tuple[str, str, str], list[FileEvent]] = OrderedDict()
         self._curves: OrderedDict[tuple[str, str], dict[str, dict[int, float | None]]] = OrderedDict()
         self._lock = threading.Lock()
         self._ending = threading.Event()
@@ -97,16 +97,16 @@ class EventFeed:
     def over(self, store: str, run: str) -> bool:
         """Return whether the run's process reported that it ended."""
         seen = self._seen(store, run)
-        return seen is not None and seen.heard_at is not None and not seen.active
+        return seen is not None and seen.last_event_at is not None and not seen.active
 
     def risk(self, store: str, run: str) -> float | None:
         """Return the failure risk of the run's last alarm while the alarm is valid, else 0. None if no process here reports on that run."""
         seen = self._seen(store, run)
-        return seen.risk if seen is not None and seen.heard_at is not None else None
+        return seen.risk if seen is not None and seen.last_event_at is not None else None
 
     def risks(self) -> list[RiskRow]:
         """Return runs with a failure risk, highest first. ``store`` is the store's URL."""
-        rows = [RiskRow(run.store, run.run, "", run.heard_at, "", run.risk, run.risk_why) for run in self._runs() if run.risk > 0]
+        rows = [RiskRow(run.store, run.run, "", run.last_event_at, "", run.risk, run.risk_why) for run in self._runs() if run.risk > 0]
         return sorted(rows, key=lambda row: -(row.risk or 0.0))
 
     def alerts(self) -> list[AlertRow]:
@@ -115,9 +115,9 @@ class EventFeed:
         for alert in self._alarms.alerts:
             if alert.state == FIRING:
                 for_s = max(0.0, time.time() - (alert.fired_at or alert.since))
-                firing.setdefault(alert.kind, []).append(f"{alert.run}, for {spell(for_s)}: {alert.reason}")
+                firing.setdefault(alert.kind, []).append(f"{alert.run}, for {format_duration(for_s)}: {alert.reason}")
         return [
-            AlertRow(rule.kind, "; ".join([KINDS[rule.kind].says, *firing.get(rule.kind, [])])[:500], rule.severity, rule.kind in firing)
+            AlertRow(rule.kind, "; ".join([KINDS[rule.kind].summary, *firing.get(rule.kind, [])])[:500], rule.severity, rule.kind in firing)
             for rule in self._alerting.rules
         ]
 
@@ -147,7 +147,7 @@ class EventFeed:
             if now.state != "ok":
                 yield KnownRun(reader.store, error=now.state)
             elif silent_s > SILENT_S:
-                yield KnownRun(reader.store, error=f"the store has not answered for {spell(silent_s)}")
+                yield KnownRun(reader.store, error=f"the store has not answered for {format_duration(silent_s)}")
             else:
                 for state in now.runs.values():
                     yield KnownRun(reader.store, state.name, state.history, state.told, state.accounts, state.error if state.unread else "")
@@ -183,7 +183,7 @@ class EventFeed:
                 break
         return touched
 
-    def _steps(self, one: Heard) -> bool:
+    def _steps(self, one: FileEvent) -> bool:
         """Keep the metrics of an event about steps. Return whether it had any. Its fields are unchecked: they come from a file."""
         steps, metrics = one.fields.get("steps"), one.fields.get("metrics")
         if not isinstance(steps, list) or not isinstance(metrics, dict):

@@ -423,7 +423,7 @@ class Index:
             ("attempt", one.epoch),
             ("parents", ", ".join(root.parents)),
             ("requires", ", ".join(one.requires)),
-            ("directory", one.lies_in(state.name)),
+            ("directory", one.directory_in(state.name)),
             ("new bytes", one.body.new_bytes),
             ("lossy", one.body.lossy),
         ]

@@ -40,7 +40,7 @@ def wait_for(task: ServerTask, run: Run, seq: int, timeout_s: float) -> ActionOu
 
     def tell(answer: Answer) -> None:
         if not answer.over:
-            task.add_line(f"received on {answer.heard}; it saves at the end of its step")
+            task.add_line(f"received on {answer.acknowledged_by}; it saves at the end of its step")
 
     answer = wait_for_answer(run, seq, timeout_s, tell, task.ending)
     return ActionOutcome(answer.saved is not None, describe_outcome(answer, time.monotonic() - began))

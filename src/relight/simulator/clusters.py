@@ -51,21 +51,25 @@ def _cluster(number: int, mtbf_s: float, rng: np.random.Generator, lives: float)
 
 
 def compare(
-    found: Sequence[Cluster], *, seeds: Sequence[int] = (0,), fixed: Sequence[str] = FIXED, said: Callable[[str], None] = lambda text: None
+    cases: Sequence[Cluster],
+    *,
+    seeds: Sequence[int] = (0,),
+    fixed: Sequence[str] = FIXED,
+    report: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Return the share of time that the adaptive, oracle and fixed schedules lose in each cluster.
 
     All schedules meet the same failures.
     """
     rows: list[dict[str, Any]] = []
-    for number, cluster in enumerate(found):
+    for number, cluster in enumerate(cases):
         lost = lost_by(cluster.scenario, ("adaptive", "oracle", *fixed), seeds)
         rows.append({
             "mtbf_s": round(cluster.mtbf_s, 1), "gpus": cluster.scenario.gpus, "days": round(cluster.scenario.days, 1),
             "stall_s": round(cluster.scenario.save.stall_s, 3), "durable_s": round(cluster.scenario.save.durable_s, 3),
             "restart_s": round(cluster.scenario.restart.base_s, 1), "lost": lost,
         })  # fmt: skip
-        said(f"{number + 1} of {len(found)}: {lost['adaptive'] / lost['oracle'] - 1:+.2%} over the oracle's {lost['oracle']:.4f}")
+        report(f"{number + 1} of {len(cases)}: {lost['adaptive'] / lost['oracle'] - 1:+.2%} over the oracle's {lost['oracle']:.4f}")
     mean = {name: float(np.mean([row["lost"][name] for row in rows])) for name in rows[0]["lost"]}
     best = min(fixed, key=mean.__getitem__)
     return {

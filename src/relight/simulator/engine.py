@@ -29,10 +29,10 @@ from relight.simulator.scenario import FAILURES_MAX, Failing, Scenario
 from relight.simulator.schedules import bound_of, schedule_of
 from relight.supervise.decide import Past, decide
 from relight.supervise.facts import Decision, Failure
-from relight.supervise.supervisor import REMEMBERED_S
+from relight.supervise.supervisor import INCIDENT_COUNTS_S
 
 _TRAINING, _STALLED, _DOWN, _RESTARTING = range(4)
-_BLOW, _DUE, _SEALED, _PEERED, _DURABLE, _COPIED, _READY, _UP, _REPAIRED, _FOUND, _AGAIN, _ALARM, _SETTLE = range(13)
+_FAILURE, _DUE, _SEALED, _PEERED, _DURABLE, _COPIED, _READY, _UP, _REPAIRED, _FOUND, _AGAIN, _ALARM, _SETTLE = range(13)
 FORESEEN = "foreseen"
 """Cause under which the cost of a machine that leaves before it fails is counted."""
 
@@ -90,13 +90,13 @@ class _Simulation:
     def run(self) -> PolicyOutcome:
         """Run the simulation and return its outcome."""
         wall = self.scenario.wall_s
-        for number, blow in enumerate(self.chance.blows):
-            self._push(blow.at, _BLOW, number)
+        for number, failure in enumerate(self.chance.failures):
+            self._push(failure.at, _FAILURE, number)
         self._announce()
         self._plan_save(0.0)
         act: dict[int, Callable[[float, Any], None]] = {
-            _BLOW: self._blow, _DUE: self._due, _SEALED: self._sealed, _PEERED: self._peered, _DURABLE: self._made_durable,
-            _COPIED: self._copied, _READY: self._be_ready, _UP: self._up, _REPAIRED: self._repaired, _FOUND: self._silent_shows,
+            _FAILURE: self._failure, _DUE: self._due, _SEALED: self._sealed, _PEERED: self._peered, _DURABLE: self._made_durable,
+            _COPIED: self._copied, _READY: self._job_ready, _UP: self._up, _REPAIRED: self._repaired, _FOUND: self._silent_shows,
             _AGAIN: self._silent_again, _ALARM: self._alarm, _SETTLE: self._settle_alarm,
         }  # fmt: skip
         heap = self.heap
@@ -107,10 +107,10 @@ class _Simulation:
         self._leave(wall)
         return self._outcome(wall)
 
-    def _push(self, at: float, what: int, told: Any, life: int = -1) -> None:
+    def _push(self, time_s: float, what: int, payload: Any, life: int = -1) -> None:
         """Schedule an event. ``life``: the event is dropped if the job fails first; −1: a failure does not drop it."""
         self.pushed += 1
-        heapq.heappush(self.heap, (at, self.pushed, what, life, told))
+        heapq.heappush(self.heap, (time_s, self.pushed, what, life, payload))
 
     def _leave(self, now: float) -> None:
         """Count the time since the last call for the current phase.
@@ -202,35 +202,35 @@ class _Simulation:
         for tier, save, takes_s in self.shelf.to_copy():
             self._push(now + takes_s, _COPIED, (tier, save))
 
-    def _copied(self, now: float, told: tuple[int, SimulatedSave]) -> None:
-        self.shelf.arrived(*told, now)
+    def _copied(self, now: float, payload: tuple[int, SimulatedSave]) -> None:
+        self.shelf.arrived(*payload, now)
         self._drain(now)
 
     # -- failing -------------------------------------------------------------------------------------------------------------------
 
-    def _blow(self, now: float, number: int) -> None:
-        blow = self.chance.blows[number]
+    def _failure(self, now: float, number: int) -> None:
+        failure = self.chance.failures[number]
         if number in self.avoided or self.phase == _DOWN:
             return
-        if blow.cause == SILENT:
-            self._silent(now, self.machines.at(int(blow.u_node * self.scenario.nodes)), blow)
+        if failure.cause == SILENT:
+            self._silent(now, self.machines.at(int(failure.u_node * self.scenario.nodes)), failure)
             return
-        if blow.cause == LEMON:
-            slot = self.machines.slot_of(blow.machine)
-            if slot is None or not self.machines.is_lemon(blow.machine):
+        if failure.cause == LEMON:
+            slot = self.machines.slot_of(failure.machine)
+            if slot is None or not self.machines.is_lemon(failure.machine):
                 return
             lemons = self.scenario.lemons
             failing = Failing(name=LEMON, broken=lemons.broken, detect_s=lemons.detect_s)
         else:
-            failing, slot = self.scenario.failure[blow.failing], int(blow.u_node * self.scenario.nodes)
-        slots = self.machines.beside(slot, failing.takes_nodes)
-        if blow.u_broken >= failing.broken:
-            self._fail(now, failing, blow, lost=slots, away=())
+            failing, slot = self.scenario.failure[failure.failing], int(failure.u_node * self.scenario.nodes)
+        slots = self.machines.adjacent(slot, failing.takes_nodes)
+        if failure.u_broken >= failing.broken:
+            self._fail(now, failing, failure, lost=slots, away=())
         else:
-            self._fail(now, failing, blow, lost=slots, away=slots)
+            self._fail(now, failing, failure, lost=slots, away=slots)
 
     def _fail(
-        self, now: float, one: Failing, dice: FailureEvent, *, lost: tuple[int, ...], away: tuple[int, ...], onset: int | None = None
+        self, now: float, failing: Failing, dice: FailureEvent, *, lost: tuple[int, ...], away: tuple[int, ...], onset: int | None = None
     ) -> None:
         """End the attempt.
 
@@ -240,11 +240,12 @@ class _Simulation:
         self._leave(now)
         step, in_life = self._ended() - 1, self._ended() - self.began_step
         reached = NOT_YET if self.phase == _RESTARTING else self.began_step - 1
-        self.failures[one.name] += 1
+        self.failures[failing.name] += 1
         self.schedule.failed(in_life > 0)
         failure = Failure(
-            one.kind, one.name, None, step, in_life, one.name, onset=onset, restored=reached, durable=self.shelf.newest_step(), here=False
-        )
+            failing.kind, failing.name, None, step, in_life, failing.name, onset=onset, restored=reached,
+            durable=self.shelf.newest_step(), here=False,
+        )  # fmt: skip
         machine = self.machines.at(lost[0]) if lost else -1
         decision = self._decide(failure, machine, now)
         self.actions[decision.action] += 1
@@ -257,11 +258,11 @@ class _Simulation:
         elif decision.action == "end":
             delay_s += self.scenario.restart.requeue_s
         before = decision.settings.get(BEFORE) if decision.action != "stop" else (None if onset is None else str(onset))
-        self._come_back(now, one.name, dice, lost, away, one.detect_s, delay_s, int(before) if before is not None else None)
+        self._come_back(now, failing.name, dice, lost, away, failing.detect_s, delay_s, int(before) if before is not None else None)
 
     def _decide(self, failure: Failure, machine: int, now: float) -> Decision:
         """Decide as the supervisor of the failed machine does. It knows the failures of the last day."""
-        while self.past and now - self.past[0][0] > REMEMBERED_S:
+        while self.past and now - self.past[0][0] > INCIDENT_COUNTS_S:
             self.past.popleft()
         local_failure = replace(failure, here=True)
         history = [Past(seen[machine >= 0 and where == machine], decided, time) for time, where, seen, decided in self.past]
@@ -294,7 +295,7 @@ class _Simulation:
             self._push(back_at, _REPAIRED, machine)
         self._push(now + detect_s + delay_s, _READY, None, self.life)
 
-    def _be_ready(self, now: float, _: None) -> None:
+    def _job_ready(self, now: float, _: None) -> None:
         self.ready = True
         self._restart(now)
 
@@ -335,8 +336,8 @@ class _Simulation:
             self.shows_at = self.work + lag * self.scenario.step_s
             self._push(now + self.shows_at - self.work, _FOUND, None, self.life)
 
-    def _silent_again(self, now: float, told: tuple[int, FailureEvent]) -> None:
-        machine, dice = told
+    def _silent_again(self, now: float, payload: tuple[int, FailureEvent]) -> None:
+        machine, dice = payload
         if self.machines.slot_of(machine) is None:
             return  # the machine was identified and left for repair
         fresh = dice._replace(u_broken=float(self.silent_dice.random()), u_foreseen=float(self.silent_dice.random()))
@@ -360,21 +361,21 @@ class _Simulation:
 
     def _announce(self) -> None:
         """Schedule the alarms and notices that precede failures, and the false alarms."""
-        seer, expected = self.policy.foresee, 0.0
-        for number, blow in enumerate(self.chance.blows):
-            failing = self.scenario.failure[blow.failing] if blow.failing >= 0 else None
+        predictor, expected = self.policy.foresee, 0.0
+        for number, failure in enumerate(self.chance.failures):
+            failing = self.scenario.failure[failure.failing] if failure.failing >= 0 else None
             if failing is not None and failing.notice_s:
-                self._push(max(0.0, blow.at - failing.notice_s), _ALARM, (number, "", True))
-            elif failing is not None and failing.risk and seer is not None:
-                expected += seer.recall
-                if blow.u_foreseen < seer.recall:
-                    lead_s = min(seer.lead_s * blow.e_lead, HORIZON_S)
-                    self._push(max(0.0, blow.at - lead_s), _ALARM, (number, failing.risk, True))
-                    self._push(blow.at, _SETTLE, True)
-        if seer is None or seer.precision >= 1 or not expected:
+                self._push(max(0.0, failure.at - failing.notice_s), _ALARM, (number, "", True))
+            elif failing is not None and failing.risk and predictor is not None:
+                expected += predictor.recall
+                if failure.u_foreseen < predictor.recall:
+                    lead_s = min(predictor.lead_s * failure.e_lead, HORIZON_S)
+                    self._push(max(0.0, failure.at - lead_s), _ALARM, (number, failing.risk, True))
+                    self._push(failure.at, _SETTLE, True)
+        if predictor is None or predictor.precision >= 1 or not expected:
             return
         rng, risks = stream(self.seed, "false alarms"), sorted({failing.risk for failing in self.scenario.failure if failing.risk})
-        count = min(int(rng.poisson(expected * (1 / seer.precision - 1))), FAILURES_MAX)
+        count = min(int(rng.poisson(expected * (1 / predictor.precision - 1))), FAILURES_MAX)
         for time in sorted((rng.random(count) * self.scenario.wall_s).tolist()):
             self._push(time, _ALARM, (-1, risks[int(rng.integers(len(risks)))], False))
             self._push(time + HORIZON_S, _SETTLE, False)
@@ -382,16 +383,16 @@ class _Simulation:
     def _settle_alarm(self, now: float, true: bool) -> None:
         self.settled.append(true)
 
-    def _alarm(self, now: float, told: tuple[int, str, bool]) -> None:
-        number, risk, true = told
-        seer = self.policy.foresee
-        if self.phase != _TRAINING or (risk and (seer is None or distrust(seer.precision, PRECISION, self.settled))):
+    def _alarm(self, now: float, payload: tuple[int, str, bool]) -> None:
+        number, risk, true = payload
+        predictor = self.policy.foresee
+        if self.phase != _TRAINING or (risk and (predictor is None or distrust(predictor.precision, PRECISION, self.settled))):
             return
         self.alarms += 1
         self.false_alarms += not true
         self._soon(now)  # each action begins with a save
         if risk and self.policy.drain and action_for(risk)[0] == "drain node" and self.leaving is None:
-            slot = int(self.chance.blows[number].u_node * self.scenario.nodes) if true else int(now) % self.scenario.nodes
+            slot = int(self.chance.failures[number].u_node * self.scenario.nodes) if true else int(now) % self.scenario.nodes
             self.leaving = (slot, number)
 
     def _move_out(self, now: float, slot: int, number: int) -> None:
@@ -400,7 +401,7 @@ class _Simulation:
         self.leaving = None
         if number >= 0:
             self.avoided.add(number)
-        dice = self.chance.blows[max(0, number)]
+        dice = self.chance.failures[max(0, number)]
         self.actions["leave in time"] += 1
         self._come_back(now, FORESEEN, dice, (slot,), (slot,), 0.0, 0.0, None)
 

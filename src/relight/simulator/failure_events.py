@@ -43,7 +43,7 @@ class FailureEvent(NamedTuple):
 class Chance(NamedTuple):
     """All failure events, in order of time, and the machines that are lemons."""
 
-    blows: tuple[FailureEvent, ...]
+    failures: tuple[FailureEvent, ...]
     lemons: frozenset[int]
 
 
@@ -61,23 +61,23 @@ def stream(seed: int, *what: object) -> np.random.Generator:
 
 def draw(scenario: Scenario, seed: int, calendar: Calendar | None = None) -> Chance:
     """Return the failures of ``scenario`` with this seed."""
-    blows: list[FailureEvent] = []
+    failures: list[FailureEvent] = []
     for number, failing in enumerate(scenario.failure):
         if calendar is None:
             rng = stream(seed, "failure", failing.name)
-            blows += _blows(rng, _times(rng, scenario.rate_per_s(failing), scenario.wall_s, failing), failing.name, number)
+            failures += _failure_events(rng, _times(rng, scenario.rate_per_s(failing), scenario.wall_s, failing), failing.name, number)
         else:
             times = np.array([time for time, which in zip(calendar.at, calendar.failing, strict=True) if which == number])
-            blows += _blows(stream(seed, "failure", failing.name), times, failing.name, number)
+            failures += _failure_events(stream(seed, "failure", failing.name), times, failing.name, number)
     lemons = _lemons(scenario, seed)
     for machine in sorted(lemons):
         rng = stream(seed, LEMON, machine)
         times = _times(rng, 1 / (scenario.lemons.mtbf_hours * HOUR_S), scenario.wall_s)
-        blows += _blows(rng, times, LEMON, ANY, machine)
+        failures += _failure_events(rng, times, LEMON, ANY, machine)
     rng = stream(seed, SILENT)
     silent = scenario.silent.per_million_gpu_hours * scenario.gpus / 1e6 / HOUR_S
-    blows += _blows(rng, _times(rng, silent, scenario.wall_s), SILENT, ANY)
-    return Chance(tuple(sorted(blows)), lemons)
+    failures += _failure_events(rng, _times(rng, silent, scenario.wall_s), SILENT, ANY)
+    return Chance(tuple(sorted(failures)), lemons)
 
 
 def _lemons(scenario: Scenario, seed: int) -> frozenset[int]:
@@ -87,10 +87,10 @@ def _lemons(scenario: Scenario, seed: int) -> frozenset[int]:
     return frozenset(int(machine) for machine in rng.choice(machines, size=count, replace=False))
 
 
-def _times(rng: np.random.Generator, per_s: float, until: float, one: Failing | None = None) -> np.ndarray[Any, Any]:
+def _times(rng: np.random.Generator, per_s: float, until: float, failing: Failing | None = None) -> np.ndarray[Any, Any]:
     if not per_s:
         return np.empty(0)
-    shape = one.shape if one is not None else 1.0
+    shape = failing.shape if failing is not None else 1.0
     scale = 1 / per_s / math.gamma(1 + 1 / shape)
     batches, last = [], 0.0
     while last < until:
@@ -101,19 +101,21 @@ def _times(rng: np.random.Generator, per_s: float, until: float, one: Failing | 
         last = float(times[-1])
     first = np.concatenate(batches)
     first = first[first < until]
-    return first if one is None or not one.aftershock else np.sort(np.array(_shaken(rng, first, one, until)))
+    return first if failing is None or not failing.aftershock else np.sort(np.array(_shaken(rng, first, failing, until)))
 
 
-def _shaken(rng: np.random.Generator, first: np.ndarray[Any, Any], one: Failing, until: float) -> list[float]:
+def _shaken(rng: np.random.Generator, first: np.ndarray[Any, Any], failing: Failing, until: float) -> list[float]:
     """Return the times with their aftershocks, and the aftershocks of those."""
     times = list(first)
     for time in times:  # which grows meanwhile
-        if rng.random() < one.aftershock and (aftershock := time + rng.exponential(one.aftershock_s)) < until:
+        if rng.random() < failing.aftershock and (aftershock := time + rng.exponential(failing.aftershock_s)) < until:
             times.append(aftershock)
     return times
 
 
-def _blows(rng: np.random.Generator, times: np.ndarray[Any, Any], cause: str, failing: int, machine: int = ANY) -> list[FailureEvent]:
+def _failure_events(
+    rng: np.random.Generator, times: np.ndarray[Any, Any], cause: str, failing: int, machine: int = ANY
+) -> list[FailureEvent]:
     count = len(times)
     dice = [*rng.random((4, count)).tolist(), rng.exponential(size=count).tolist(), *rng.standard_normal((2, count)).tolist()]
     return [FailureEvent(time, cause, failing, machine, *row) for time, *row in zip(times.tolist(), *dice, strict=True)]

@@ -54,7 +54,7 @@ class Machines:
         """Return whether the machine is an uncured lemon."""
         return machine in self._lemons
 
-    def beside(self, slot: int, count: int) -> tuple[int, ...]:
+    def adjacent(self, slot: int, count: int) -> tuple[int, ...]:
         """Return ``count`` adjacent slots that include ``slot``: of its rack first, then of the next racks."""
         if count <= 1:
             return (slot,)[:count]

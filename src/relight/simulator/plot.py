@@ -15,12 +15,12 @@ from relight.supervise.plot import GOOD, INK, LOST, PAPER, WORK
 _CAUSES_MAX = len(LOST)
 
 
-def draw(found: Sequence[tuple[str, Sequence[Summary]]], days: float, path: Path) -> None:
+def draw(summaries_by_title: Sequence[tuple[str, Sequence[Summary]]], days: float, path: Path) -> None:
     """Write a chart of the summaries, by title, to ``path``.
 
     Its suffix selects the format (``.png``, ``.svg``, ``.pdf``).
     """
-    rows = [(title if number == 0 else "", summary) for title, summaries in found for number, summary in enumerate(summaries)]
+    rows = [(title if number == 0 else "", summary) for title, summaries in summaries_by_title for number, summary in enumerate(summaries)]
     height = 1.2 + 0.45 * len(rows)
     drawing = Drawing(figsize=(10, height + 3.2), facecolor=PAPER, dpi=150)
     FigureCanvasAgg(drawing)

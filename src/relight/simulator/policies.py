@@ -120,13 +120,13 @@ def _schedule(first: str, text: str) -> tuple[str, float]:
         raise ConfigError(f"{first[:40]!r} does not state when to save", where=text, hint=hint) from None
 
 
-def _parts(given: dict[str, str]) -> dict[str, Any]:
+def _parts(settings: dict[str, str]) -> dict[str, Any]:
     keep_options: dict[str, Any] = {
-        key: given[key] if key in ("within", "budget", "undo_window") else _whole(key, given[key]) for key in _KEEP if key in given
+        key: settings[key] if key in ("within", "budget", "undo_window") else _whole(key, settings[key]) for key in _KEEP if key in settings
     }
-    peers = {key: _whole(key, given[key]) for key in _PEERS if key in given}
-    rules = {key: _rule(key, given[key]) for key in _RULES if key in given}
-    bounds = {key: _share(key, given[key]) if key == "overhead" else given[key] for key in _ADAPTIVE if key in given}
+    peers = {key: _whole(key, settings[key]) for key in _PEERS if key in settings}
+    rules = {key: _rule(key, settings[key]) for key in _RULES if key in settings}
+    bounds = {key: _share(key, settings[key]) if key == "overhead" else settings[key] for key in _ADAPTIVE if key in settings}
     schedule = adaptive(**bounds)  # type: ignore[arg-type]
     assert isinstance(schedule, Adaptive)
     return {
@@ -134,36 +134,36 @@ def _parts(given: dict[str, str]) -> dict[str, Any]:
         "keep": keep(**keep_options),
         "peers": Peers(**peers) if peers else None,
         "rules": SuperviseRules(**rules),
-        "memory": _choice("memory", given.get("memory", "on"), {"on": True, "off": False}),
-        "local": _choice("near", given.get("near", "shared"), {"shared": False, "local": True}),
-        "tiers": _tiers(given),
-        "foresee": _foreseeing(given),
-        "drain": _choice("drain", given.get("drain", "off"), {"on": True, "off": False}),
-        "spares": _whole("spares", given["spares"], least=0) if "spares" in given else None,
+        "memory": _choice("memory", settings.get("memory", "on"), {"on": True, "off": False}),
+        "local": _choice("near", settings.get("near", "shared"), {"shared": False, "local": True}),
+        "tiers": _tiers(settings),
+        "foresee": _foreseeing(settings),
+        "drain": _choice("drain", settings.get("drain", "off"), {"on": True, "off": False}),
+        "spares": _whole("spares", settings["spares"], least=0) if "spares" in settings else None,
     }
 
 
-def _tiers(given: dict[str, str]) -> tuple[Tier, ...]:
+def _tiers(settings: dict[str, str]) -> tuple[Tier, ...]:
     """Return the further tiers, nearest first: at most one."""
-    if "far" not in given:
-        if "far_last" in given:
+    if "far" not in settings:
+        if "far_last" in settings:
             raise ConfigError("far_last without far", hint="set far, such as far=20GB: bytes a second to the further tier")
         return ()
-    far_rules = keep(last=_whole("far_last", given["far_last"])) if "far_last" in given else None
-    rate = bytes_of(given["far"].removesuffix("/s"), "far")
+    far_rules = keep(last=_whole("far_last", settings["far_last"])) if "far_last" in settings else None
+    rate = bytes_of(settings["far"].removesuffix("/s"), "far")
     return Tiers(near="near", far=tier("far", keep=far_rules, bytes_per_second=float(rate))).further
 
 
-def _foreseeing(given: dict[str, str]) -> PredictorModel | None:
-    if "recall" not in given:
-        alone = next((key for key in ("precision", "lead", "drain") if key in given), None)
+def _foreseeing(settings: dict[str, str]) -> PredictorModel | None:
+    if "recall" not in settings:
+        alone = next((key for key in ("precision", "lead", "drain") if key in settings), None)
         if alone is not None:
             raise ConfigError(f"{alone} without recall", hint="recall=0.3: the share of failures that are foreseen")
         return None
-    recall, precision = _share("recall", given["recall"]), _share("precision", given.get("precision", "1"))
+    recall, precision = _share("recall", settings["recall"]), _share("precision", settings.get("precision", "1"))
     if not precision:
         raise ConfigError("precision is a share above 0")
-    return PredictorModel(recall, precision, seconds_of(given.get("lead", "5m"), "lead"))
+    return PredictorModel(recall, precision, seconds_of(settings.get("lead", "5m"), "lead"))
 
 
 def _choice(key: str, value: str, choices: dict[str, bool]) -> bool:

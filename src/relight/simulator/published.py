@@ -38,7 +38,7 @@ class PublishedResult(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """True if the simulated value is within the bounds."""
+        """Return whether the simulated value is within the bounds."""
         return self.least <= self.simulated <= self.most
 
     def to_dict(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def llama() -> Iterator[PublishedResult]:
 def hundred_thousand() -> PublishedResult:
     """Return the minutes between failures of any cause in the shipped scenario ``a-hundred-thousand``."""
     scenario = read_scenario("a-hundred-thousand")
-    counts = [len(draw(scenario, seed).blows) for seed in range(5)]
+    counts = [len(draw(scenario, seed).failures) for seed in range(5)]
     minutes = scenario.days * 1440 / float(np.mean(counts))
     source = "Training LLMs with fault tolerant HSDP on 100,000 GPUs (arXiv 2602.00277)"
     return PublishedResult(
@@ -228,7 +228,7 @@ def repairs() -> Iterator[PublishedResult]:
     """Yield the median and the mean duration of repairs, in minutes."""
     scenario = Scenario(gpus=8, repair=Repairing())
     rng = stream(0, "repairs")
-    scenario_dice = draw(Scenario(gpus=8, days=30, failure=(Failing(name="f", per_day=1.0),)), 0).blows[0]
+    scenario_dice = draw(Scenario(gpus=8, days=30, failure=(Failing(name="f", per_day=1.0),)), 0).failures[0]
     minutes = []
     for z in rng.standard_normal(200_000).tolist():
         machines = Machines(scenario, policy_of("10m"), frozenset())

@@ -46,13 +46,13 @@ def read_scenario(named: str, settings: dict[str, Any] | None = None) -> Scenari
     return scenario_of(values, where, text)
 
 
-def scenario_of(told: dict[str, Any], where: str = "", text: str = "") -> Scenario:
+def scenario_of(values: dict[str, Any], where: str = "", text: str = "") -> Scenario:
     """Return the scenario of these plain values.
 
     Raise ``ConfigError`` for an invalid value; ``text``: the file, for the line number.
     """
     try:
-        scenario = from_plain(told, Scenario)
+        scenario = from_plain(values, Scenario)
     except msgspec.ValidationError as error:
         raise _parse_error(str(error), where, text) from None
     return check(scenario)
@@ -96,9 +96,9 @@ def _text(named: str) -> tuple[str, str]:
     return resources.files("relight.simulator").joinpath("scenarios", f"{named}.toml").read_text(encoding="utf-8"), f"{named} (shipped)"
 
 
-def put(told: dict[str, Any], path: str, value: Any) -> None:
+def put(values: dict[str, Any], path: str, value: Any) -> None:
     """Set the value at a path such as ``failure.0.broken``."""
-    keys, into = path.split("."), told
+    keys, into = path.split("."), values
     for key in keys[:-1]:
         inner: Any = into[int(key)] if isinstance(into, list) and key.isdigit() and int(key) < len(into) else None
         if isinstance(into, dict):

@@ -20,7 +20,7 @@ _ENDED = ("end",)
 
 
 class Recorded(NamedTuple):
-    """What the simulator needs from the records of a run."""
+    """Facts from the records of a run that the simulator needs."""
 
     name: str
     seconds: float
@@ -92,11 +92,11 @@ def replayed(recorded: Recorded, settings: dict[str, Any] | None = None) -> tupl
     return scenario, Calendar(times, tuple(kinds.index((kind, left)) for _, kind, left in recorded.failures))
 
 
-def _offset(one: Incident, accounts: Sequence[Account]) -> float:
+def _offset(incident: Incident, accounts: Sequence[Account]) -> float:
     """Return the incident's time in seconds of the run's own time: the durations of its jobs, without the gaps
     between them.
     """
-    time, passed, best = seconds_since_epoch(one.at) or 0.0, 0.0, 0.0
+    time, passed, best = seconds_since_epoch(incident.at) or 0.0, 0.0, 0.0
     for account in accounts:
         began = seconds_since_epoch(account.began) or 0.0
         if time >= began:

@@ -135,8 +135,8 @@ def spread(values: Sequence[float]) -> Distribution:
     return Distribution(*(float(percentile) for percentile in np.percentile(np.array(values), [50, 5, 95])))
 
 
-def _add(into: dict[str, float], more: dict[str, float], times: float) -> None:
-    for name, value in more.items():
+def _add(into: dict[str, float], addend: dict[str, float], times: float) -> None:
+    for name, value in addend.items():
         into[name] = into.get(name, 0.0) + value * times
 
 

@@ -9,9 +9,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from relight.cost_model import Costs, Level, ScheduleDecision, onwards
+from relight.cost_model import Costs, Level, ScheduleDecision, level_intervals
 from relight.cost_model.levels import least_between
-from relight.cost_model.planned import share_behind
+from relight.cost_model.planned import share_restored_from
 from relight.peers.rings import Peer, PeerRing, rings
 from relight.policy.keep import Candidate, decide_keep
 from relight.policy.tiers import Tier, TierPace, owed, safe_on
@@ -84,10 +84,10 @@ class CheckpointInventory:
         """Record that the save is durable at the nearest store, and delete what the retention rules no longer keep."""
         made.near = True
         self._near.append(made)
-        self._reckon(now)  # the new checkpoint and those that retention deletes exist at the same time
+        self._update_peaks(now)  # the new checkpoint and those that retention deletes exist at the same time
         if not self._rules.is_everything:
             self._prune(now)
-            self._reckon(now)
+            self._update_peaks(now)
 
     def pace(self, decision: ScheduleDecision | None) -> None:
         """Set how often each tier gets a checkpoint, by the product's decision.
@@ -98,10 +98,14 @@ class CheckpointInventory:
             return
         count, numbers = len(self._tiers), decision.numbers
         levels = [
-            Level(item.name, Costs(0.0, numbers["durable_s"] + self._takes_s(item), numbers["restart_s"]), share_behind(position, count))
+            Level(
+                item.name,
+                Costs(0.0, numbers["durable_s"] + self._takes_s(item), numbers["restart_s"]),
+                share_restored_from(position, count),
+            )
             for position, item in enumerate(self._tiers)
         ]
-        placed = onwards(numbers["rate_per_h"] / 3600, decision.interval_s, levels)
+        placed = level_intervals(numbers["rate_per_h"] / 3600, decision.interval_s, levels)
         self._least_s = [least_between(item, decision.interval_s) for item in placed]
 
     def _takes_s(self, tier: Tier) -> float:
@@ -180,20 +184,20 @@ class CheckpointInventory:
                 self._sending[index] = made
                 yield index, made, self._takes_s(tier)
 
-    def arrived(self, at: int, made: SimulatedSave, now: float) -> None:
-        """Record that a copy to tier ``at`` ended, and apply that tier's retention rules."""
-        self._sending[at] = None
+    def arrived(self, tier: int, made: SimulatedSave, now: float) -> None:
+        """Record that a copy to tier ``tier`` ended, and apply that tier's retention rules."""
+        self._sending[tier] = None
         if made.gone or (self._local and not made.near and made not in self._near):
             return  # the source of the copy was deleted meanwhile
-        made.copied.add(at)
-        self._after[at], self._last_s[at] = made.seq, made.begun
-        saves = self._far[at]
+        made.copied.add(tier)
+        self._after[tier], self._last_s[tier] = made.seq, made.begun
+        saves = self._far[tier]
         saves.append(made)
-        stay = safe_on(self._tiers[at], [self._candidate(save) for save in saves], {str(save.seq) for save in saves})
-        self._far[at] = [save for save in saves if str(save.seq) in stay]
+        stay = safe_on(self._tiers[tier], [self._candidate(save) for save in saves], {str(save.seq) for save in saves})
+        self._far[tier] = [save for save in saves if str(save.seq) in stay]
         if not self._rules.is_everything:
             self._prune(now)
-        self._reckon(now)
+        self._update_peaks(now)
 
     def _prune(self, now: float) -> None:
         busy = {id(save) for save in self._sending if save is not None}
@@ -210,16 +214,16 @@ class CheckpointInventory:
                 self._going.append((now + self._rules.undo_s, retired * self._bytes))
                 self._undo += retired * self._bytes
 
-    def _owes(self, one: SimulatedSave, newest: SimulatedSave | None) -> bool:
-        return bool(self._tiers) and one is newest and len(one.copied) < len(self._tiers)
+    def _owes(self, save: SimulatedSave, newest: SimulatedSave | None) -> bool:
+        return bool(self._tiers) and save is newest and len(save.copied) < len(self._tiers)
 
-    def _candidate(self, one: SimulatedSave, held: str = "") -> Candidate:
-        known = {"bytes": self._bytes, "time_s": one.begun, "routine": self._routine}
-        return Candidate(str(one.seq), one.seq, one.step, verified=True, held=held, **known)  # type: ignore[arg-type]
+    def _candidate(self, save: SimulatedSave, held: str = "") -> Candidate:
+        known = {"bytes": self._bytes, "time_s": save.begun, "routine": self._routine}
+        return Candidate(str(save.seq), save.seq, save.step, verified=True, held=held, **known)  # type: ignore[arg-type]
 
     # -- stored bytes ----------------------------------------------------------------------------------------------------------------
 
-    def _reckon(self, now: float) -> None:
+    def _update_peaks(self, now: float) -> None:
         while self._going and self._going[0][0] <= now:
             self._undo -= self._going.popleft()[1]
         total = len(self._near) * self._bytes + self._undo

@@ -169,9 +169,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         rate = self.restart.read_bytes_per_s
         return self.save.bytes * self.restart.readers / rate if rate else 0.0
 
-    def rate_per_s(self, one: Failing) -> float:
+    def rate_per_s(self, failing: Failing) -> float:
         """Return the failures a second of one cause, without aftershocks."""
-        return one.per_million_gpu_hours * self.gpus / 1e6 / HOUR_S + one.per_day / DAY_S
+        return failing.per_million_gpu_hours * self.gpus / 1e6 / HOUR_S + failing.per_day / DAY_S
 
     @property
     def failures_per_s(self) -> float:
@@ -214,15 +214,17 @@ def check(scenario: Scenario) -> Scenario:
     return scenario
 
 
-def _check_failing(scenario: Scenario, one: Failing, path: str) -> None:
-    if one.kind not in KINDS:
-        raise ConfigError(f"{path}.kind: there is no kind of failure {one.kind!r}", where=scenario.name, hint=f"one of {', '.join(KINDS)}")
-    if one.kind == "fenced":
+def _check_failing(scenario: Scenario, failing: Failing, path: str) -> None:
+    if failing.kind not in KINDS:
+        raise ConfigError(
+            f"{path}.kind: there is no kind of failure {failing.kind!r}", where=scenario.name, hint=f"one of {', '.join(KINDS)}"
+        )
+    if failing.kind == "fenced":
         raise ConfigError(f"{path}.kind: 'fenced' ends a run for good", where=scenario.name, hint="choose another kind")
-    if one.risk and one.risk not in ACTIONS:
-        raise ConfigError(f"{path}.risk: nothing is foreseen as {one.risk!r}", where=scenario.name, hint=f"one of {', '.join(ACTIONS)}")
-    if one.takes_nodes > scenario.nodes:
-        message = f"{path}.takes_nodes: {one.takes_nodes:,} machines at once, and there are {scenario.nodes:,}"
+    if failing.risk and failing.risk not in ACTIONS:
+        raise ConfigError(f"{path}.risk: nothing is foreseen as {failing.risk!r}", where=scenario.name, hint=f"one of {', '.join(ACTIONS)}")
+    if failing.takes_nodes > scenario.nodes:
+        message = f"{path}.takes_nodes: {failing.takes_nodes:,} machines at once, and there are {scenario.nodes:,}"
         raise ConfigError(message, where=scenario.name, hint="fewer, or more gpus")
 
 

@@ -12,7 +12,7 @@ from relight.policy.triggers import TriggerInput, every
 from relight.simulator.policies import Policy
 from relight.simulator.scenario import HOUR_S, Scenario
 
-_RATHER_S = HOUR_S
+_QUIET_INTERVAL_S = HOUR_S
 """Seconds until the next decision, after a decision that changed nothing and without a failure since."""
 _REMEMBERED = 9
 """Number of saves and restarts that the adaptive schedule remembers."""
@@ -142,7 +142,7 @@ class _Adaptive(_Fixed):
         self.decision = decide(observed, before, self._bounds)
         self.interval_s = self.decision.interval_s
         still = before is not None and before.interval_s == self.interval_s
-        self._again_s = now + (_RATHER_S if still else 0.0)
+        self._again_s = now + (_QUIET_INTERVAL_S if still else 0.0)
 
 
 def schedule_of(scenario: Scenario, policy: Policy) -> Schedule:

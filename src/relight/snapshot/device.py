@@ -57,7 +57,7 @@ class _Pack(NamedTuple):
 
     held: list[Placed]
     arrived: torch.Tensor
-    dealt: SmallCopies
+    small_copies: SmallCopies
 
     def copy_singly(self) -> None:
         """Queue one transfer for each tensor. Slower than one for all, and needs no device memory."""
@@ -128,7 +128,7 @@ class DeviceSnapshot:
         self.copied.synchronize()
         self._check()
         for packed in (self._copies._now, self._copies._later):
-            packed.deal(self._slot)
+            packed.copy_to_slot(self._slot)
         self.keeps = []
         return self.touched
 
@@ -162,10 +162,10 @@ class _Packed(NamedTuple):
                 keeps.append(together)
         return keeps
 
-    def deal(self, slot: int) -> None:
+    def copy_to_slot(self, slot: int) -> None:
         """Small tensors from where they arrived to where they belong."""
         for pack in self.packs:
-            pack.dealt.copy(slot)
+            pack.small_copies.copy(slot)
 
 
 def _packed(placed: Iterable[Placed], pin: Callable[[int], torch.Tensor]) -> _Packed:

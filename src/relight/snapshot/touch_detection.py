@@ -85,7 +85,7 @@ class TensorFingerprints:
         return self.watched.tensors[number].data_ptr() == self.watched.addresses[number]
 
     def differs(self, other: TensorFingerprints) -> set[int]:
-        """Return the numbers of the tensors whose versions or samples differ in ``other``."""
+        """Return the numbers of the tensors with other versions or samples in ``other``."""
         slices = self.watched.slices
         changed = _where_they_differ(self._versions, other._versions)
         if self._samples != other._samples:
@@ -107,7 +107,7 @@ class TensorFingerprints:
         return ctypes.string_at(copied, width) == self._samples[number * SAMPLE : number * SAMPLE + width]
 
     def touched(self) -> set[str]:
-        """Return the names of the tensors whose version, address or samples have changed since the call.
+        """Return the names of the tensors with a version, address or samples that have changed since the call.
 
         Samples are taken again: a write that began in the middle of a slice during its copy has reached one of the
         slice's ends by now.

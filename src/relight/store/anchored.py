@@ -67,7 +67,7 @@ class RawRecord(NamedTuple):
 
 
 class AnchorMemory(NamedTuple):
-    """What the anchor remembers of one run."""
+    """State of one run in the anchor."""
 
     pins: tuple[Pin, ...] = ()
     gaps: tuple[Gap, ...] = ()
@@ -107,10 +107,10 @@ class Anchor:
         self._written: tuple[str, bytes] = "", b""
         self._reported: set[tuple[str, str]] = set()
 
-    def runs(self, besides: Collection[str] = ()) -> list[str]:
-        """Return the runs with a pin, without ``besides``, sorted. Cost: one listing, and one for each run."""
+    def runs(self, exclude: Collection[str] = ()) -> list[str]:
+        """Return the runs with a pin, without ``exclude``, sorted. Cost: one listing, and one for each run."""
         folders = [entry.name for entry in self._memory.list(self._place) if entry.is_dir and is_run_name(entry.name)]
-        return sorted(run for run in folders if run not in besides and self.read(run).pins)
+        return sorted(run for run in folders if run not in exclude and self.read(run).pins)
 
     def wrote(self, key: str, data: bytes) -> None:
         """Keep the bytes of the last created record, so that they need not be read back."""
@@ -205,11 +205,11 @@ class AnchoredStore(StoreWrapper):
 
 def anchor_of(store: ByteStore) -> Anchor | None:
     """Return the anchor of a store; None if it has none."""
-    found: Anchor | None = getattr(store, "anchored", None)
-    return found
+    anchor: Anchor | None = getattr(store, "anchored", None)
+    return anchor
 
 
-def anchored_runs(store: ByteStore, besides: Collection[str] = ()) -> list[str]:
-    """Return the runs that the store's anchor remembers, without ``besides``, sorted. Cost: see ``Anchor.runs``."""
+def anchored_runs(store: ByteStore, exclude: Collection[str] = ()) -> list[str]:
+    """Return the runs that the store's anchor remembers, without ``exclude``, sorted. Cost: see ``Anchor.runs``."""
     anchor = anchor_of(store)
-    return anchor.runs(besides) if anchor is not None else []
+    return anchor.runs(exclude) if anchor is not None else []

@@ -156,10 +156,16 @@ def without_cache(store: ByteStore) -> ByteStore:
 
 
 class Rewrites(Protocol):
-    """A store whose files can be replaced by equivalent ones: re-encrypted or repaired. A name keeps its contents otherwise."""
+    """A store that can replace a file by an equivalent one: re-encrypted or repaired.
+
+    A name keeps its contents otherwise.
+    """
 
     def rewrite(self, key: str, size: int) -> Writer:
-        """Return a writer whose ``finish`` atomically and durably replaces the file at ``key``. Until then, nothing changes."""
+        """Return a writer.
+
+        Its ``finish`` replaces the file at ``key``, atomically and durably. Until then, nothing changes.
+        """
 
 
 def encrypts(store: ByteStore) -> bool:

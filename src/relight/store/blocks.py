@@ -28,7 +28,7 @@ SHARE = 10
 """Divisor of the default limit: a tenth of the space that is free when a directory is first used."""
 LIMIT_FILE = "limit"
 """File in the directory with the default limit in bytes, so that the limit does not shrink as the cache fills."""
-_FULL, _LOW, _LOOKS = 8, 4, 64
+_FULL, _LOW, _CHECKS = 8, 4, 64
 """Below 1/8 of free space, evict until 1/4 is free. Each process checks after it has written 1/64 of the limit."""
 _STALE_S = 3600.0
 """Age in seconds after which a temporary file is orphaned."""
@@ -49,11 +49,11 @@ class BlockCache:
 
     def __init__(self, folder: str | os.PathLike[str], limit: int | None = None) -> None:
         self.folder = os.path.abspath(os.path.expanduser(os.fspath(folder)))
-        self._told_limit = limit
+        self._given_limit = limit
         self._limit = limit or 0
-        self._until_look = 0
+        self._until_check = 0
         self._lock = threading.Lock()
-        self._looking = threading.Lock()
+        self._check_lock = threading.Lock()
         self._fetching: dict[tuple[str, int], threading.Event] = {}
         self._ready = self._full = False
 
@@ -61,11 +61,11 @@ class BlockCache:
         return f"Blocks({self.folder!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (blocks_in, (self.folder, self._told_limit))
+        return (blocks_in, (self.folder, self._given_limit))
 
     @property
     def takes_more(self) -> bool:
-        """Whether blocks are still cached: False after a write error."""
+        """Return whether blocks are still cached: False after a write error."""
         return not self._full
 
     def file_bytes(self, name: str) -> int | None:
@@ -228,9 +228,9 @@ class BlockCache:
                 os.makedirs(os.path.dirname(self.folder), exist_ok=True)
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(self.folder, 0o700)
-                self._limit = self._told_limit or self._first_limit()
+                self._limit = self._given_limit or self._first_limit()
                 # A random start: many short processes together then check as often as one long process.
-                self._until_look = random.randrange(self._step)
+                self._until_check = random.randrange(self._step)
                 self._ready = True
 
     def _first_limit(self) -> int:
@@ -247,18 +247,18 @@ class BlockCache:
 
     @property
     def _step(self) -> int:
-        return max(self._limit // _LOOKS, BLOCK_BYTES)
+        return max(self._limit // _CHECKS, BLOCK_BYTES)
 
     def _count(self, length: int) -> None:
         with self._lock:
-            self._until_look -= length
-            if self._until_look > 0 or not self._looking.acquire(blocking=False):
+            self._until_check -= length
+            if self._until_check > 0 or not self._check_lock.acquire(blocking=False):
                 return
-            self._until_look = self._step
+            self._until_check = self._step
         try:
             self._evict()
         finally:
-            self._looking.release()
+            self._check_lock.release()
 
     def _evict(self) -> None:
         """Delete the least recently used blocks if the limit is near. Other processes may do so at the same time."""
@@ -317,9 +317,9 @@ def blocks_from_settings() -> BlockCache | None:
     return blocks_in(folder, bytes_of(text, "RELIGHT_CACHE_BYTES") if text else None)
 
 
-def _trailer(name: str, number: int, file_bytes: int, length: int, held: bytes) -> bytes:
+def _trailer(name: str, number: int, file_bytes: int, length: int, data_digest: bytes) -> bytes:
     """Return the trailer of a block. Its hash includes the file's name and the block's number."""
-    fields = _TRAILER.pack(_MAGIC, file_bytes, length, held)
+    fields = _TRAILER.pack(_MAGIC, file_bytes, length, data_digest)
     return fields + digest(fields + f"{name}/{number}".encode())
 
 

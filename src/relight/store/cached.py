@@ -145,18 +145,18 @@ class CachedStore:
                 self.changes += 1
             self.invalidate(key)
 
-    def count(self, key: str, found: Counts) -> None:
+    def count(self, key: str, counts: Counts) -> None:
         """Add to the statistics, and emit ``cache.read``."""
         with self._lock:
-            self.counts = Counts(*(total + more for total, more in zip(astuple(self.counts), astuple(found), strict=True)))
-        if found.hits or found.misses:
+            self.counts = Counts(*(total + more for total, more in zip(astuple(self.counts), astuple(counts), strict=True)))
+        if counts.hits or counts.misses:
             emit(
                 "cache.read",
                 key=key,
-                hits=found.hits,
-                misses=found.misses,
-                hit_bytes=found.hit_bytes,
-                missed_bytes=found.missed_bytes,
+                hits=counts.hits,
+                misses=counts.misses,
+                hit_bytes=counts.hit_bytes,
+                missed_bytes=counts.missed_bytes,
             )
 
 

@@ -32,12 +32,12 @@ ALIGN = 4096
 _WINDOW = 256 << 20
 TMP_PREFIX = ".tmp-"
 _TEMPORARY = re.compile(re.escape(TMP_PREFIX) + r"(.+)-[0-9a-f]{16}\Z")
-FORGOTTEN = (errno.ESTALE, errno.EBADF)
+STALE_ERRORS = (errno.ESTALE, errno.EBADF)
 """Error codes of a handle that the server no longer knows; EBADF if the server restarted after the file was deleted (Linux)."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ROOM_HINT = "make room on the disk, raise the quota, or keep fewer checkpoints (relight prune)"
 _ASKED_FROM = 1 << 20
-"""Smallest file whose size is compared with the free space if the file system cannot reserve space."""
+"""Smallest file size that is compared with the free space if the file system cannot reserve space."""
 
 
 class StaleHandle(StoreUnavailable):
@@ -51,7 +51,7 @@ def translate(error: OSError, doing: str, path: str) -> RelightError:
     what = f"{doing} failed: {name}, {os.strerror(code) if code else error}"
     if code in _FULL:
         return NoSpace(what, where=path, hint=_ROOM_HINT)
-    if code in FORGOTTEN:
+    if code in STALE_ERRORS:
         return StaleHandle(what, where=path, hint="another machine deleted or replaced it, or the server lost it in a restart")
     if code in (errno.ENOENT, errno.ENOTDIR):
         return CheckpointNotFound(what, where=path)
@@ -209,8 +209,8 @@ class Replacement:
     def __init__(self, disk: Disk, path: str, size: int, *, direct: bool) -> None:
         self._disk, self._path = disk, path
         directory, name = os.path.split(path)
-        self._beside = os.path.join(directory, f"{REWRITTEN_PREFIX}{name}-{secrets.token_hex(8)}")
-        self._file = NewFile(disk, self._beside, size, direct=direct)
+        self._temporary = os.path.join(directory, f"{REWRITTEN_PREFIX}{name}-{secrets.token_hex(8)}")
+        self._file = NewFile(disk, self._temporary, size, direct=direct)
         self.align = self._file.align
 
     def write_at(self, offset: int, data: memoryview) -> None:
@@ -221,7 +221,7 @@ class Replacement:
         """See ``Writer``. Also makes the name durable."""
         self._file.finish(size)
         try:
-            self._disk.replace(self._beside, self._path)
+            self._disk.replace(self._temporary, self._path)
         except OSError as error:
             raise translate(error, "replacing a file", self._path) from error
         sync_dir(self._disk, os.path.dirname(self._path))
@@ -421,14 +421,14 @@ class OpenFile:
         try:
             return self._disk.preadv(fd, into, offset)
         except OSError as error:
-            if error.errno not in FORGOTTEN or fd < 0:
+            if error.errno not in STALE_ERRORS or fd < 0:
                 raise
-            self._open_anew(fd, error)
+            self._reopen(fd, error)
         if direct:
             raise OSError(errno.EINVAL, "through the cache from here on")  # the caller then reads through the page cache
         return self._disk.preadv(self._fd, into, offset)
 
-    def _open_anew(self, stale: int, error: OSError) -> None:
+    def _reopen(self, stale: int, error: OSError) -> None:
         """Replace a descriptor that the server no longer knows. Raise ``StaleHandle`` if the name refers to another file now."""
         with self._lock:
             if stale not in (self._fd, self._direct):

@@ -39,7 +39,7 @@ from relight.format.names import STORE_FILE, is_record_key
 from relight.keys import Keychain
 from relight.store.base import PAGE, ByteStore, Reader, Writer, check_key, invalidate_cache
 from relight.store.buffers import page_buffer
-from relight.store.keyring import KeyRing, open_ring, slots_in, some_unreadable
+from relight.store.keyring import KeyRing, has_unreadable_slots, open_ring, slots_in
 from relight.store.wrapper import StoreWrapper, rewrites
 
 BATCH_PAGES = 32
@@ -195,7 +195,7 @@ class EncryptedStore(StoreWrapper):
             with self._lock:
                 self._ring = open_ring(self.inner, self.keychain)
                 key = self._ring.keys.get(ring)
-        if key is None and (some_unreadable(self.inner) or any(bytes.fromhex(slot.ring) == ring for slot in slots_in(self.inner))):
+        if key is None and (has_unreadable_slots(self.inner) or any(bytes.fromhex(slot.ring) == ring for slot in slots_in(self.inner))):
             raise WrongKey("none of the keys at hand opens what it is encrypted with", where=where, hint="relight keys status STORE")
         if key is None:
             raise CorruptCheckpoint(
@@ -344,13 +344,13 @@ class _EncryptingWriter:
         self._wait(turn)
         return self._rooms[turn], turn
 
-    def _hand_on(self, mine: int, offset: int, data: memoryview) -> None:
+    def _hand_on(self, number: int, offset: int, data: memoryview) -> None:
         if self._size <= WRITE_PAGES * PAGE_BYTES:
             self._inner.write_at(offset, data)
             return
         if self._thread is None:
             self._thread = ThreadPool(ROOMS - 1, "relight-cipher")
-        self._writing[mine] = self._thread.submit(self._inner.write_at, offset, data)
+        self._writing[number] = self._thread.submit(self._inner.write_at, offset, data)
 
     def _wait(self, turn: int) -> None:
         writing, self._writing[turn] = self._writing[turn], None

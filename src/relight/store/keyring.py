@@ -32,7 +32,7 @@ from relight.keys import Keychain, Provider
 from relight.store.base import ByteStore
 
 SLOTS_MAX = 10_000
-_LOOKS, _PAUSE_S = 6, 0.02
+_READS, _PAUSE_S = 6, 0.02
 """Number of reads while ``.keys`` has files but no readable slot, and the pause between two reads in seconds."""
 
 
@@ -73,7 +73,7 @@ def slots_in(inner: ByteStore) -> list[KeySlot]:
     return slots
 
 
-def some_unreadable(inner: ByteStore) -> bool:
+def has_unreadable_slots(inner: ByteStore) -> bool:
     """Return whether a slot cannot be read. It may be of any ring key."""
     return sum(parse_slot_file(entry.name) is not None for entry in inner.list(KEYS_DIR)) > len(slots_in(inner))
 
@@ -85,7 +85,7 @@ def open_slot(slot: KeySlot, keychain: Keychain) -> Secret | None:
         if not provider.fits(slot.kind, slot.kek):
             continue
         try:
-            key = provider.unwrap(slot.wrapped_bytes, dict(slot.told), slot.said, where)
+            key = provider.unwrap(slot.wrapped_bytes, dict(slot.told), slot.associated_data, where)
         except WrongKey:
             continue
         if len(key.reveal()) == KEY_BYTES and ring_id(key).hex() == slot.ring:
@@ -111,7 +111,7 @@ def require_encrypted(inner: ByteStore) -> str:
 def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> KeyRing:
     """Return the store's key ring. ``make``: create store and ring if needed. Raise ``WrongKey`` if no given key opens the ring."""
     store_id = require_encrypted(inner) if make else store_id_of(inner)
-    for left in reversed(range(_LOOKS)):
+    for left in reversed(range(_READS)):
         slots = slots_in(inner)
         keys: dict[bytes, Secret] = {}
         newest: tuple[int, bytes] | None = None
@@ -146,7 +146,7 @@ def put_slot(inner: ByteStore, store_id: str, generation: int, key: Secret, prov
         store=store_id, generation=generation, ring=ring_id(key).hex(), kind=provider.kind, kek=provider.kek,
         label=label or provider.kind, created=_now(), wrapped="",
     )  # fmt: skip
-    wrapped, wrapping = provider.wrap(key, blank.said)
+    wrapped, wrapping = provider.wrap(key, blank.associated_data)
     slot = msgspec.structs.replace(blank, told=wrapping, wrapped=base64.b64encode(wrapped).decode())
     inner.put_once(f"{KEYS_DIR}/{slot.file}", encode_slot(slot))
     return slot

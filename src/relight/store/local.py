@@ -1,7 +1,7 @@
 """A directory of a local or network file system as a store.
 
 On a network file system, "not found" may come from the client's cache, and another machine may have deleted an open file. Such operations
-are repeated once (``_asked_twice``) after the cache was revalidated. Listings omit the names of deleted files that are still open on an
+are repeated once (``_retried``) after the cache was revalidated. Listings omit the names of deleted files that are still open on an
 NFS client (``.nfs…``).
 """
 
@@ -83,7 +83,7 @@ class LocalStore:
         detect that.
         """
         path = self._path(prefix)
-        self._asked_twice(path, lambda: sync_dir(self._disk, path))
+        self._retried(path, lambda: sync_dir(self._disk, path))
         while not prefix and self._device(path) == self._device(os.path.dirname(path)) and path != os.path.dirname(path):
             path = os.path.dirname(path)
             try:
@@ -109,7 +109,7 @@ class LocalStore:
         """See ``ByteStore``. Symbolic links below the root are refused, also in the middle of the path."""
         path = self._path(key)
         self._check_parents(path)
-        return self._asked_twice(path, lambda: OpenFile(self._disk, path, direct_from=DIRECT_FROM_BYTES if self._direct else None))
+        return self._retried(path, lambda: OpenFile(self._disk, path, direct_from=DIRECT_FROM_BYTES if self._direct else None))
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """See ``ByteStore``. Opening a directory revalidates a network client's cache, so the listing is current."""
@@ -136,14 +136,14 @@ class LocalStore:
         path = self._path(key)
         self._check_parents(path)
         with contextlib.suppress(CheckpointNotFound):
-            self._asked_twice(path, lambda: self._removed(self._disk.unlink, path, "deleting"))
+            self._retried(path, lambda: self._removed(self._disk.unlink, path, "deleting"))
 
     def delete_dir(self, prefix: str) -> bool:
         """See ``ByteStore``. On NFS, a directory of deleted files is not empty until the client that has one open closes it."""
         path = self._path(prefix)
         self._check_parents(path)
         with contextlib.suppress(CheckpointNotFound):
-            return self._asked_twice(path, lambda: self._removed(self._disk.rmdir, path, "deleting a directory"))
+            return self._retried(path, lambda: self._removed(self._disk.rmdir, path, "deleting a directory"))
         return True
 
     def uploads(self, prefix: str) -> Sequence[Upload]:
@@ -151,7 +151,7 @@ class LocalStore:
         return []
 
     def drop_upload(self, upload: Upload) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def free_bytes(self) -> int | None:
         """Return the free bytes of the root's file system, or of the nearest existing parent directory."""
@@ -191,7 +191,7 @@ class LocalStore:
             parent = os.path.dirname(parent)
         return ""
 
-    def _asked_twice(self, path: str, call: Callable[[], T]) -> T:
+    def _retried(self, path: str, call: Callable[[], T]) -> T:
         """Return ``call()``. After "not found" or "stale handle", revalidate the directory and call again."""
         try:
             return call()

@@ -57,7 +57,7 @@ class MemoryStore:
         return _MemoryRewriter(self, check_key(key, file=True), bytearray(size))
 
     def sync(self, prefix: str) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def get(self, key: str, limit: int) -> bytes:
         """See ``ByteStore``."""
@@ -91,7 +91,7 @@ class MemoryStore:
         return []
 
     def drop_upload(self, upload: Upload) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def free_bytes(self) -> int | None:
         """Return None: unknown."""

@@ -224,7 +224,7 @@ def is_taken(error: BaseException) -> bool:
     return type(error).__name__ in ("AlreadyExistsError", "PreconditionError")
 
 
-def is_behind_end(error: BaseException) -> bool:
+def is_past_end(error: BaseException) -> bool:
     """Return whether a range request was refused because the range is beyond the object's end."""
     status = _STATUS.search(str(error))
     return status is not None and status[1] == "416"

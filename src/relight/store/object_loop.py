@@ -9,7 +9,7 @@ from contextvars import Context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-LEFT_AFTER_S = 5.0
+LEAVE_S = 5.0
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -17,17 +17,17 @@ class _Loop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.telling = [0]
+        self.inside = [0]
 
     def call_soon_threadsafe(  # type: ignore[override] # the same, in older words
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         # No thread switch happens between the last decrement and the return: 0 means that no thread is inside.
-        self.telling[0] += 1
+        self.inside[0] += 1
         try:
             return super().call_soon_threadsafe(callback, *args, context=context)
         finally:
-            self.telling[0] -= 1
+            self.inside[0] -= 1
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -42,6 +42,6 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         try:
             return runner.run(main)
         finally:
-            ends = time.monotonic() + LEFT_AFTER_S
-            while loop.telling[0] and time.monotonic() < ends:
+            ends = time.monotonic() + LEAVE_S
+            while loop.inside[0] and time.monotonic() < ends:
                 time.sleep(0.0002)

@@ -21,7 +21,7 @@ from relight.comm.new_threads import ThreadPool
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.observe import emit
 from relight.store.base import Entry, Properties, Reader, Uncertain, Upload, Writer, check_key
-from relight.store.object_client import Bucket, Clients, RetryTimes, clients_of, is_behind_end, is_taken, translate
+from relight.store.object_client import Bucket, Clients, RetryTimes, clients_of, is_past_end, is_taken, translate
 from relight.store.object_uploads import abort_upload, boto3_client, list_uploads
 from relight.store.object_writer import ObjectWriter
 from relight.store.probe import exclusive_create, single_writer_promised
@@ -199,7 +199,7 @@ class ObjectStore:
             except FileNotFoundError:
                 raise
             except Exception as error:  # a range request for an empty object fails
-                if not is_behind_end(error):
+                if not is_past_end(error):
                     raise
                 meta = self._call("head")(client, path)
                 if meta["size"]:

@@ -19,7 +19,7 @@ from relight.observe import emit
 from relight.store.object_client import surroundings
 
 PROBE_PREFIX = ".relight-probe-"
-RACERS = 8
+CREATORS = 8
 _found: dict[tuple[object, ...], bool] = {}
 """Results by store: a probe costs several requests."""
 _lock = threading.Lock()
@@ -63,10 +63,10 @@ def _probe(store: Creates) -> bool:
         first, second = store.create(paths[0], b"1"), store.create(paths[0], b"2")
         if not first or second:
             return False
-        with ThreadPool(RACERS, "relight-probe") as pool:
-            won = sum(pool.map(lambda number: store.create(paths[1], b"%d" % number), range(RACERS)))
+        with ThreadPool(CREATORS, "relight-probe") as pool:
+            won = sum(pool.map(lambda number: store.create(paths[1], b"%d" % number), range(CREATORS)))
         if won != 1:
-            emit("store.no_conditional_put", f"{store.url}: {won} of {RACERS} creations of one name at once succeeded", url=store.url)
+            emit("store.no_conditional_put", f"{store.url}: {won} of {CREATORS} creations of one name at once succeeded", url=store.url)
         return won == 1
     finally:
         for name in names:

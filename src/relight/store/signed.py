@@ -47,5 +47,5 @@ class SignedStore(StoreWrapper):
             if signature is None:
                 raise CorruptCheckpoint("this record is not signed", where=key, hint="only records that are signed count: RELIGHT_TRUST")
             if not self._trust.believes(record, signature):
-                raise CorruptCheckpoint(f"signed by {signature.by}, whom nobody here trusts, or changed since", where=key)
+                raise CorruptCheckpoint(f"signed by {signature.by}, which is not trusted here, or changed since", where=key)
         return record

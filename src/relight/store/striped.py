@@ -149,7 +149,7 @@ class StripedStore:
         return []
 
     def drop_upload(self, upload: Upload) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def free_bytes(self) -> int | None:
         """Return the bytes that evenly distributed packs can take before the first file system is full. Two places may share one."""

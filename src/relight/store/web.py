@@ -29,7 +29,7 @@ class WebStore(ObjectStore):
         """Number of records at the last listing, by log."""
 
     def properties(self) -> Properties:
-        """No guarantees: the store is read-only."""
+        """Return no guarantees, as the store is read-only."""
         return Properties(exclusive_create=False, durable=False)
 
     def list(self, prefix: str) -> Iterator[Entry]:
@@ -58,8 +58,8 @@ class WebStore(ObjectStore):
             middle = (low + high) // 2
             low, high = (middle, high) if self._has(prefix, middle) else (low, middle)
         self._counts[prefix] = low + 1
-        behind = [seq for seq in range(low + 2, low + 2 + _AHEAD) if self._has(prefix, seq)]
-        return max([low, *behind]) + 1
+        later = [seq for seq in range(low + 2, low + 2 + _AHEAD) if self._has(prefix, seq)]
+        return max([low, *later]) + 1
 
     def _has(self, prefix: str, seq: int) -> bool:
         return self._size(self._path(f"{prefix}/{record_file(seq)}", file=True)) is not None

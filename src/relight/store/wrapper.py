@@ -30,7 +30,7 @@ class StoreWrapper:
 
     @property
     def without_cache(self) -> ByteStore:
-        """This store without a local cache: see ``base.without_cache``."""
+        """Return this store without a local cache. See ``base.without_cache``."""
         below = without_cache(self.inner)
         return self if below is self.inner else self._over(below)  # type: ignore[return-value]
 

@@ -33,8 +33,11 @@ class AgentWatch:
         self._saves: dict[int, int] = {}
         self._still: tuple[int, float, ProcessSample] | None = None
 
-    def update(self, now: float, beats: Iterable[Heartbeat], look: Callable[[int], ProcessSample]) -> Stuck | None:
-        """Return the agent that is stuck, or None. ``look`` samples a process; it is called only if a save is late."""
+    def update(self, now: float, beats: Iterable[Heartbeat], sampler: Callable[[int], ProcessSample]) -> Stuck | None:
+        """Return the agent that is stuck, or None.
+
+        ``sampler`` samples a process; it is called only if a save is late.
+        """
         late: tuple[float, int] | None = None
         limit = self.limit_s
         for beat in beats:
@@ -47,7 +50,7 @@ class AgentWatch:
             self._still = None
             return None
         waited, pid = late
-        sample = look(pid)
+        sample = sampler(pid)
         if not sample.state or sample.state in ("Z", "X"):
             return None  # the agent has ended: the ranks that wait for it notice that themselves
         late_text = f"a save has taken {waited:.1f} s, more than {limit:.1f} s"

@@ -95,7 +95,7 @@ def classify(facts: FailureEvidence) -> Failure:
         rank=best.rank if best.rank is not None else _first(facts),
         step=max(-1, min((max(beat.step, beat.restored) for beat in beats), default=-1)),  # what was restored has been ended
         steps=min((beat.steps for beat in beats), default=0),
-        words=alike(message if _spoken(message) else best.what),
+        words=alike(message if _match_pattern(message) else best.what),
         clues=tuple(clues),
         restored=max((beat.restored for beat in beats), default=NOT_YET),
         durable=max((beat.durable for beat in beats), default=-1),
@@ -105,7 +105,7 @@ def classify(facts: FailureEvidence) -> Failure:
 
 def is_a_loss(words: str) -> bool:
     """Return whether a rank's message reports only that it lost another rank."""
-    return (_spoken(words) or ("", 0))[0] == "network"
+    return (_match_pattern(words) or ("", 0))[0] == "network"
 
 
 def kernel_kind(line: str) -> str | None:
@@ -147,7 +147,7 @@ def _of(worker: Worker) -> Iterator[Clue]:
         kind, weight = _SIGNALS.get(signal.Signals(-worker.exit), ("crash", 40)) if _is_signal(-worker.exit) else ("crash", 40)
         yield Clue(kind, weight, f"rank {worker.rank} was ended by {_name(-worker.exit)}", worker.rank)
     if worker.exit or worker.error:
-        match = _spoken(message) if message else None
+        match = _match_pattern(message) if message else None
         if match is not None:
             kind, weight = match
             if kind == "user" and worker.beat is not None and worker.beat.steps:
@@ -172,7 +172,7 @@ def _weighed(clue: Clue, worker: Worker, first: int | None) -> Clue:
     return clue._replace(weight=min(clue.weight, _FOLLOWS)) if clue.kind in ("network", "unknown", "user", "crash") else clue
 
 
-def _spoken(text: str) -> tuple[str, int] | None:
+def _match_pattern(text: str) -> tuple[str, int] | None:
     by_words = next(((kind, weight) for pattern, kind, weight in _PATTERNS if pattern.search(text)), None)
     numbers = [int(next(filter(None, match.groups()), "0")) for match in _ERRNO.finditer(text)]
     by_number = next((_BY_ERRNO[number] for number in reversed(numbers) if number in _BY_ERRNO), None)
@@ -184,8 +184,8 @@ def _spoken(text: str) -> tuple[str, int] | None:
 def _last_words(tail: tuple[str, ...]) -> str:
     """Return the last line that a known pattern matches; if none does, the last line."""
     lines = [line.rstrip() for line in tail if line.strip() and not _ASIDE.match(line)]
-    spoken = [line for line in lines if _spoken(line)]
-    return (spoken or lines or [""])[-1]
+    matching = [line for line in lines if _match_pattern(line)]
+    return (matching or lines or [""])[-1]
 
 
 def _first(facts: FailureEvidence) -> int | None:

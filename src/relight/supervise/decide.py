@@ -128,14 +128,14 @@ def _roll_back(failure: Failure, history: Sequence[Past], rules: SuperviseRules)
     return Decision("roll back", f"{failure.why}: going back to before step {before}, past the samples of {shown}", 0.0, settings)
 
 
-def agreed(told: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def agreed(chosen: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return one set of settings for the ranks of all nodes, from the settings that each node's supervisor chose.
 
     Only one node may know the cause. The furthest rollback counts, with its skipped samples and learning rates. The
     smallest micro-batches count.
     """
-    back = min((settings for settings in told if BEFORE in settings), key=lambda settings: int(settings[BEFORE]), default={})
-    split = max((settings for settings in told if SPLIT in settings), key=lambda settings: int(settings[SPLIT]), default={})
+    back = min((settings for settings in chosen if BEFORE in settings), key=lambda settings: int(settings[BEFORE]), default={})
+    split = max((settings for settings in chosen if SPLIT in settings), key=lambda settings: int(settings[SPLIT]), default={})
     return {
         name: settings[name] for settings, names in ((back, (BEFORE, SKIP, CUT)), (split, (SPLIT,))) for name in names if name in settings
     }

@@ -44,8 +44,8 @@ This loses no save, because another process, the agent, finishes sealed snapshot
 SHUTDOWN_S = 30
 """torchrun's own default: seconds that healthy ranks have to end when nodes join or leave."""
 _TAIL_BYTES = 16 << 10
-_TOLD, _MEETING = "relight/told", "relight/meeting"
-GOES_ON = ("resume", "roll back", "smaller batch")
+_SETTINGS, _MEETING = "relight/told", "relight/meeting"
+CONTINUING = ("resume", "roll back", "smaller batch")
 
 
 class SupervisedAgent(LocalElasticAgent):
@@ -65,7 +65,7 @@ class SupervisedAgent(LocalElasticAgent):
         self._departing = departing
         joining.over = supervisor.ended_elsewhere
         self._decision: Decision | None = None
-        self._told: dict[str, str] = {}
+        self._settings: dict[str, str] = {}
         self._meeting = ""
         """Name that all nodes give this incarnation; empty for one node."""
         self._lives = 0
@@ -94,15 +94,15 @@ class SupervisedAgent(LocalElasticAgent):
         count, store = worker_group.group_world_size or 1, worker_group.store
         settings = dict(self._supervisor.decision.settings) if self._supervisor.decision is not None else {}
         if count > 1 and store is not None:
-            store.set(f"{_TOLD}/{worker_group.group_rank}", json.dumps(settings))
+            store.set(f"{_SETTINGS}/{worker_group.group_rank}", json.dumps(settings))
             if worker_group.group_rank == 0:
                 store.set(_MEETING, secrets.token_hex(8))
-            settings = agreed([json.loads(store.get(f"{_TOLD}/{rank}")) for rank in range(count)])
+            settings = agreed([json.loads(store.get(f"{_SETTINGS}/{rank}")) for rank in range(count)])
             self._meeting = store.get(_MEETING).decode()
-        self._told = settings
+        self._settings = settings
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        environments = self._supervisor.begin([worker.global_rank for worker in worker_group.workers], self._told, self._meeting)
+        environments = self._supervisor.begin([worker.global_rank for worker in worker_group.workers], self._settings, self._meeting)
         start: Any = vars(local_elastic_agent)["start_processes"]
         torchruns: Any = vars(multiprocessing_api)["_terminate_process_handler"]
 
@@ -153,7 +153,7 @@ class SupervisedAgent(LocalElasticAgent):
         since = time.monotonic()
         while alive := [rank for rank, code in _exits(context).items() if code is None and rank not in causes]:
             handover_s = self._supervisor.handing_over_s({by_local[rank].global_rank for rank in alive})
-            is_known = hung or _is_told(context)
+            is_known = hung or _is_cause_known(context)
             if time.monotonic() > since + max(handover_s, 0.0 if is_known else SETTLE_S):
                 break
             time.sleep(0.01)
@@ -192,7 +192,7 @@ class SupervisedAgent(LocalElasticAgent):
 
     def _decide(self, decision: Decision) -> None:
         self._decision = decision
-        self._remaining_restarts = 1 if decision.action in GOES_ON else 0
+        self._remaining_restarts = 1 if decision.action in CONTINUING else 0
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._remaining_restarts = 1
@@ -235,7 +235,7 @@ class SupervisedAgent(LocalElasticAgent):
                     handler.proc.send_signal(signal.SIGINT)
             return
         if not self._supervisor.announced:  # else this process has sent the signal itself
-            self._supervisor.heard = f"{name} came"
+            self._supervisor.end_signal = f"{name} came"
         torchruns(number, frame)
 
     def _get_fq_hostname(self) -> str:
@@ -277,7 +277,7 @@ def failure_of(local_rank: int, pid: int, code: int, path: str) -> ProcessFailur
     return ProcessFailure(local_rank, pid, code, "")
 
 
-def _is_told(context: SubprocessContext) -> bool:
+def _is_cause_known(context: SubprocessContext) -> bool:
     """Return whether it is known which rank failed. If so, the ranks that lost it need not end by themselves first."""
     for rank, code in _exits(context).items():
         if code is not None and code < 0:

@@ -59,7 +59,7 @@ class Goodput:
         self.reached = -1
         """The furthest step that all ranks have completed, in any incarnation."""
         self._ended = self._steps = self._again = 0
-        self._behind = 0.0
+        self._unfinished_s = 0.0
         """Seconds of training since the last completed step."""
 
     def update(self, now: float, phase: str, step: int = -1, ended: int = 0) -> None:
@@ -77,7 +77,7 @@ class Goodput:
                 self._cause, self.reached = 0, step
         part = AGAIN if phase == TRAINING and self._cause else phase
         self._spent[self._cause, part] += spent
-        self._behind = 0.0 if new else self._behind + spent * (phase == TRAINING)
+        self._unfinished_s = 0.0 if new else self._unfinished_s + spent * (phase == TRAINING)
         self._ended = max(ended, self._ended)
 
     def failed(self, now: float, kind: str = FIRST) -> int:
@@ -86,11 +86,11 @@ class Goodput:
         The training since the last completed step is lost. ``kind``: ``FIRST`` if nodes join or leave.
         """
         part = AGAIN if self._cause else TRAINING
-        self._spent[self._cause, part] -= self._behind
+        self._spent[self._cause, part] -= self._unfinished_s
         self._causes.append(kind)
         self._cause, self._ended = len(self._causes) - 1, 0
-        self._spent[self._cause, "stuck"] += self._behind + max(0.0, now - self._last)
-        self._last, self._behind = max(self._last, now), 0.0
+        self._spent[self._cause, "stuck"] += self._unfinished_s + max(0.0, now - self._last)
+        self._last, self._unfinished_s = max(self._last, now), 0.0
         return self._cause
 
     def set_kind(self, number: int, kind: str) -> None:
@@ -121,17 +121,17 @@ def once_each(accounts: Sequence[Account]) -> list[Account]:
     return [accounts[index] for index in sorted(kept)]
 
 
-def _span(one: Account) -> tuple[float, float] | None:
-    began = seconds_since_epoch(one.began)
-    return (began, began + one.seconds) if began is not None else None
+def _span(account: Account) -> tuple[float, float] | None:
+    began = seconds_since_epoch(account.began)
+    return (began, began + account.seconds) if began is not None else None
 
 
-def _are_one(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+def _are_one(span: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
     """Return whether more than half of the shorter span is within the longer one: a run has one job at a time."""
-    if one is None or other is None:
+    if span is None or other is None:
         return False
-    shorter = min(one[1] - one[0], other[1] - other[0])
-    return min(one[1], other[1]) - max(one[0], other[0]) > shorter / 2
+    shorter = min(span[1] - span[0], other[1] - other[0])
+    return min(span[1], other[1]) - max(span[0], other[0]) > shorter / 2
 
 
 def merged(accounts: list[Account]) -> Account:
@@ -151,6 +151,6 @@ def merged(accounts: list[Account]) -> Account:
     )  # fmt: skip
 
 
-def _add(into: dict[str, Any], more: dict[str, Any]) -> None:
-    for name, value in more.items():
+def _add(into: dict[str, Any], addend: dict[str, Any]) -> None:
+    for name, value in addend.items():
         into[name] += value

@@ -33,7 +33,7 @@ _LOST = "network"
 
 
 class RecoveryRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the job continued after an incident."""
+    """Record of how the job continued after an incident."""
 
     id: str
     restored: int
@@ -84,13 +84,13 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
         head = self.id.partition("-")[0]
         return int(head) / 1000 if head.isascii() and head.isdigit() and len(head) < 16 else 0.0
 
-    def past(self, here: str) -> tuple[Failure, Decision]:
-        """Return the failure and the decision, as later decisions on the machine named ``here`` use them."""
+    def past(self, host: str) -> tuple[Failure, Decision]:
+        """Return the failure and the decision, as later decisions on the machine named ``host`` use them."""
         ended = [worker.get("steps", 0) for worker in self.workers]
         restored = max((worker.get("restored", -2) for worker in self.workers), default=-2)
         failure = Failure(
             self.kind, self.why, self.rank, self.step, min(ended, default=0), self.words, restored=restored, durable=self.durable,
-            here=self.host == here and self.rank in (None, *(worker.get("rank") for worker in self.workers)),
+            here=self.host == host and self.rank in (None, *(worker.get("rank") for worker in self.workers)),
         )  # fmt: skip
         settings = sane(self.settings)
         return failure, Decision(self.action, self.reason, self.delay_s, settings if self.after is None else once_back(settings))
@@ -165,9 +165,9 @@ class IncidentLog:
         """Return whether another job has fenced the run since one of ``own`` (``HOST:PID``) did."""
         return bool(own) and self._store is not None and taken_over(self._store, self._run, own)
 
-    def write(self, one: Incident | RecoveryRecord) -> None:
+    def write(self, record: Incident | RecoveryRecord) -> None:
         """Write a record. Errors of the store and the directory are ignored: a job continues without its records."""
-        self._put(f"{one.id}.json" if isinstance(one, Incident) else f"{one.id}.after.json", one)
+        self._put(f"{record.id}.json" if isinstance(record, Incident) else f"{record.id}.after.json", record)
 
     def keep(self, account: Account) -> None:
         """Write the job's account, and delete the one before."""
@@ -184,9 +184,9 @@ class IncidentLog:
     def _account(self, count: int) -> str:
         return f"{self._number}.{count:06d}{ACCOUNT}"
 
-    def _put(self, name: str, one: msgspec.Struct) -> bool:
+    def _put(self, name: str, record: msgspec.Struct) -> bool:
         """Write a file to the store, or to the directory. Return whether it is in the store."""
-        data = msgspec.json.format(msgspec.json.encode(one), indent=1)
+        data = msgspec.json.format(msgspec.json.encode(record), indent=1)
         if self._store is not None:
             with contextlib.suppress(RelightError):
                 done = self._store.put_once(f"{self._run}/{DIRECTORY}/{name}", data)
@@ -250,17 +250,19 @@ def once_each(incidents: list[Incident]) -> list[Incident]:
     return [incident for incident in incidents if first.setdefault(_failure_of(incident), incident.host) == incident.host]
 
 
-def _failure_of(one: Incident) -> tuple[str, ...]:
+def _failure_of(incident: Incident) -> tuple[str, ...]:
     """Return a key that is equal in all incidents of one failure.
 
     A machine that joined later has counted fewer incarnations.
     """
-    if one.meeting:
-        return one.job, one.meeting
-    return (one.job, str(one.life), str(one.step)) if one.group else (one.id,)  # one node: no other machine saw this failure
+    if incident.meeting:
+        return incident.job, incident.meeting
+    if not incident.group:  # one node: no other machine saw this failure
+        return (incident.id,)
+    return incident.job, str(incident.life), str(incident.step)
 
 
-def is_told(kind: str) -> bool:
+def is_cause(kind: str) -> bool:
     """Return whether a kind is a cause. A node that only lost another node's ranks records ``network``."""
     return kind != _LOST
 

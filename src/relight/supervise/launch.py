@@ -47,10 +47,10 @@ JOIN_S = 600
 
 
 class JobEnd(NamedTuple):
-    """How a job ended: the exit code, and a sentence for the user."""
+    """Result of a job: the exit code, and a message for the user."""
 
     code: int
-    say: str
+    message: str
     where: str = ""
     """Where the incidents are stored."""
 
@@ -144,7 +144,7 @@ def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) 
         settings.foreseen, supervisor.seen, lambda alarm: supervisor.foreseen(alarm, settings.foreseen.drain), gauges, socket.gethostname(),
         load,
     )  # fmt: skip
-    supervisor.tells = foreseeing.failed
+    supervisor.on_failure = foreseeing.failed
     if gauges is not None:
         supervisor.devices = gauges.xids
     before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.save_now("SIGUSR1 came"))

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from relight.errors import ConfigError
 from relight.heartbeat import LATE_AFTER, Heartbeat
 
-LOOK_S = 2.0
+OBSERVE_AGAIN_S = 2.0
 """Seconds between the two observations that distinguish a slow rank from a stuck one."""
-SILENT_LOOK_S = 60.0
+SILENT_OBSERVE_AGAIN_S = 60.0
 """Seconds between them for a rank that never wrote a heartbeat.
 
 Its script may not use Relight, so it must be idle for this long.
@@ -81,7 +81,7 @@ class LearnedDurations:
     def late_after(self, beat: Heartbeat) -> float:
         """Return how many seconds after ``beat.since`` the rank is late.
 
-        The second observation comes ``LOOK_S`` later.
+        The second observation comes ``OBSERVE_AGAIN_S`` later.
         """
         if beat.phase == "training":
             usual = self.step_s if beat.steps else None
@@ -90,9 +90,9 @@ class LearnedDurations:
             if usual is None:
                 return self._patience.start_s
             longest = max(self._gaps, default=0.0)  # the longest earlier gap that was not a hang, such as an evaluation
-            return max(LATE_AFTER * usual, 1.5 * longest) + SLACK_S - LOOK_S
+            return max(LATE_AFTER * usual, 1.5 * longest) + SLACK_S - OBSERVE_AGAIN_S
         expected = max([beat.expected_s, *self._phases.get(beat.phase, ())])
-        return LATE_AFTER * expected + SLACK_S - LOOK_S if expected else self._patience.phase_s
+        return LATE_AFTER * expected + SLACK_S - OBSERVE_AGAIN_S if expected else self._patience.phase_s
 
 
 class RankObservation(NamedTuple):
@@ -109,7 +109,7 @@ class RankObservation(NamedTuple):
 class HangVerdict(NamedTuple):
     """Required action and its reason.
 
-    ``""``: none; ``"look"``: take all ranks' stacks; ``"hang"``: end the incarnation.
+    ``""``: none; ``"stacks"``: take all ranks' stacks; ``"hang"``: end the incarnation.
     """
 
     what: str = ""
@@ -121,7 +121,7 @@ class HangVerdict(NamedTuple):
 class JobWatch:
     """Watches one incarnation of a job.
 
-    Call ``update`` at each poll. If it requests stacks, call ``looked`` with them: it returns whether the job hangs.
+    Call ``update`` at each poll. If it requests stacks, call ``judge_stacks`` with them: it returns whether the job hangs.
     """
 
     def __init__(self, usual: LearnedDurations, began: float) -> None:
@@ -139,19 +139,19 @@ class JobWatch:
         if not late:
             self._first, self._asked = None, False
             return HangVerdict()
-        between = LOOK_S if all(sights[rank].beat is not None for rank in late) else SILENT_LOOK_S
+        between = OBSERVE_AGAIN_S if all(sights[rank].beat is not None for rank in late) else SILENT_OBSERVE_AGAIN_S
         if not self._asked and (self._first is None or now - self._first[0] >= between):
             self._asked = True
-            return HangVerdict("look", self._reason(late, sights, now), tuple(sorted(late)))
+            return HangVerdict("stacks", self._reason(late, sights, now), tuple(sorted(late)))
         return HangVerdict()
 
-    def looked(
-        self, now: float, sights: Mapping[int, RankObservation], stacks: Mapping[int, str], behind: Mapping[int, RankObservation]
+    def judge_stacks(
+        self, now: float, sights: Mapping[int, RankObservation], stacks: Mapping[int, str], after: Mapping[int, RankObservation]
     ) -> HangVerdict:
         """Return the verdict from the stacks that ``update`` requested.
 
         ``stacks``: one text for each rank, empty for a rank that wrote none. ``sights`` were taken before the stacks,
-        ``behind`` after them: a process uses CPU time and bytes to write its stacks.
+        ``after`` afterwards: a process uses CPU time and bytes to write its stacks.
         """
         self._asked = False
         late = {rank for rank, sight in sights.items() if self._is_late(rank, sight, now)}
@@ -159,11 +159,11 @@ class JobWatch:
             self._first = None
             return HangVerdict()
         if self._first is None:
-            self._first = (now, dict(behind), dict(stacks))
+            self._first = (now, dict(after), dict(stacks))
             return HangVerdict()
         then, before, earlier = self._first
         self._first = None
-        stuck = [rank for rank in sorted(late) if _stands(sights[rank], before.get(rank), now - then, stacks.get(rank), earlier.get(rank))]
+        stuck = [rank for rank in sorted(late) if _is_idle(sights[rank], before.get(rank), now - then, stacks.get(rank), earlier.get(rank))]
         overdue = [rank for rank in sorted(late) if self._overdue(rank, sights[rank], now)]
         if any(_may_wait_for(sights[rank], other) for rank in late for other in _others(sights, late)):
             return HangVerdict()
@@ -191,7 +191,7 @@ class JobWatch:
     def _is_late(self, rank: int, sight: RankObservation, now: float) -> bool:
         since, limit = self._limit(rank, sight)
         if sight.state in STOPPED:  # no progress is possible, whatever its phase
-            limit = min(limit, LATE_AFTER * (self._usual.step_s or 0.0) + SLACK_S - LOOK_S)
+            limit = min(limit, LATE_AFTER * (self._usual.step_s or 0.0) + SLACK_S - OBSERVE_AGAIN_S)
         return now - since > limit * self._factor.get(rank, 1.0)
 
     def _overdue(self, rank: int, sight: RankObservation, now: float) -> bool:
@@ -224,7 +224,7 @@ def _may_wait_for(late: RankObservation, other: RankObservation) -> bool:
     return (other.beat.step if other.beat is not None else -1) <= (late.beat.step if late.beat is not None else -1)
 
 
-def _stands(sight: RankObservation, before: RankObservation | None, seconds: float, stacks: str | None, earlier: str | None) -> bool:
+def _is_idle(sight: RankObservation, before: RankObservation | None, seconds: float, stacks: str | None, earlier: str | None) -> bool:
     """Return whether a rank was idle between two observations."""
     if sight.state in STOPPED:
         return True

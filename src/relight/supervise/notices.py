@@ -59,17 +59,17 @@ class NoNotice(ValueError):
     """An answer that is neither a notice nor the absence of a notice."""
 
 
-def sources_of(told: Sequence[str]) -> list[NoticeEndpoint]:
+def endpoints_of(names: Sequence[str]) -> list[NoticeEndpoint]:
     """Return the endpoints for names of clouds and for addresses. Raise ``ConfigError`` for another text."""
     endpoints = []
-    for name in told:
+    for name in names:
         if name not in CLOUDS and not name.startswith(("http://", "https://")):
             raise ConfigError(f"[supervise] notices has {name!r}", hint=f"an address (http://…), or one of {', '.join(CLOUDS)}")
         endpoints.append(CLOUDS.get(name) or NoticeEndpoint(name, {}))
     return endpoints
 
 
-def says(body: str) -> str:
+def announcement_of(body: str) -> str:
     """Return the announcement in an answer; empty for no notice.
 
     Azure lists events, and only some kinds of them take the machine. For other sources any text is a notice. Raise
@@ -100,11 +100,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Notices:
-    """Polls the sources in its own thread. ``heard`` is the announcement; empty until one is received."""
+    """Polls the sources in its own thread. ``announcement`` is the announcement; empty until one is received."""
 
-    def __init__(self, told: Sequence[str], every_s: float = EVERY_S) -> None:
-        self.heard = ""
-        self._sources, self._every_s = sources_of(told), every_s
+    def __init__(self, names: Sequence[str], every_s: float = EVERY_S) -> None:
+        self.announcement = ""
+        self._sources, self._every_s = endpoints_of(names), every_s
         self._over = threading.Event()
         self._tokens: dict[str, str] = {}
         self._failed: dict[str, tuple[int, str]] = {}
@@ -119,16 +119,16 @@ class Notices:
         self._over.set()
 
     def _ask(self) -> None:
-        while not self._over.wait(self._every_s) and not self.heard:
+        while not self._over.wait(self._every_s) and not self.announcement:
             for source in self._sources:
                 try:
-                    announced = says(self._body(source))
+                    announced = announcement_of(self._body(source))
                 except (OSError, ValueError, http.client.HTTPException) as error:
-                    self._unheard(source, why_unheard(error))
+                    self._note_failed_poll(source, why_no_answer(error))
                     continue
                 self._answered(source)
                 if announced:
-                    self.heard = f"{source.url.split('/')[2]} announces: {announced}"
+                    self.announcement = f"{source.url.split('/')[2]} announces: {announced}"
                     return
 
     def _body(self, source: NoticeEndpoint) -> str:
@@ -154,11 +154,11 @@ class Notices:
         headers = dict(source.headers)
         if source.url in self._tokens:
             headers["X-aws-ec2-metadata-token"] = self._tokens[source.url]
-        get = urllib.request.Request(source.url, headers=headers)  # noqa: S310 - checked by sources_of
+        get = urllib.request.Request(source.url, headers=headers)  # noqa: S310 - checked by endpoints_of
         with self._opener.open(get, timeout=_TIMEOUT_S) as answer:
             return str(answer.read(_BYTES_MAX).decode(errors="replace"))
 
-    def _unheard(self, source: NoticeEndpoint, why: str) -> None:
+    def _note_failed_poll(self, source: NoticeEndpoint, why: str) -> None:
         count, reported = self._failed.get(source.url, (0, ""))
         if count + 1 >= _TRIES and why != reported:
             text = f"notices cannot be received from {source.url}: {why}; if the machine is taken away, this source does not warn the job"
@@ -172,7 +172,7 @@ class Notices:
             emit("run.notices", f"{source.url} answers again: notices are received from it", url=source.url, why="")
 
 
-def why_unheard(error: Exception) -> str:
+def why_no_answer(error: Exception) -> str:
     """Return the reason in words, without numbers that differ between polls, so that one reason is reported once."""
     if isinstance(error, urllib.error.HTTPError):
         target = error.headers.get("Location", "") if 300 <= error.code < 400 else ""

@@ -43,7 +43,7 @@ def make_directory(top: Path) -> tuple[Path, int]:
 def sweep_memory(top: Path) -> list[Path]:
     """Remove the directories that killed supervisors of this user left in ``top``. Return the removed ones."""
     removed = []
-    for directory in _dead_in(top):
+    for directory in _directories_of_dead(top):
         with contextlib.suppress(OSError), _held(directory):
             shutil.rmtree(directory, ignore_errors=True)
         if not os.path.lexists(directory):
@@ -54,7 +54,7 @@ def sweep_memory(top: Path) -> list[Path]:
 def left_in(top: Path) -> list[Path]:
     """Return the directories that ``sweep_memory`` would remove there."""
     removable = []
-    for directory in _dead_in(top):
+    for directory in _directories_of_dead(top):
         with contextlib.suppress(OSError), _held(directory):
             removable.append(directory)
     return removable
@@ -68,7 +68,7 @@ def directories() -> dict[int, Path]:
     return by_pid
 
 
-def _dead_in(top: Path) -> Iterator[Path]:
+def _directories_of_dead(top: Path) -> Iterator[Path]:
     """Yield the directories of supervisors that have no process in this container's view."""
     for pid, directory in _own_in(top):
         if not sample_process(pid).state:

@@ -21,9 +21,9 @@ from relight.prediction import Alarm, FailurePredictor, Gauges, HostGauges, Rank
 from relight.supervise.load import Load
 
 EVERY_S = 1.0
-OFTEN_S = 60.0
+FREQUENT_INTERVAL_S = 60.0
 """Seconds between two saves while saves are made more often."""
-OFTEN_FOR_S = 600.0
+FREQUENT_FOR_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class PredictionThread:
                 if alarm.action == "reduce load":
                     averts = self._load.reduce(alarm, sample)
                 if averts:
-                    foresight.heeded(alarm)
+                    foresight.discard_alarm(alarm)
             self._load.update(sample)
 
     def _ready(self) -> Seen:

@@ -63,7 +63,7 @@ def busy_s(pid: int) -> float:
     return total / 1e9
 
 
-def catches(pid: int, signum: int) -> bool:
+def has_handler(pid: int, signum: int) -> bool:
     """Return whether a process has a handler for a signal. Without a handler the signal might end it."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():

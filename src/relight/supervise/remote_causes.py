@@ -10,11 +10,11 @@ import time
 from typing import NamedTuple
 
 from relight.supervise.goodput import Goodput
-from relight.supervise.incidents import Incident, IncidentLog, cause_of, is_told
+from relight.supervise.incidents import Incident, IncidentLog, cause_of, is_cause
 
 CLOCKS_S = 3600.0
 """Seconds by which nodes' clocks may differ."""
-UNSURE_S = 600.0
+CAUSE_PENDING_S = 600.0
 """Seconds after an incarnation in which another node may still record the cause of its end.
 
 That node's store may not answer for a while.
@@ -32,12 +32,12 @@ class _Incarnation(NamedTuple):
     began: float
     until: float = math.inf
 
-    def has(self, one: Incident) -> bool:
+    def has(self, incident: Incident) -> bool:
         """Return whether an incident is of this incarnation.
 
         Clocks decide only if the nodes have not agreed on a name.
         """
-        return one.meeting == self.meeting if self.meeting else self.began <= one.time_s <= self.until
+        return incident.meeting == self.meeting if self.meeting else self.began <= incident.time_s <= self.until
 
 
 class Endings:
@@ -48,14 +48,14 @@ class Endings:
         self._meeting = ""
         self._last: _Incarnation | None = None
         """The last incarnation that ended, until the next one begins."""
-        self._unsure: list[_Incarnation] = []
+        self._cause_pending: list[_Incarnation] = []
         """Earlier incarnations with an unknown cause."""
 
     def begun(self, meeting: str = "") -> None:
         """Record that the next incarnation has begun. ``meeting``: the name that all nodes give it, or empty."""
         self._meeting = meeting
         if self._last is not None:
-            self._unsure.append(self._last._replace(until=time.time()))
+            self._cause_pending.append(self._last._replace(until=time.time()))
             self._last = None
 
     def ended(self, number: int, lasted_s: float) -> None:
@@ -68,13 +68,15 @@ class Endings:
         Cost: reads the incidents since the first incarnation with an unknown cause.
         """
         last = self._last
-        unsure = [*self._unsure, *([last] if last is not None else [])]
-        incidents = book.since(min(life.began - (CLOCKS_S if life.meeting else 0.0) for life in unsure)) if unsure else []
+        incarnations = [*self._cause_pending, *([last] if last is not None else [])]
+        incidents = book.since(min(life.began - (CLOCKS_S if life.meeting else 0.0) for life in incarnations)) if incarnations else []
         if incidents is None:
             return  # the store does not answer: read again the next time
-        for life in unsure:
+        for life in incarnations:
             own_incidents = [incident for incident in incidents if incident.group == self._group and life.has(incident)]
             if own_incidents:
                 goodput.set_kind(life.number, cause_of(own_incidents))
-            if life in self._unsure and (any(is_told(incident.kind) for incident in own_incidents) or time.time() - life.until > UNSURE_S):
-                self._unsure.remove(life)
+            if life in self._cause_pending and (
+                any(is_cause(incident.kind) for incident in own_incidents) or time.time() - life.until > CAUSE_PENDING_S
+            ):
+                self._cause_pending.remove(life)

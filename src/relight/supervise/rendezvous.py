@@ -207,8 +207,8 @@ class StateHolder(_BackendRendezvousStateHolder):
     Raise ``Forged`` if a state is older than one read before.
     """
 
-    def __init__(self, seal: Seal, *told: Any, **named: Any) -> None:
-        super().__init__(*told, **named)
+    def __init__(self, seal: Seal, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         self._seal, self._version = seal, 0
 
     @property

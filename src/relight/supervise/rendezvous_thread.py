@@ -33,7 +33,7 @@ T = TypeVar("T")
 _ASK_S = 0.25
 _ANSWER_S = 2.0
 _AGAIN_S = 1.0
-_NOBODY = "this node waits until the rendezvous can be reached again"
+_UNREACHABLE = "this node waits until the rendezvous can be reached again"
 
 
 class Joining(RendezvousHandler):
@@ -64,7 +64,7 @@ class Joining(RendezvousHandler):
         if request is not None:
             request.join(_ANSWER_S)
             if request.is_alive() or isinstance(request.error, LOST):
-                self._is_lost(_NOBODY, request.error)
+                self._is_lost(_UNREACHABLE, request.error)
         if self._lost_at is not None:
             self._inner = self._make()
         meets = _Ask(lambda: self._seen(self._inner.next_rendezvous()))
@@ -74,7 +74,7 @@ class Joining(RendezvousHandler):
                 raise EndedElsewhere(why)
         if meets.error is not None:
             raise meets.error
-        return meets.found
+        return meets.result
 
     def joined(self) -> None:
         """Record that the rendezvous was reached."""
@@ -87,7 +87,7 @@ class Joining(RendezvousHandler):
 
         Raise ``error`` if that has lasted longer than ``patience_s``, and ``EndedElsewhere`` if the job is over.
         """
-        self._is_lost(_NOBODY, error)
+        self._is_lost(_UNREACHABLE, error)
         assert self._lost_at is not None
         if time.monotonic() - self._lost_at > self._patience_s:
             raise error
@@ -113,7 +113,7 @@ class Joining(RendezvousHandler):
             return 0
         if request.error is not None:
             raise request.error
-        return request.found
+        return request.result
 
     def _is_lost(self, so: str, error: Exception | None = None) -> None:
         if self._lost_at is None:
@@ -166,7 +166,7 @@ class _Ask(threading.Thread, Generic[T]):
     The process does not wait for it at its end.
     """
 
-    found: T
+    result: T
 
     def __init__(self, question: Callable[[], T]) -> None:
         super().__init__(name="relight-rendezvous", daemon=True)
@@ -177,6 +177,6 @@ class _Ask(threading.Thread, Generic[T]):
     def run(self) -> None:
         """Run the request."""
         try:
-            self.found = self._question()
+            self.result = self._question()
         except Exception as error:  # noqa: BLE001 the caller raises it
             self.error = error

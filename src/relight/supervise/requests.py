@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from relight.catalog.save_requests import LOOK_S, OLD_S, SaveAsked, acknowledge, request_of
+from relight.catalog.save_requests import OLD_S, REQUEST_POLL_S, SaveAsked, acknowledge, request_of
 from relight.errors import RelightError, StoreUnavailable
 from relight.format import Record, decode_record
 from relight.format.strict import SEALED_BYTES_MAX
@@ -29,13 +29,13 @@ class Requests:
 
     def __init__(
         self, store: ByteStore, run: str, *, mine: Callable[[], bool], cannot: Callable[[], str], obey: Callable[[str], None],
-        look_s: float = LOOK_S, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time,
+        poll_s: float = REQUEST_POLL_S, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._store, self._run, self._mine, self._cannot, self._obey = store, run, mine, cannot, obey
-        self._look_s, self._clock, self._now = look_s, clock, now
+        self._poll_s, self._clock, self._now = poll_s, clock, now
         self._head = -1
         """The highest record number that was read; −1 before the first poll."""
-        self._looked_at = 0.0
+        self._polled_at = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="relight-requests", daemon=True)
 
@@ -54,7 +54,7 @@ class Requests:
             if self._mine():
                 with contextlib.suppress(RelightError, OSError):
                     self.poll()
-            self._over.wait(self._look_s)
+            self._over.wait(self._poll_s)
 
     def poll(self) -> None:
         """Poll once. If an error is raised, the next poll reads the same records again."""
@@ -67,13 +67,13 @@ class Requests:
             acknowledged = acknowledge(self._store, self._run, young[-1], socket.gethostname(), refused)
             if acknowledged and not refused:
                 self._obey(", ".join(dict.fromkeys(request.words for request in young)))
-        self._head, self._looked_at = head, began
+        self._head, self._polled_at = head, began
 
-    def _is_young(self, asked: SaveAsked, began: float) -> bool:
+    def _is_young(self, request: SaveAsked, began: float) -> bool:
         """Return whether a request is newer than the last poll. After a long time, compare the machines' clocks."""
-        if began - self._looked_at <= OLD_S:
+        if began - self._polled_at <= OLD_S:
             return True
-        asked_s = seconds_since_epoch(asked.time)
+        asked_s = seconds_since_epoch(request.time)
         return asked_s is not None and 0 <= self._now() - asked_s <= OLD_S
 
     def _new(self) -> tuple[list[Record], int]:

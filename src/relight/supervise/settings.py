@@ -10,13 +10,13 @@ from relight.errors import ConfigError
 from relight.settings.file import checked
 from relight.supervise.decide import SuperviseRules
 from relight.supervise.limits import HangTimeouts
-from relight.supervise.notices import sources_of
+from relight.supervise.notices import endpoints_of
 from relight.supervise.prediction_thread import Foreseen
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How an incarnation starts and ends."""
+    """Settings of an incarnation's start and end."""
 
     spares: bool = True
     """Whether spares, with their imports done, wait to replace the ranks.
@@ -56,7 +56,7 @@ class Announced:
         names = self.notices
         if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"[supervise] notices is a list of addresses, not {names!r}")
-        sources_of(names)
+        endpoints_of(names)
         object.__setattr__(self, "notices", tuple(names))
 
 

@@ -26,7 +26,7 @@ from relight.heartbeat.standby import wait_with
 from relight.observe import emit
 
 _MESSAGE_MAX = 4 << 20
-_SAID_MAX = 1 << 20
+_OUTPUT_MAX = 1 << 20
 _MOST_EXPENDABLE = 1000
 WORKER = "relight.supervise.worker"
 _INSTALLED = ("torch", "relight")
@@ -36,7 +36,7 @@ USUAL = ("torch", "torch.distributed", "relight.checkpointer")
 class _Spare(NamedTuple):
     process: subprocess.Popen[bytes]
     channel: socket.socket
-    said: int
+    output: int
     """Descriptor of its output while it runs the script ahead; −1: it does not run the script."""
 
 
@@ -48,7 +48,7 @@ class Spares:
         self._count, self._modules, self._directory = count, tuple(modules), directory
         self._worker = child_command(WORKER, unbuffered=True)
         self._waiting: list[_Spare] = []
-        self._told: list[_Spare] = []
+        self._taken: list[_Spare] = []
         self._arguments: tuple[str, ...] = ()
         self._goes_ahead = True
 
@@ -61,8 +61,8 @@ class Spares:
         for spare in [spare for spare in self._waiting if spare.process.poll() is not None]:
             self._waiting.remove(spare)
             self._lost(spare)
-        for spare in [spare for spare in self._told if spare.process.poll() is not None]:
-            self._told.remove(spare)
+        for spare in [spare for spare in self._taken if spare.process.poll() is not None]:
+            self._taken.remove(spare)
             spare.channel.close()
         if len(self._waiting) >= self._count or any(not _is_ready(spare.channel) for spare in self._waiting):
             return
@@ -88,20 +88,20 @@ class Spares:
                 streams = [(out or sys.stdout).fileno(), (errors or sys.stderr).fileno()]
                 spare.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(message))
                 socket.send_fds(spare.channel, [message], streams)
-                _close(spare.said)
+                _close(spare.output)
                 # keep the channel open: closing it before the spare reads loses the message
-                self._told.append(spare._replace(said=-1))
+                self._taken.append(spare._replace(output=-1))
                 return spare.process
             self._lost(spare)
         return None
 
     def close(self) -> None:
         """Kill all spares that wait."""
-        for spare in self._told:
+        for spare in self._taken:
             spare.channel.close()
         for spare in self._waiting:
             spare.channel.close()
-            _close(spare.said)
+            _close(spare.output)
             _end(spare.process)
         self._waiting = []
 
@@ -121,21 +121,21 @@ class Spares:
             )
         return _Spare(process, own_end, output)
 
-    def _lost(self, one: _Spare) -> None:
+    def _lost(self, spare: _Spare) -> None:
         """Report a spare that ended.
 
         If the script ended it, later spares only import: ranks then start without running ahead.
         """
-        one.channel.close()
-        _end(one.process)
-        if one.said >= 0:
-            words = os.pread(one.said, _SAID_MAX, max(0, os.fstat(one.said).st_size - 2000)).decode(errors="replace").strip()
-            _close(one.said)
+        spare.channel.close()
+        _end(spare.process)
+        if spare.output >= 0:
+            words = os.pread(spare.output, _OUTPUT_MAX, max(0, os.fstat(spare.output).st_size - 2000)).decode(errors="replace").strip()
+            _close(spare.output)
             # SIGKILL comes from the kernel for lack of memory, or from another process
-            if one.process.returncode != -signal.SIGKILL:
+            if spare.process.returncode != -signal.SIGKILL:
                 self._goes_ahead = False
-            last = words.splitlines()[-1] if words else f"exit code {one.process.returncode}"
-            emit("spare.failed", f"a spare ended before relight.standby(): {last}", said=words, code=one.process.returncode)
+            last = words.splitlines()[-1] if words else f"exit code {spare.process.returncode}"
+            emit("spare.failed", f"a spare ended before relight.standby(): {last}", said=words, code=spare.process.returncode)
 
 
 def _is_ready(channel: socket.socket) -> bool:
@@ -169,7 +169,7 @@ def main() -> None:
 
     if arguments:
         old_score = _be_expendable()
-        wait_with(lambda: _go_on(channel, old_score))
+        wait_with(lambda: _take_over(channel, old_score))
     else:
         arguments = _become(channel)
     sys.argv = [str(Path(worker.__file__)), *arguments]
@@ -188,13 +188,13 @@ def _preload(name: str, directory: str) -> None:
         sys.path.remove(directory)
 
 
-def _go_on(channel: socket.socket, expendable: str) -> None:
+def _take_over(channel: socket.socket, expendable: str) -> None:
     """Become the rank, within ``relight.standby()``. Copy the output that was written ahead to the rank's output."""
     from relight.supervise import stacks
 
     output = os.dup(1)
     _become(channel)
-    text = os.pread(output, _SAID_MAX, 0)
+    text = os.pread(output, _OUTPUT_MAX, 0)
     os.close(output)
     while text:
         text = text[os.write(1, text) :]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from relight.supervise.procfs import catches, sample_process, where_in_kernel
+from relight.supervise.procfs import has_handler, sample_process, where_in_kernel
 
 SETTING = "RELIGHT_STACKS"
 """The file that this process's stacks are written to."""
@@ -40,7 +40,7 @@ def take(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
     begins = {rank: _size(path) for rank, path in files.items()}
     signalled = []
     for rank, pid in pids.items():
-        if sample_process(pid).state not in ("", "Z", "T", "t") and catches(pid, SIGNAL):
+        if sample_process(pid).state not in ("", "Z", "T", "t") and has_handler(pid, SIGNAL):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, SIGNAL)
                 signalled.append(rank)

@@ -13,7 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 WINDOW_S = 10.0
-IN_A_ROW = 3
+SLOWEST_WINDOWS = 3
 """Windows in a row in which the same rank must be the slowest."""
 TIMES = 1.5
 """Multiple of the other ranks' median share that a straggler must reach."""
@@ -36,7 +36,7 @@ class Stragglers:
 
     def __init__(self) -> None:
         self._since: tuple[float, dict[int, float]] | None = None
-        self._found: deque[int | None] = deque(maxlen=IN_A_ROW)
+        self._found: deque[int | None] = deque(maxlen=SLOWEST_WINDOWS)
         self.now: Straggler | None = None
         """The present straggler, or None."""
 
@@ -57,7 +57,7 @@ class Stragglers:
         other_share = median(share for other_rank, share in shares.items() if other_rank != rank)
         holds_up = shares[rank] >= max(LEAST, TIMES * other_share)
         self._found.append(rank if holds_up else None)
-        if len(self._found) < IN_A_ROW or set(self._found) != {rank}:
+        if len(self._found) < SLOWEST_WINDOWS or set(self._found) != {rank}:
             self.now = self.now if rank in self._found and self.now is not None and self.now.rank == rank else None
             return None
         is_present = self.now is not None and self.now.rank == rank

@@ -51,8 +51,8 @@ from relight.supervise.kernel_log import kernel_lines, lines_about
 from relight.supervise.limits import HangTimeouts, HangVerdict, JobWatch, LearnedDurations, RankObservation
 from relight.supervise.notices import Notices
 from relight.supervise.own_memory import make_directory, sweep_memory
-from relight.supervise.prediction_thread import OFTEN_FOR_S, OFTEN_S
-from relight.supervise.procfs import busy_s, catches, oom_kills, sample_agent, sample_process
+from relight.supervise.prediction_thread import FREQUENT_FOR_S, FREQUENT_INTERVAL_S
+from relight.supervise.procfs import busy_s, has_handler, oom_kills, sample_agent, sample_process
 from relight.supervise.remote_causes import CLOCKS_S, Endings
 from relight.supervise.requests import Requests
 from relight.supervise.stragglers import Stragglers
@@ -64,11 +64,14 @@ ACCOUNT_S = 60.0
 """Seconds between two writes of the job's account."""
 CLOSING_S = 20.0
 """Seconds that writing the last account may take. A machine that is wanted back must not wait for a store."""
-HEIR_S = 3.0
+HANDOVER_BEGINS_S = 3.0
 """Seconds after a rank's failure is known in which another rank must begin the handover or decline it."""
-MIDST_S = 20.0
-"""Largest addition to ``HEIR_S`` while such a rank is in its optimizer update. Usually twice a step's time is added."""
-REMEMBERED_S = 86400.0
+UPDATE_EXTRA_S = 20.0
+"""Largest addition to ``HANDOVER_BEGINS_S`` while such a rank is in its optimizer update.
+
+Usually twice a step's time is added.
+"""
+INCIDENT_COUNTS_S = 86400.0
 """Seconds after which an earlier incident of a run no longer counts for this job."""
 
 
@@ -80,7 +83,7 @@ class Supervisor:
         notices: Notices | None = None, group: str = "",
     ) -> None:  # fmt: skip
         """``fallback``: directory of incidents without the run's store. ``group``: the rendezvous' address and id."""
-        self._group, self._looked_elsewhere = group, -math.inf
+        self._group, self._checked_elsewhere = group, -math.inf
         self._charges: set[str] = set()
         """Processes here that were rank 0, as ``HOST:PID`` like a log's writers. Only rank 0 writes a FENCE."""
         self._notices = notices or Notices(())
@@ -111,11 +114,11 @@ class Supervisor:
         """Ranks of this incarnation that delay the others."""
         self.devices: Callable[[], Sequence[str]] = tuple
         """Returns the lines that accelerators' drivers have logged since the last call."""
-        self.tells: Callable[[str, str], None] = lambda kind, why: None
+        self.on_failure: Callable[[str, str], None] = lambda kind, why: None
         """Called for each failure with its kind and its reason."""
         self.decision: Decision | None = None
         """The last decision. No incarnation has applied its settings yet."""
-        self.heard = ""
+        self.end_signal = ""
         """The signal that asked the job to end; empty if none has."""
         self._over, self._meeting = True, ""
         """Whether the last incarnation is accounted for, and the name that all nodes give it."""
@@ -187,12 +190,12 @@ class Supervisor:
         sights = self._observe_ranks()
         self._learn_place()
         self._follow_up()
-        self._reckon(sights)
+        self._update_account(sights)
         self._poll_agent(sights)
         self._ask_for_save()
         self._poll_stragglers(sights)
         verdict = self._watch.update(self._clock(), sights)
-        if verdict.what == "look":
+        if verdict.what == "stacks":
             verdict = self._take_stacks()
         if verdict.what == "hang":
             self.hung = verdict.ranks
@@ -228,10 +231,10 @@ class Supervisor:
         failure = replace(failure, here=failure.rank is None or failure.rank in self._pids)
         self._learn_place()
         if not self._over:  # otherwise the job was asked to end between two incarnations
-            self._reckon(self._observe_ranks())
+            self._update_account(self._observe_ranks())
             self._follow_up()  # the incarnation may have completed a step and failed between two polls
             self._is_over(failure.kind, now)
-        self.tells(failure.kind, failure.why)
+        self.on_failure(failure.kind, failure.why)
         self.decision = decide(failure, self._past, self._rules, now)
         if self.decision.action not in ("end", "stop", "exclude_node") and self._book.taken_over(self._charges):
             self.decision = Decision("stop", f"{FENCED}, since before this: {failure.why}")
@@ -274,7 +277,7 @@ class Supervisor:
 
     def end_for_membership_change(self) -> None:
         """End the incarnation because nodes join or leave. A node that failed records its failure itself."""
-        self._reckon(self._observe_ranks())
+        self._update_account(self._observe_ranks())
         self._is_over(FIRST, self._clock())
 
     def _is_over(self, kind: str, now: float) -> None:
@@ -301,14 +304,14 @@ class Supervisor:
             self._reason = reason
         self._wanted = why if reason is None else reason.text
 
-    def request_save(self, who: str) -> None:
-        """Have the ranks save. The checkpoint's reason is the request of ``who``. Any thread."""
-        self.save_now(reason=requested_by(who))
+    def request_save(self, requester: str) -> None:
+        """Have the ranks save. The checkpoint's reason is the request of ``requester``. Any thread."""
+        self.save_now(reason=requested_by(requester))
 
     def why_unreachable(self) -> str:
         """Return why no rank here can be asked to save now; empty if one can. Any thread."""
         pids = self._pids
-        if any(catches(pid, signal.SIGUSR1) for pid in list(pids.values())):
+        if any(has_handler(pid, signal.SIGUSR1) for pid in list(pids.values())):
             return ""
         return "no rank handles SIGUSR1: no Checkpointer was created yet, or it has signals=False" if pids else "the job is not running now"
 
@@ -339,7 +342,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             write_risk(self._page(0), RiskWarning(self._clock(), alarm.likely, HORIZON_S, alarm.why))
         if alarm.action == "save more often":
-            self._often = (self._clock(), self._clock() + OFTEN_FOR_S)
+            self._often = (self._clock(), self._clock() + FREQUENT_FOR_S)
         elif alarm.action == "drain node" and drain:
             self._drains = f"{alarm.why}; {alarm.reason}"
             return True
@@ -358,7 +361,7 @@ class Supervisor:
     @property
     def announced(self) -> str:
         """Return the signal, notice or alarm that asked this node's part of the job to end; empty if there was none."""
-        return self.heard or self._notices.heard or self._drains
+        return self.end_signal or self._notices.announcement or self._drains
 
     @property
     def where(self) -> str:
@@ -382,7 +385,7 @@ class Supervisor:
 
     def is_lost(self) -> None:
         """Publish that a rank has failed. The others read it when their step ends, if no collective fails before."""
-        self._reckon(self._observe_ranks())  # the time from now on does not count as training
+        self._update_account(self._observe_ranks())  # the time from now on does not count as training
         with contextlib.suppress(OSError):
             lost_of(self._page(0)).touch()
 
@@ -393,9 +396,9 @@ class Supervisor:
         every ``ELSEWHERE_EVERY_S``; calls in between return an empty string.
         """
         now = self._clock()
-        if now - self._looked_elsewhere < ELSEWHERE_EVERY_S or not self._group:
+        if now - self._checked_elsewhere < ELSEWHERE_EVERY_S or not self._group:
             return ""
-        self._looked_elsewhere = now
+        self._checked_elsewhere = now
         since = time.time() - (now - self._began) - (CLOCKS_S if self._known else 0.0)
         incidents = self._book.since(since) or ()
         stops = [
@@ -413,7 +416,7 @@ class Supervisor:
             return math.inf
         updating = [beat for beat in alive_beats if beat.heir == UPDATING]
         steps_s = [(beat.step_at - beat.first_at) / (beat.steps - 1) for beat in updating if beat.steps > 1]
-        return HEIR_S + min(MIDST_S, 2 * max(steps_s, default=0.0)) if any(beat.heir for beat in alive_beats) else 0.0
+        return HANDOVER_BEGINS_S + min(UPDATE_EXTRA_S, 2 * max(steps_s, default=0.0)) if any(beat.heir for beat in alive_beats) else 0.0
 
     def saved(self) -> bool:
         """Return whether the last completed step is stored.
@@ -446,14 +449,14 @@ class Supervisor:
     def _ask_for_save(self) -> None:
         """Send SIGUSR1 to one rank, which has the other ranks save with it."""
         now, (began, until) = self._clock(), self._often
-        if OFTEN_S <= now - began < until - began:
+        if FREQUENT_INTERVAL_S <= now - began < until - began:
             self._often = (now, until)
             if not self._wanted:
                 self.save_now(reason=preventive("saving more often because of an earlier warning"))
         if not self._wanted:
             return
         for rank, pid in sorted(self._pids.items()):
-            if catches(pid, signal.SIGUSR1):
+            if has_handler(pid, signal.SIGUSR1):
                 why, self._wanted = self._wanted, ""
                 reason, self._reason = self._reason, None
                 write_request(self._page(min(self._pids)), reason)  # before the signal: the save reads it there
@@ -473,7 +476,7 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 os.kill(stuck.pid, signal.SIGKILL)
 
-    def _reckon(self, sights: Mapping[int, RankObservation]) -> None:
+    def _update_account(self, sights: Mapping[int, RankObservation]) -> None:
         """Add the time since the last poll to the account, and write the account every ``ACCOUNT_S``."""
         beats = [sight.beat or Heartbeat(phase="starting") for sight in sights.values()]
         if not beats:
@@ -518,7 +521,7 @@ class Supervisor:
         now, before = self._clock(), self._observe_ranks()
         self._stacks = stacks.take(self._pids, {rank: self._stack_file(rank) for rank in self._pids})
         texts = {rank: stacks.of_main_thread(text) for rank, text in self._stacks.items()}
-        return self._watch.looked(now, before, texts, self._observe_ranks())
+        return self._watch.judge_stacks(now, before, texts, self._observe_ranks())
 
     def _learn_place(self) -> None:
         """Once a rank has published the run's store, read the earlier incidents there, and write new ones to it."""
@@ -534,7 +537,7 @@ class Supervisor:
             self._book.at(store, beat.run)
             self._requests = Requests(store, beat.run, mine=lambda: 0 in self._pids, cannot=self.why_unreachable, obey=self.request_save)
             self._requests.start()
-            written = read_incidents(store, beat.run, time.time() - REMEMBERED_S)
+            written = read_incidents(store, beat.run, time.time() - INCIDENT_COUNTS_S)
             recent = [incident for incident in written if re.match(r"\d{13}-", incident.id)]
             self._stopped_before = {incident.id for incident in recent if incident.action == "stop"}
             earlier = once_each(recent)
@@ -542,7 +545,7 @@ class Supervisor:
             epoch = self._clock() - time.time()
             host = socket.gethostname()
             # only incidents after the last stop count: a person has started the job again after it
-            self._past[:0] = [Past(*incident.past(here=host), epoch + incident.time_s) for incident in earlier[last + 1 :][-50:]]
+            self._past[:0] = [Past(*incident.past(host=host), epoch + incident.time_s) for incident in earlier[last + 1 :][-50:]]
 
     def _follow_up(self) -> None:
         """Close the open incident once all ranks have completed a step."""

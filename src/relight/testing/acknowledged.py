@@ -44,10 +44,10 @@ The larger ones are not multiples of a page.
 """
 
 
-def count_acknowledged(told: Iterable[Fact]) -> Counter[str]:
+def count_acknowledged(acknowledged: Iterable[Fact]) -> Counter[str]:
     """Return the number of acknowledgements by kind. A retirement counts once for each of its checkpoints."""
     counts: Counter[str] = Counter()
-    for kind, *details in told:
+    for kind, *details in acknowledged:
         if kind in ACKNOWLEDGEMENTS:
             counts[kind] += len(details) if kind == "retired" else 1
     return +counts
@@ -185,22 +185,22 @@ def resume(store: ByteStore, seed: int) -> Iterator[Fact]:
     yield from save_drawn(attempt, rng, live[-1].step + 1 if live else 0)
 
 
-def check(store: ByteStore, told: Sequence[Fact], seed: int) -> tuple[list[str], list[Fact]]:
+def check(store: ByteStore, acknowledged: Sequence[Fact], seed: int) -> tuple[list[str], list[Fact]]:
     """Check a store after a power cut. Return what is wrong (empty if nothing is), and the facts that are now known.
 
     In this order: check the unchanged log, resume the run (a new attempt, a sweep, a save), read every byte of each
     checkpoint that is live or recallable, search for leftovers.
     """
     try:
-        return _check(store, _without_recalled(told), seed)
+        return _check(store, _without_recalled(acknowledged), seed)
     except Exception as error:
-        return [f"I4: no error of ours: {error!r}"], list(told)
+        return [f"I4: no error of ours: {error!r}"], list(acknowledged)
 
 
-def _check(store: ByteStore, told: list[Fact], seed: int) -> tuple[list[str], list[Fact]]:
+def _check(store: ByteStore, acknowledged: list[Fact], seed: int) -> tuple[list[str], list[Fact]]:
     log = Log(store, RUN)
-    problems = check_history(log, told)
-    more = list(told)
+    problems = check_history(log, acknowledged)
+    more = list(acknowledged)
     try:
         perform(resume(store, seed), more)
     except RelightError as error:
@@ -211,7 +211,7 @@ def _check(store: ByteStore, told: list[Fact], seed: int) -> tuple[list[str], li
         return list(dict.fromkeys([*problems, f"I5: the log cannot be read: {error.what}"])), more
     problems += check_history(log, more)
     history = fold(view)
-    problems += _fences(history, told)
+    problems += _fences(history, acknowledged)
     known, digests = KnownFacts.from_facts(more), dict[str, str]()
     recallable = [history.retired[checkpoint] for checkpoint in history.recallable]
     for checkpoint in (*history.live, *recallable):
@@ -224,10 +224,10 @@ def _check(store: ByteStore, told: list[Fact], seed: int) -> tuple[list[str], li
     return list(dict.fromkeys(problems)), known_facts(history, digests)
 
 
-def _without_recalled(told: Sequence[Fact]) -> list[Fact]:
+def _without_recalled(acknowledged: Sequence[Fact]) -> list[Fact]:
     """Return the facts without recalled retirements. A recall that was not acknowledged may have happened or not."""
     remaining: list[Fact] = []
-    for fact in told:
+    for fact in acknowledged:
         if fact[0] in ("recalling", "recalled"):
             undone = ("retired", "retiring") if fact[0] == "recalled" else ("retired",)
             remaining = [
@@ -240,30 +240,30 @@ def _without_recalled(told: Sequence[Fact]) -> list[Fact]:
     return remaining
 
 
-def _fences(history: History, told: Sequence[Fact]) -> list[str]:
+def _fences(history: History, acknowledged: Sequence[Fact]) -> list[str]:
     """Check that each attempt has its FENCE and its own number. Two attempts with one number could both commit."""
     fenced = [fence.epoch for fence in history.fences]
-    begun = [int(fact[1]) for fact in told if fact[0] == "begun"]
+    begun = [int(fact[1]) for fact in acknowledged if fact[0] == "begun"]
     problems = [f"I8: attempt {epoch} was begun and its FENCE is gone" for epoch in begun if epoch not in fenced]
     if len(set(fenced)) < len(fenced) or len(set(begun)) < len(begun):
         problems.append(f"I8: two attempts of one number: FENCEs {fenced}, begun {begun}")
     return problems
 
 
-def _restore(store: ByteStore, view: LogView, one: Checkpoint, known: KnownFacts, digests: dict[str, str]) -> list[str]:
-    label = f"I2: checkpoint {one.id} at step {one.step}"
+def _restore(store: ByteStore, view: LogView, checkpoint: Checkpoint, known: KnownFacts, digests: dict[str, str]) -> list[str]:
+    label = f"I2: checkpoint {checkpoint.id} at step {checkpoint.step}"
     try:
-        digest = digests[one.id] = read_digest(store, view, one)
+        digest = digests[checkpoint.id] = read_digest(store, view, checkpoint)
     except RelightError as error:
         return [f"{label} does not restore: {error}"]
-    if digest not in known.saving or digest != known.saved.get(one.id, digest):
+    if digest not in known.saving or digest != known.saved.get(checkpoint.id, digest):
         return [f"{label} restores as something else"]
     return []
 
 
-def read_digest(store: ByteStore, view: LogView, one: Checkpoint) -> str:
+def read_digest(store: ByteStore, view: LogView, checkpoint: Checkpoint) -> str:
     """Return the digest of a stored checkpoint. Reads and verifies every byte."""
-    opened = open_checkpoint(store, RUN, one, store_id=view.store_id, run_id=view.run_id)
+    opened = open_checkpoint(store, RUN, checkpoint, store_id=view.store_id, run_id=view.run_id)
     digests = []
     for part in opened.parts:
         buffers = [bytearray(tensor.length) for tensor in part.tensors]

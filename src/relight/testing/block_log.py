@@ -129,7 +129,7 @@ class DiskSession:
     empty: str
     """Path of the image that the session started from."""
     log: list[DiskEntry]
-    told: list[AcknowledgedFact]
+    facts: list[AcknowledgedFact]
 
 
 def record(directory: str, name: str, victim: Victims, kinds: Sequence[FileSystem], entries: int = ENTRIES) -> DiskSession:
@@ -211,8 +211,8 @@ def cut_in_units(entry: DiskEntry, whole: int) -> Iterator[DiskEntry]:
 def without_flushes(session: DiskSession) -> DiskSession:
     """Return the session as a disk would have logged it that ignores flushes. The negative control of reordering."""
     writes = list(itertools.accumulate((not entry.is_flush for entry in session.log), initial=0))
-    facts = [AcknowledgedFact(writes[acknowledged.at], acknowledged.fact) for acknowledged in session.told]
-    return replace(session, log=[entry for entry in session.log if not entry.is_flush], told=facts)
+    facts = [AcknowledgedFact(writes[acknowledged.at], acknowledged.fact) for acknowledged in session.facts]
+    return replace(session, log=[entry for entry in session.log if not entry.is_flush], facts=facts)
 
 
 def find_points(session: DiskSession, rng: random.Random) -> list[Point]:
@@ -223,7 +223,7 @@ def find_points(session: DiskSession, rng: random.Random) -> list[Point]:
     points: list[Point] = []
     pending: list[DiskEntry] = []
     seen: set[object] = set()
-    counts = [acknowledged.at for acknowledged in session.told]
+    counts = [acknowledged.at for acknowledged in session.facts]
     for place in range(len(session.log) + 1):
         known = bisect.bisect_right(counts, place)
         if place and session.log[place - 1].is_flush:  # the same disk as at the place before
@@ -268,7 +268,7 @@ def _put(path: str, entries: Sequence[DiskEntry]) -> None:
 
 def check_disk(session: DiskSession, place: int, path: str, where: str, report: BlockReport) -> list[str]:
     """Mount a disk and check it. Return what is wrong. Adds to the counts of ``report``."""
-    facts = [acknowledged.fact for acknowledged in session.told if acknowledged.at <= place]
+    facts = [acknowledged.fact for acknowledged in session.facts if acknowledged.at <= place]
     report.checked += count_acknowledged(facts).total()
     fsck = report.total % FSCK_EVERY == 0
     try:
@@ -335,7 +335,7 @@ def _note(session: DiskSession, report: BlockReport) -> None:
     report.flushes += flushes
     report.writes += len(session.log) - flushes
     report.places += len(session.log) + 1
-    report.facts += count_acknowledged(acknowledged.fact for acknowledged in session.told)
+    report.facts += count_acknowledged(acknowledged.fact for acknowledged in session.facts)
 
 
 def _check_all(

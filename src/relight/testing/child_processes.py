@@ -158,7 +158,7 @@ def _live(where: str, seed: int, facts: int, counter: mmap.mmap | None, facts_ma
     from relight.testing.acknowledged import live_on
     from relight.testing.scenario import prepared
 
-    def tell(*fact: str) -> None:
+    def report(*fact: str) -> None:
         count = int.from_bytes(counter[:COUNTER_BYTES], "little") if counter is not None else 0
         if facts >= 0:
             os.write(facts, json.dumps([count, *fact]).encode() + b"\n")
@@ -170,11 +170,11 @@ def _live(where: str, seed: int, facts: int, counter: mmap.mmap | None, facts_ma
         with prepared() as names:
             names.seed(f"victim {seed}")
             for number, fact in enumerate(live_on(LocalStore(store_in(where)), seed)):
-                tell(*fact)
+                report(*fact)
                 if number >= facts_max:
                     return
     except BaseException as error:
-        tell("died", f"{type(error).__name__}: {error}")
+        report("died", f"{type(error).__name__}: {error}")
     if facts >= 0:
         while True:
             signal.pause()

@@ -21,17 +21,17 @@ def but_packs(name: str) -> bool:
 class CountingStore:
     """Count the calls and bytes of ``inner``. ``apart``: predicate on file names; bytes of these files are not counted.
 
-    ``asked`` counts calls. ``bytes`` counts bytes as *listed* (of names), *read* and *written*. ``told`` is called
+    ``asked`` counts calls. ``bytes`` counts bytes as *listed* (of names), *read* and *written*. ``on_create`` is called
     after each call that creates a name, with the key and ``time.perf_counter()``.
     """
 
     def __init__(
-        self, inner: ByteStore, *, apart: Callable[[str], bool] = lambda name: False, told: Callable[[str, float], None] | None = None
+        self, inner: ByteStore, *, apart: Callable[[str], bool] = lambda name: False, on_create: Callable[[str, float], None] | None = None
     ) -> None:
         self.inner, self.url = inner, inner.url
         self.asked: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
-        self._apart, self._told = apart, told
+        self._apart, self._on_create = apart, on_create
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
@@ -104,8 +104,8 @@ class CountingStore:
 
     def on_created(self, key: str) -> None:
         """Report that a name was created."""
-        if self._told is not None:
-            self._told(key, time.perf_counter())
+        if self._on_create is not None:
+            self._on_create(key, time.perf_counter())
 
 
 class _CountingWriter:

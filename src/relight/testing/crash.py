@@ -228,10 +228,10 @@ def _number(point: str) -> int:
     return zlib.crc32(point.encode())
 
 
-def _kill_then_cut(disk: SimulatedDisk, told: Sequence[Fact], seed: int, point: str) -> list[str]:
+def _kill_then_cut(disk: SimulatedDisk, acknowledged: Sequence[Fact], seed: int, point: str) -> list[str]:
     """Resume the run of a killed process, and cut the power during that. Return what is wrong."""
     rng = random.Random(point)
-    facts = list(told)
+    facts = list(acknowledged)
     cuts: list[tuple[SimulatedDisk, list[Fact]]] = []
     cut_at = rng.randrange(1, 90)  # a resume makes about 90 calls
 
@@ -393,12 +393,12 @@ def _copy_links(source: str, target: str) -> None:
                 os.link(entry.path, f"{target}/{entry.name}")
 
 
-def _rehearse(crash: CrashDisk, moved: _Elsewhere, here: str, there: str, facts: Iterator[Fact]) -> list[tuple[DiskCall, int]]:
+def _rehearse(crash: CrashDisk, moved: _Elsewhere, here: str, copy: str, facts: Iterator[Fact]) -> list[tuple[DiskCall, int]]:
     """Return the changing calls up to the next fact, with the length of each write.
 
     A forked child makes them and reports.
     """
-    _copy_links(here, there)
+    _copy_links(here, copy)
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -408,7 +408,7 @@ def _rehearse(crash: CrashDisk, moved: _Elsewhere, here: str, there: str, facts:
             calls.append((call.name, call.path, length))
 
         try:
-            moved.now, crash.note = there, note
+            moved.now, crash.note = copy, note
             next(facts, None)
             data = json.dumps(calls).encode()
             while data:
@@ -421,17 +421,17 @@ def _rehearse(crash: CrashDisk, moved: _Elsewhere, here: str, there: str, facts:
     with os.fdopen(read_end, "rb") as pipe:
         rehearsed = json.loads(pipe.read() or b"null")
     os.waitpid(child, 0)
-    shutil.rmtree(there)
+    shutil.rmtree(copy)
     if rehearsed is None:
         raise RuntimeError("the rehearsal died")
     return [(DiskCall(name, path, 0), length) for name, path, length in rehearsed]
 
 
-def _die_at(crash: CrashDisk, moved: _Elsewhere, there: str, k: int, mode: str, facts: Iterator[Fact]) -> None:
-    """Fork a child that continues to the next fact in ``there``, until call ``k`` kills it."""
+def _die_at(crash: CrashDisk, moved: _Elsewhere, copy: str, k: int, mode: str, facts: Iterator[Fact]) -> None:
+    """Fork a child that continues to the next fact in ``copy``, until call ``k`` kills it."""
     child = os.fork()
     if child == 0:
-        moved.now = there
+        moved.now = copy
         crash.seen, crash.n, crash.mode, crash.die = 0, k, mode, lambda: os.kill(os.getpid(), signal.SIGKILL)
         try:
             next(facts)

@@ -34,8 +34,8 @@ class CountingCommit(NamedTuple):
 class Truth:
     """Records in the order in which they were made, and what is wrong with them."""
 
-    def __init__(self, shelf: DurableNames, look: Callable[[str], list[str]]) -> None:
-        self._shelf, self._look = shelf, look
+    def __init__(self, shelf: DurableNames, check_files: Callable[[str], list[str]]) -> None:
+        self._shelf, self._check_files = shelf, check_files
         shelf.watch = self
         self.wrong: list[str] = []
         self.counted: dict[str, CountingCommit] = {}
@@ -58,21 +58,21 @@ class Truth:
         self.void = 0
         self._needs: dict[str, list[str]] = {}
 
-    def created(self, key: str, data: bytes, who: str, over: bool) -> None:
+    def created(self, key: str, data: bytes, process: str, over: bool) -> None:
         """See ``Watch``."""
         if over:
-            self._report(f"(4) {key} is overwritten by {who}")
+            self._report(f"(4) {key} is overwritten by {process}")
         folder, _, name = key.rpartition("/")
         if folder == LOG and parse_record_file(name) is not None:
-            self._record(key, data, who)
+            self._record(key, data, process)
 
-    def deleted(self, key: str, who: str) -> None:
+    def deleted(self, key: str, process: str) -> None:
         """See ``Watch``."""
         if key in self._needs:
-            self._report(f"(7) {who} deletes {key}, which checkpoint {self._needs[key][0]} needs")
+            self._report(f"(7) {process} deletes {key}, which checkpoint {self._needs[key][0]} needs")
         folder, _, name = key.rpartition("/")
         if (folder == LOG and parse_record_file(name) is not None) or key == STORE_FILE:
-            self._report(f"(7) {who} deletes {key}")
+            self._report(f"(7) {process} deletes {key}")
 
     def on_durable(self, keys: list[str]) -> None:
         """See ``Watch``."""
@@ -88,14 +88,14 @@ class Truth:
                 if loose:
                     self._report(f"(1) the COMMIT of {commit.id} is durable, and {loose[0]} is not")
 
-    def loose(self, found: CountingCommit) -> list[str]:
+    def loose(self, commit: CountingCommit) -> list[str]:
         """Return the names that a checkpoint needs and that are not durable."""
-        needed = [*sorted(found.needs), *sorted({key.rpartition("/")[0] for key in found.needs}), RUN]
+        needed = [*sorted(commit.needs), *sorted({key.rpartition("/")[0] for key in commit.needs}), RUN]
         return [key for key in needed if key in self._shelf.loose]
 
-    def changed(self, found: CountingCommit) -> list[str]:
+    def changed(self, commit: CountingCommit) -> list[str]:
         """Return its files that have changed since its COMMIT."""
-        return [key for key, data in found.needs.items() if self._bytes(key) != data]
+        return [key for key, data in commit.needs.items() if self._bytes(key) != data]
 
     def is_durable(self, seq: int) -> bool:
         """Return whether a record and all before it would survive a power cut."""
@@ -108,12 +108,12 @@ class Truth:
         """
         before = self.live.keys() | self.retired
         self._reset()
-        list_directory, self._look = self._look, lambda checkpoint_id: []
+        check_files, self._check_files = self._check_files, lambda checkpoint_id: []
         number = 0
         while (file := self._shelf.files.get(f"{LOG}/{number:012d}.json")) is not None:
             self._record(f"{LOG}/{number:012d}.json", bytes(file.data), "the cut")
             number += 1
-        self._look = list_directory
+        self._check_files = check_files
         for lost in before - self.live.keys() - self.retired:
             self.counted.pop(lost, None)
 
@@ -130,15 +130,15 @@ class Truth:
         self.is_log_lost = False
         self.after_cut()
 
-    def _record(self, key: str, data: bytes, who: str) -> None:
+    def _record(self, key: str, data: bytes, process: str) -> None:
         frame = json.loads(data)["body"]
         seq = frame["seq"]
         if self.is_log_lost:
-            self._report(f"(9) {who} makes record {seq}, a {frame['kind']}, of a log that was lost")
+            self._report(f"(9) {process} makes record {seq}, a {frame['kind']}, of a log that was lost")
         if seq != len(self.records):
-            self._report(f"(4) {who} makes record {seq} where {len(self.records)} would be the next")
+            self._report(f"(4) {process} makes record {seq} where {len(self.records)} would be the next")
         if frame["prev"] != self._hash:
-            self._report(f"(4) record {seq} of {who} is not chained to the record before it")
+            self._report(f"(4) record {seq} of {process} is not chained to the record before it")
         self._hash = hexdigest(data)
         self.records.append(frame)
         kind, body, epoch = frame["kind"], frame["body"], frame["epoch"]
@@ -146,19 +146,19 @@ class Truth:
             if epoch > self.epoch:
                 self.epoch = epoch
             else:
-                self._report(f"(3) the FENCE of {who} is void: epoch {epoch} exists already")
+                self._report(f"(3) the FENCE of {process} is void: epoch {epoch} exists already")
         elif kind in ("COMMIT", "RETIRE", "RECALL", "SWEEP", "TAG"):
             if epoch < self.epoch:
                 self.void += 1
                 return
             self.epoch = epoch
-            own_epoch = self.epochs_of.get(who)
+            own_epoch = self.epochs_of.get(process)
             if own_epoch is not None and own_epoch < self.epoch:
-                self._report(f"(3) {who} of attempt {own_epoch}, which attempt {self.epoch} has superseded, makes a {kind} that counts")
+                self._report(f"(3) {process} of attempt {own_epoch}, which attempt {self.epoch} has superseded, makes a {kind} that counts")
             if kind == "COMMIT":
                 self._commit(seq, epoch, body)
             elif kind == "RETIRE":
-                self._retire(body["ids"], who, body.get("undo_s", 0) > 0)
+                self._retire(body["ids"], process, body.get("undo_s", 0) > 0)
             elif kind == "RECALL":
                 self._recall(body["ids"])
             elif kind == "SWEEP":
@@ -190,16 +190,16 @@ class Truth:
         self.live[commit.id] = self.counted[commit.id] = commit
         for key in commit.needs:
             self._needs.setdefault(key, []).append(commit.id)
-        self.wrong += [f"(1) at its COMMIT: {text}" for text in self._look(commit.id)]
+        self.wrong += [f"(1) at its COMMIT: {text}" for text in self._check_files(commit.id)]
 
-    def _retire(self, ids: list[str], who: str, may_come_back: bool) -> None:
+    def _retire(self, ids: list[str], process: str, may_come_back: bool) -> None:
         newest = next(reversed(self.live), "")
         for checkpoint_id in ids:
             if checkpoint_id == newest:
-                self._report(f"(7) {who} retires {checkpoint_id}, the newest checkpoint")
+                self._report(f"(7) {process} retires {checkpoint_id}, the newest checkpoint")
             holding = sorted(name for name, target in self.tags.items() if target == checkpoint_id)
             if holding and checkpoint_id in self.live:
-                self._report(f"(7) {who} retires {checkpoint_id}, which tag {holding[0]} keeps")
+                self._report(f"(7) {process} retires {checkpoint_id}, which tag {holding[0]} keeps")
             commit = self.live.pop(checkpoint_id, None)
             if commit is not None:
                 self.retired.add(checkpoint_id)
@@ -219,12 +219,12 @@ class Truth:
                 self.wrong += [f"(1) at its RECALL: {key} has changed" for key in self.changed(commit)]
         self.live = {commit.id: commit for commit in sorted(self.live.values(), key=lambda commit: commit.seq)}
 
-    def _forget(self, found: CountingCommit | None) -> None:
+    def _forget(self, commit: CountingCommit | None) -> None:
         """Allow the deletion of its files."""
-        for key in found.needs if found is not None else ():
+        for key in commit.needs if commit is not None else ():
             users = self._needs.get(key, [])
-            if found is not None and found.id in users:
-                users.remove(found.id)
+            if commit is not None and commit.id in users:
+                users.remove(commit.id)
             if not users:
                 self._needs.pop(key, None)
 

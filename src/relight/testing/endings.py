@@ -78,7 +78,7 @@ if __name__ == "__main__":
 """
 """The command ``relight`` as a script, to be forked."""
 _SUPERVISED = ("relight.cli.run", "relight.supervise.launch")
-"""Modules of ``relight run``, besides those of a trainer."""
+"""Modules of ``relight run`` in addition to those of a trainer."""
 
 
 class Cell(NamedTuple):
@@ -254,13 +254,13 @@ def _steps(job: subprocess.Popen[bytes] | Child, output: IO[bytes], cell: Cell, 
     return finished
 
 
-def _end(pid: int, way: str) -> None:
-    if way == "timeout":
+def _end(pid: int, ending: str) -> None:
+    if ending == "timeout":
         os.kill(pid, signal.SIGALRM)  # its own timer's
-    elif way == "SIGTERM":
+    elif ending == "SIGTERM":
         os.kill(pid, signal.SIGTERM)
     else:
-        os.killpg(pid, signal.SIGTERM if way == "group" else signal.Signals[way])
+        os.killpg(pid, signal.SIGTERM if ending == "group" else signal.Signals[ending])
 
 
 def _unsaved(run: Path, finished: int) -> Iterator[str]:

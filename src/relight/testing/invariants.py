@@ -31,7 +31,7 @@ from relight.store import ByteStore, LocalStore, MemoryStore, put
 from relight.store.durable import create_once
 from relight.testing.disks import CUTS, FailNth, HookedDisk, SimulatedDisk
 from relight.testing.racing_disks import AfterLinks, MadeByTheDead
-from relight.testing.scenario import LARGE_BYTES, ROOT, RUN, Fact, examine, fresh_disk, no_second_looks, perform, save, state_of
+from relight.testing.scenario import LARGE_BYTES, ROOT, RUN, Fact, examine, fresh_disk, no_rereads, perform, save, state_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -286,7 +286,7 @@ def plans_do_not_undo_each_other() -> list[str]:
 
 
 @rule
-def newest_stays_whatever_the_plan_says() -> list[str]:
+def newest_stays_in_every_plan() -> list[str]:
     """The newest checkpoint at a plan's execution stays, even if it was not the newest when the plan was made."""
     _, store = simulated()
     attempt, ids, _ = saves(store, 1, 2)
@@ -334,7 +334,7 @@ def unreadable_head_stops_the_appender() -> list[str]:
 
 
 @rule
-def damaged_head_is_chained_as_it_is() -> list[str]:
+def damaged_head_is_chained_unchanged() -> list[str]:
     """If the last record is damaged, only it is lost: the next one is chained to its unchanged bytes."""
     disk, store = simulated()
     _, ids, facts = saves(store, 1, 2)
@@ -392,7 +392,7 @@ def records_of_others_do_not_count() -> list[str]:
 
 
 @rule
-def disk_that_lies_gets_no_commit() -> list[str]:
+def disk_that_returns_other_bytes_gets_no_commit() -> list[str]:
     """If a part, a root or a pack's length reads back differently than it was written, the save fails before its COMMIT."""
     problems = []
     for suffix, cut in ((".msgpack", False), ("root.json", False), (".safetensors", True)):
@@ -516,7 +516,7 @@ def links_are_not_followed() -> list[str]:
 
 
 @rule
-def lost_reply_is_told_by_the_link_count() -> list[str]:
+def lost_reply_is_detected_by_the_link_count() -> list[str]:
     """A ``link`` that worked, but reported an error, as on NFS, is a success. One that did not work is a failure."""
     problems = []
     for error in (codes.EIO, codes.EEXIST, codes.ENOENT):
@@ -628,7 +628,7 @@ def packs_are_the_sources_back_to_back() -> list[str]:
 
 
 @rule
-def packs_in_memory_are_written_as_they_are() -> list[str]:
+def packs_in_memory_are_written_unchanged() -> list[str]:
     """A pack that is in memory in its file's layout is written unchanged, without extra bytes.
 
     Each hash is its chunk's.
@@ -678,7 +678,7 @@ def gap_in_the_log_is_a_fault() -> list[str]:
 
 
 @rule
-def runs_do_not_appear_by_looking() -> list[str]:
+def listing_creates_no_run() -> list[str]:
     """Reading an absent run creates nothing."""
     disk, store = simulated()
     for read in (lambda: Log(store, RUN).read(), lambda: plan_sweep(store, RUN), lambda: plan_prune(store, RUN, keep(last=1))):
@@ -697,7 +697,7 @@ def broken() -> Iterator[str]:
     assert rules_lines.rule is rule is rules_summaries.rule
     for check in RULES:
         try:
-            with no_second_looks():
+            with no_rereads():
                 problems = check()
         except Exception as error:
             problems = [repr(error)]

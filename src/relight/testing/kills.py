@@ -159,11 +159,11 @@ class _ForkServer:
             strace.communicate()
             self._wait_traced(None, False)
 
-    def _wait_traced(self, strace: subprocess.Popen[bytes] | None, wanted: bool) -> None:
+    def _wait_traced(self, strace: subprocess.Popen[bytes] | None, traced: bool) -> None:
         status = Path(f"/proc/{self._process.pid}/status")
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
-            if (b"TracerPid:\t0\n" not in status.read_bytes()) == wanted:
+            if (b"TracerPid:\t0\n" not in status.read_bytes()) == traced:
                 return
             if strace is not None and strace.poll() is not None:
                 message = strace.stderr.read().decode(errors="replace").strip() if strace.stderr else ""

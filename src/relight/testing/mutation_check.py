@@ -42,7 +42,7 @@ class MutationVerdict(NamedTuple):
 
     mutation: Mutation
     caught_by: str | None
-    said: str
+    output: str
     seconds: float
 
 
@@ -561,7 +561,7 @@ def unmutated() -> str:
     Return what fails; empty if nothing does. Otherwise the table would prove nothing.
     """
     verdict = bite(Mutation("nothing", "relight.nothing", "", "", "rules"))
-    return f"{verdict.caught_by}: {verdict.said}" if verdict.caught_by or verdict.said else ""
+    return f"{verdict.caught_by}: {verdict.output}" if verdict.caught_by or verdict.output else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -586,10 +586,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdict = bite(mutation)
         verdicts.append(verdict)
         if not options.json:
-            print(f"{mutation.what:64} {verdict.caught_by or 'SURVIVED':10} {verdict.seconds:5.1f} s  {verdict.said[:110]}", flush=True)
+            print(f"{mutation.what:64} {verdict.caught_by or 'SURVIVED':10} {verdict.seconds:5.1f} s  {verdict.output[:110]}", flush=True)
     survivors = [verdict.mutation.what for verdict in verdicts if verdict.caught_by is None]
     if options.json:
-        table = [{"what": v.mutation.what, "caught_by": v.caught_by, "said": v.said, "seconds": round(v.seconds, 2)} for v in verdicts]
+        table = [{"what": v.mutation.what, "caught_by": v.caught_by, "said": v.output, "seconds": round(v.seconds, 2)} for v in verdicts]
         print(json.dumps({"ok": not survivors and not problems, "unmutated": problems, "mutations": table}, indent=1))
     else:
         print(f"{len(verdicts)} mutations, {len(survivors)} survived")

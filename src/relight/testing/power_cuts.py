@@ -104,7 +104,7 @@ class Image:
         self.name = f"{seed}:{number}"
         self.kind = self.rng.choice(kinds[: 1 if self.rng.random() < 0.3 else None])
         self.path, self.where = f"{directory}/image", f"{directory}/mounted"
-        self.told: list[Fact] = []
+        self.acknowledged: list[Fact] = []
         self.cuts = 0
         base = f"{directory}/{self.kind.name}.base"
         if not os.path.exists(base):
@@ -128,8 +128,8 @@ class Image:
         report.cuts[how] += 1
         report.file_systems[self.kind.name] += 1
         report.facts += count_acknowledged(fresh)
-        self.told += fresh
-        report.checked += count_acknowledged(self.told).total()
+        self.acknowledged += fresh
+        report.checked += count_acknowledged(self.acknowledged).total()
         unmount(self.where)
         if kept:
             copy_image(self.path, kept)
@@ -137,10 +137,10 @@ class Image:
             mount(self.path, self.where, self.kind)
         except OSError as error:
             return [*problems, f"the file system does not mount: {error}"]
-        violations, self.told = check(LocalStore(store_in(self.where)), self.told, self.rng.randrange(1 << 32))
+        violations, self.acknowledged = check(LocalStore(store_in(self.where)), self.acknowledged, self.rng.randrange(1 << 32))
         return problems + violations
 
-    def _live(self, victim: Victims, told: list[Fact], cut: Callable[[], None]) -> list[str]:
+    def _live(self, victim: Victims, acknowledged: list[Fact], cut: Callable[[], None]) -> list[str]:
         """Run a victim until a random time or acknowledgement, call ``cut``, and kill the victim."""
         at_once = self.rng.random() < 0.4
         acknowledgements = self.rng.randrange(1, 12)
@@ -157,7 +157,7 @@ class Image:
         before = len(received)
         cut()
         received += victim.end()
-        told += [message.fact for message in received if message.fact[0] != "died"]
+        acknowledged += [message.fact for message in received if message.fact[0] != "died"]
         return [f"I4: it stopped while there was power: {message.fact[1]}" for message in received[:before] if message.fact[0] == "died"]
 
 

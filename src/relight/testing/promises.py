@@ -13,7 +13,7 @@ from relight.catalog import open_checkpoint, read_tensors, verify_checkpoint
 from relight.commit import Attempt, SaveInfo, SaveRequest
 from relight.errors import RelightError
 from relight.format import Leaf, encode_tree, hexdigest
-from relight.format.names import READY_DIR, STORE_FILE, is_said_file, is_written_file, parse_record_file, parse_summary_file
+from relight.format.names import READY_DIR, STORE_FILE, is_announcement_file, is_written_file, parse_record_file, parse_summary_file
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, Log, LogView, fold
 from relight.reclaim import execute_sweep, plan_sweep
@@ -21,7 +21,7 @@ from relight.reclaim.rebuild import execute_rebuild, plan_rebuild
 from relight.store.durable import temporary_of
 from relight.testing.durability_oracle import LOG, RUN, Truth
 from relight.testing.shelf import DurableNames
-from relight.testing.simulated_store import Nobody, SimulatedStore
+from relight.testing.simulated_store import FaultFreeProcess, SimulatedStore
 
 ROW = 8
 FROZEN = b"\x17" * ROW
@@ -39,9 +39,9 @@ class AcknowledgedSave:
     agreed: bool
     doubted: bool = False
     """Whether an append of a rank failed with ``Uncertain``."""
-    called_off: bool = False
+    aborted: bool = False
     """Whether a rank aborted the save before it was ready."""
-    told: dict[int, tuple[str, int]] = field(default_factory=dict)
+    outcomes: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     def row(self, rank: int) -> bytes:
         """Return the bytes that ``rank`` saves."""
@@ -58,7 +58,7 @@ class Promises:
 
     def __init__(self, shelf: DurableNames, kinds: frozenset[str], seed: int) -> None:
         self.shelf, self.kinds, self._seed = shelf, kinds, seed
-        self.outside = SimulatedStore(shelf, Nobody(), random.Random(0), fine=False)
+        self.outside = SimulatedStore(shelf, FaultFreeProcess(), random.Random(0), fine=False)
         self.truth = Truth(shelf, self._check_live)
         self.saves: dict[str, AcknowledgedSave] = {}
         self.tags: dict[str, str] = {}
@@ -85,37 +85,37 @@ class Promises:
         problems = [f"{checkpoint_id}: {finding}" for finding in verify_checkpoint(self.outside, view, checkpoint)]
         return problems or self.content(self.outside, view, checkpoint)
 
-    def content(self, store: SimulatedStore, view: LogView, one: Checkpoint) -> list[str]:
+    def content(self, store: SimulatedStore, view: LogView, checkpoint: Checkpoint) -> list[str]:
         """Return what is wrong with the bytes of a checkpoint; they must all be of one save."""
-        saved = self.saves[one.id]
-        opened = open_checkpoint(store, RUN, one, store_id=view.store_id, run_id=view.run_id)
+        saved = self.saves[checkpoint.id]
+        opened = open_checkpoint(store, RUN, checkpoint, store_id=view.store_id, run_id=view.run_id)
         problems = []
-        if (len(opened.parts), one.step, one.epoch) != (saved.world, saved.step, saved.epoch):
-            problems.append(f"(5) {one.id} is of {len(opened.parts)} ranks, step {one.step}, attempt {one.epoch}")
+        if (len(opened.parts), checkpoint.step, checkpoint.epoch) != (saved.world, saved.step, saved.epoch):
+            problems.append(f"(5) {checkpoint.id} is of {len(opened.parts)} ranks, step {checkpoint.step}, attempt {checkpoint.epoch}")
         for rank, part in enumerate(opened.parts):
             buffer = bytearray(ROW)
             still = bytearray(FROZEN)
             read_tensors(opened, part, {0: Bytes(buffer)} | ({1: Bytes(still)} if len(part.tensors) > 1 else {}))
             if bytes(still) != FROZEN:
-                problems.append(f"(5) {one.id} holds {still.hex()} where nothing ever changed")
+                problems.append(f"(5) {checkpoint.id} holds {still.hex()} where nothing ever changed")
             if bytes(buffer) != saved.row(rank):
-                problems.append(f"(5) {one.id} holds bytes of another save: rank {rank} has {buffer.hex()}")
+                problems.append(f"(5) {checkpoint.id} holds bytes of another save: rank {rank} has {buffer.hex()}")
         return problems
 
-    def acknowledged(self, who: str, saved: AcknowledgedSave, seq: int) -> None:
-        """Check that process ``who`` may receive the acknowledgement of a save with record ``seq``."""
+    def acknowledged(self, process: str, saved: AcknowledgedSave, seq: int) -> None:
+        """Check that process ``process`` may receive the acknowledgement of a save with record ``seq``."""
         truth = self.truth
         commit = truth.counted.get(saved.id)
         if commit is None:
-            truth.wrong.append(f"(2) {who} has the acknowledgement of {saved.id}, and no COMMIT of it counts")
+            truth.wrong.append(f"(2) {process} has the acknowledgement of {saved.id}, and no COMMIT of it counts")
         elif (commit.seq, commit.epoch) != (seq, saved.epoch):
             truth.wrong.append(
-                f"(4) {who} received record {seq} of attempt {saved.epoch} for {saved.id}: it is {commit.seq} of {commit.epoch}"
+                f"(4) {process} received record {seq} of attempt {saved.epoch} for {saved.id}: it is {commit.seq} of {commit.epoch}"
             )
         elif not truth.is_durable(seq):
-            truth.wrong.append(f"(2) {who} has the acknowledgement of {saved.id}, and its COMMIT, record {seq}, is not durable")
+            truth.wrong.append(f"(2) {process} has the acknowledgement of {saved.id}, and its COMMIT, record {seq}, is not durable")
         elif saved.id in truth.live and truth.loose(commit):
-            truth.wrong.append(f"(2) {who} has the acknowledgement of {saved.id}, and {truth.loose(commit)[0]} is not durable")
+            truth.wrong.append(f"(2) {process} has the acknowledgement of {saved.id}, and {truth.loose(commit)[0]} is not durable")
 
     def judge(self) -> None:
         """Check the history, each save and each tag at the end of a schedule."""
@@ -136,24 +136,24 @@ class Promises:
     def _judge_save(self, saved: AcknowledgedSave) -> None:
         truth = self.truth
         commit = truth.counted.get(saved.id)
-        kinds = {kind for kind, _ in saved.told.values()}
+        kinds = {kind for kind, _ in saved.outcomes.values()}
         if "" in kinds and saved.id not in truth.live and saved.id not in truth.retired:
             truth.wrong.append(f"(2) {saved.id} was acknowledged, and is gone")
-        if len({seq for kind, seq in saved.told.values() if not kind}) > 1:
-            truth.wrong.append(f"(4) ranks received different records of {saved.id}: {saved.told}")
+        if len({seq for kind, seq in saved.outcomes.values() if not kind}) > 1:
+            truth.wrong.append(f"(4) ranks received different records of {saved.id}: {saved.outcomes}")
         if commit is None:
             return
         if not saved.agreed:
             truth.wrong.append(f"(5) {saved.id} is a checkpoint, though its ranks did not agree")
-        if saved.called_off:
+        if saved.aborted:
             truth.wrong.append(f"(6) {saved.id} is a checkpoint, though a rank aborted it before it was ready")
         final = kinds & {"late_ranks", "others_failed"}
         if final and saved.id in truth.live:
-            truth.wrong.append(f"(6) {saved.id} is a checkpoint, and its save failed on a rank with {sorted(final)[0]}: {saved.told}")
+            truth.wrong.append(f"(6) {saved.id} is a checkpoint, and its save failed on a rank with {sorted(final)[0]}: {saved.outcomes}")
         if saved.doubted and "unsaid" not in self.kinds:
             return
-        if len(saved.told) == saved.world and not kinds & {"", "died", "uncertain", "fenced"}:
-            truth.wrong.append(f"(6) {saved.id} is a checkpoint, and its save failed on all ranks: {saved.told}")
+        if len(saved.outcomes) == saved.world and not kinds & {"", "died", "uncertain", "fenced"}:
+            truth.wrong.append(f"(6) {saved.id} is a checkpoint, and its save failed on all ranks: {saved.outcomes}")
 
     def finale(self) -> None:
         """Begin a last attempt on a store that never fails, sweep, check for leftovers, save."""
@@ -166,7 +166,7 @@ class Promises:
             item = Item("t", "uint8", (1, ROW), "param", Bytes(saved.row(0)), None, True)
             tree = encode_tree({"t": Leaf("tensor", (0,))})
             report = attempt.save(SaveRequest(SaveInfo(step=99), tree=tree, items=[item], id=saved.id))
-            saved.told[0] = ("", report.seq)
+            saved.outcomes[0] = ("", report.seq)
             if saved.id not in self.truth.live:
                 self.truth.wrong.append("(2) the last save does not count")
         except RelightError as error:
@@ -194,7 +194,7 @@ class Promises:
             folder, _, name = key.rpartition("/")
             if key == STORE_FILE or (folder == LOG and (parse_record_file(name) is not None or parse_summary_file(name) is not None)):
                 continue
-            if folder.removesuffix(f"/{READY_DIR}") in live and folder not in live and is_said_file(name):
+            if folder.removesuffix(f"/{READY_DIR}") in live and folder not in live and is_announcement_file(name):
                 continue
             if folder in live and (is_written_file(name) or (temporary_of(name) and "temporary" not in self.kinds)):
                 continue

@@ -89,7 +89,7 @@ def an_interrupted_rebuild_stops_a_start() -> list[str]:
 
 
 @rule
-def what_is_no_ancestor_stays() -> list[str]:
+def abandoned_checkpoints_stay() -> list[str]:
     """Retention retires only ancestors of the newest good checkpoint: in a run that restarted from scratch, and in one that was rolled back."""
     problems = []
     for reason, back in (("fresh", False), ("restored", True)):

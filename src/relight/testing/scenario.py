@@ -88,7 +88,7 @@ def state_of(key: str) -> SavedState:
 
 @dataclass
 class KnownFacts:
-    """What the facts so far establish. Checkpoints in ``retiring`` may have been retired or not."""
+    """State that the facts so far establish. Checkpoints in ``retiring`` may have been retired or not."""
 
     saving: set[str] = field(default_factory=set)
     saved: dict[str, str] = field(default_factory=dict)
@@ -98,10 +98,10 @@ class KnownFacts:
     tags: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_facts(cls, told: Iterable[Fact]) -> KnownFacts:
+    def from_facts(cls, acknowledged: Iterable[Fact]) -> KnownFacts:
         """Gather it from facts."""
         known_facts = cls()
-        for kind, *rest in told:
+        for kind, *rest in acknowledged:
             if kind == "saving":
                 known_facts.saving.add(rest[0])
             elif kind == "saved":
@@ -215,13 +215,13 @@ def read_state(store: ByteStore, view: LogView, checkpoint: Checkpoint) -> tuple
     return key, SavedState(tensors, part.tree)
 
 
-def check_history(log: Log, told: Sequence[Fact]) -> list[str]:
+def check_history(log: Log, acknowledged: Sequence[Fact]) -> list[str]:
     """Return what is wrong with the history before anything is changed; empty if nothing is."""
-    facts = KnownFacts.from_facts(told)
+    facts = KnownFacts.from_facts(acknowledged)
     try:
         view = log.read()
     except CheckpointNotFound:
-        return ["I1: the run is gone"] if any(kind == "begun" for kind, *_ in told) else []
+        return ["I1: the run is gone"] if any(kind == "begun" for kind, *_ in acknowledged) else []
     except RelightError as error:
         return [f"I5: the log cannot be read: {error.what}"]
     problems = [f"I12: record {fault.seq} counts for nothing: {fault.reason}" for fault in view.faults]
@@ -248,9 +248,9 @@ def _compare(history: History, facts: KnownFacts) -> list[str]:
     return problems
 
 
-def examine(store: ByteStore, log: Log, told: Sequence[Fact]) -> list[str]:
+def examine(store: ByteStore, log: Log, acknowledged: Sequence[Fact]) -> list[str]:
     """Restore every byte of each live checkpoint. Return what is wrong with them, and what the history lacks."""
-    facts = KnownFacts.from_facts(told)
+    facts = KnownFacts.from_facts(acknowledged)
     try:
         view = log.read()
     except RelightError as error:
@@ -263,14 +263,14 @@ def examine(store: ByteStore, log: Log, told: Sequence[Fact]) -> list[str]:
     return problems
 
 
-def _restore(store: ByteStore, view: LogView, one: Checkpoint, facts: KnownFacts, which: str) -> list[str]:
+def _restore(store: ByteStore, view: LogView, checkpoint: Checkpoint, facts: KnownFacts, which: str) -> list[str]:
     try:
-        key, state = read_state(store, view, one)
+        key, state = read_state(store, view, checkpoint)
     except RelightError as error:
-        return [f"{which} checkpoint {one.id} at step {one.step} does not restore: {error}"]
-    expected = facts.saved.get(one.id, key)
+        return [f"{which} checkpoint {checkpoint.id} at step {checkpoint.step} does not restore: {error}"]
+    expected = facts.saved.get(checkpoint.id, key)
     if key != expected or key not in facts.saving or state != state_of(key):
-        return [f"{which} checkpoint {one.id} at step {one.step} restores as something else"]
+        return [f"{which} checkpoint {checkpoint.id} at step {checkpoint.step} restores as something else"]
     return []
 
 
@@ -304,14 +304,14 @@ def leftovers(store: ByteStore, log: Log) -> list[str]:
     return [f"I10: not removed: {name}" for name in names]
 
 
-def check(store: ByteStore, told: Sequence[Fact], seed: int) -> list[str]:
+def check(store: ByteStore, acknowledged: Sequence[Fact], seed: int) -> list[str]:
     """Check the history, resume the run, restore every checkpoint, search for leftovers.
 
     Return what is wrong; empty if nothing is.
     """
     log = Log(store, RUN)
-    problems = check_history(log, told)
-    more = list(told)
+    problems = check_history(log, acknowledged)
+    more = list(acknowledged)
     try:
         for fact in resume(store, seed):
             more.append(fact)
@@ -323,13 +323,13 @@ def check(store: ByteStore, told: Sequence[Fact], seed: int) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
-def check_lost_log(store: ByteStore, told: Sequence[Fact]) -> list[str]:
+def check_lost_log(store: ByteStore, acknowledged: Sequence[Fact]) -> list[str]:
     """Delete and rebuild the run's log. Return what is wrong.
 
     Wrong is: an attempt begins without the log, a file is gone, the rebuilt log lacks a checkpoint that was live, or
     a checkpoint does not restore.
     """
-    log, facts = Log(store, RUN), KnownFacts.from_facts(told)
+    log, facts = Log(store, RUN), KnownFacts.from_facts(acknowledged)
     try:
         before = {checkpoint.id for checkpoint in fold(log.read()).live}
     except RelightError:
@@ -366,10 +366,10 @@ def fresh_disk() -> SimulatedDisk:
     return disk.sync()
 
 
-def perform(facts: Iterable[Fact], told: list[Fact]) -> None:
-    """Exhaust ``facts`` and append each to ``told``."""
+def perform(facts: Iterable[Fact], acknowledged: list[Fact]) -> None:
+    """Exhaust ``facts`` and append each to ``acknowledged``."""
     for fact in facts:
-        told.append(fact)
+        acknowledged.append(fact)
 
 
 class Names:
@@ -414,7 +414,7 @@ def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
             setattr(where, name, value)
 
 
-def no_second_looks() -> contextlib.AbstractContextManager[None]:
+def no_rereads() -> contextlib.AbstractContextManager[None]:
     """Within the block, a log that lacks records is not read again after a pause: a simulated disk does not change."""
     return patched((chain_module, "MISSING_PAUSES_S", ()), (truncated_module, "PAUSES_S", ()))
 
@@ -446,7 +446,7 @@ def short_folders(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def prepared() -> Iterator[Names]:
-    """Within the block: small packs, cached decoding for speed, seeded names, and ``no_second_looks``."""
+    """Within the block: small packs, cached decoding for speed, seeded names, and ``no_rereads``."""
     names = Names()
     changes: tuple[tuple[Any, str, Any], ...] = (
         (secrets, "token_hex", names.token_hex),
@@ -455,5 +455,5 @@ def prepared() -> Iterator[Names]:
         (chain_module, "decode_record", functools.lru_cache(maxsize=1 << 14)(decode_record)),
         (opened_module, "decode_root", functools.lru_cache(maxsize=1 << 12)(decode_root)),
     )
-    with no_second_looks(), patched(*changes):
+    with no_rereads(), patched(*changes):
         yield names

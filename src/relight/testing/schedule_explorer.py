@@ -83,10 +83,10 @@ class Weather(NamedTuple):
 class Actor:
     """One process: a name, a program, a clock of its own."""
 
-    def __init__(self, stage: ScheduleStage, name: str, program: Callable[[Actor], None], at: float) -> None:
+    def __init__(self, stage: ScheduleStage, name: str, program: Callable[[Actor], None], wake: float) -> None:
         rng = stage.rng
         self.stage, self.name, self.program = stage, name, program
-        self.wake = at
+        self.wake = wake
         self.dead = False
         self.epoch: int | None = None
         self.struck = 0
@@ -163,9 +163,9 @@ class ScheduleStage:
                     table.append((total, kind))
             self.tables[operation] = table
 
-    def add(self, name: str, program: Callable[[Actor], None], at: float = 0.0) -> Actor:
-        """Add a process that starts ``at`` seconds from now."""
-        actor = Actor(self, name, program, self.now + at)
+    def add(self, name: str, program: Callable[[Actor], None], delay_s: float = 0.0) -> Actor:
+        """Add a process that starts ``delay_s`` seconds from now."""
+        actor = Actor(self, name, program, self.now + delay_s)
         self.actors += 1
         self._waiting.append(actor)
         return actor

@@ -105,7 +105,7 @@ def play(
 def find(mutation: str, first: int, count: int, *, kinds: frozenset[str] = KINDS - OPEN) -> ScheduleReport:
     """Run schedules with that bug until one finds it."""
     bug = PLANTED[mutation]
-    return play(first, count, kinds=(kinds | bug.besides) - bug.without, mutation=mutation, stop=True)
+    return play(first, count, kinds=(kinds | bug.required) - bug.without, mutation=mutation, stop=True)
 
 
 def trace(seed: int, *, kinds: frozenset[str] = KINDS - OPEN, mutation: str | None = None) -> ScheduleOutcome:
@@ -196,11 +196,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--mutation", help="plant this bug, or each in turn (all), until it is found", choices=[*PLANTED, "all"], metavar="NAME"
     )
     parser.add_argument("--without", default="", help=f"faults that do not happen: {' '.join(sorted(KINDS))}")
-    parser.add_argument("--with", dest="besides", default="", help=f"faults that happen as well: {' '.join(sorted(OPEN))}")
+    parser.add_argument("--with", dest="required", default="", help=f"faults that happen as well: {' '.join(sorted(OPEN))}")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    kinds = (KINDS - OPEN - set(options.without.split(","))) | (OPEN & set(options.besides.split(",")))
+    kinds = (KINDS - OPEN - set(options.without.split(","))) | (OPEN & set(options.required.split(",")))
     if options.mutation == "all":
         return _every_mutation(options.seed, options.count, kinds, options.json)
     if options.count == 1:

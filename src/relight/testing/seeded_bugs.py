@@ -25,10 +25,10 @@ class Edit(NamedTuple):
 
 
 class Bug:
-    """Edits, and the faults that must happen (``besides``) or must not happen (``without``) for the bug to be found."""
+    """Edits, and the faults that must happen (``required``) or must not happen (``without``) for the bug to be found."""
 
-    def __init__(self, *edits: Edit, besides: frozenset[str] = frozenset(), without: frozenset[str] = frozenset()) -> None:
-        self.edits, self.besides, self.without = edits, besides, without
+    def __init__(self, *edits: Edit, required: frozenset[str] = frozenset(), without: frozenset[str] = frozenset()) -> None:
+        self.edits, self.required, self.without = edits, required, without
 
 
 SAVE, TOGETHER, ATTEMPT = "relight.commit.save", "relight.commit.multi_rank", "relight.commit.attempt"
@@ -77,7 +77,7 @@ PLANTED: dict[str, Bug] = {
         ),
         Edit(
             f"{TOGETHER}:_proven",
-            '    check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven and not shares else (None, b""))\n',
+            '    check_part_written(place.store, prefix, provisional, ref, (part, data) if plan.proven and not shares else (None, b""))\n',
             "",
         ),
         Edit(
@@ -104,7 +104,7 @@ PLANTED: dict[str, Bug] = {
         Edit(f"{TOGETHER}:_give_up", _VOIDED, "        if isinstance(error, RankTimeout):\n            return\n" + _VOIDED),
     ),
     "a rank that may be ready deletes its files before it aborts the save": Bug(
-        Edit(f"{TOGETHER}:_give_up", "    if not said:\n", "    if True:\n")
+        Edit(f"{TOGETHER}:_give_up", "    if not announced:\n", "    if True:\n")
     ),
     "a COMMIT is reported before it is durable": Bug(
         Edit(f"{TOGETHER}:_committed", "    place.log.sync(checkpoint.seq)\n", ""),
@@ -143,7 +143,7 @@ PLANTED: dict[str, Bug] = {
     ),
     "a process takes its own record for another's": Bug(
         Edit(f"{CHAIN}:Log._append", "if not created and not self._is_ours(key, data):", "if not created:"),
-        besides=frozenset({"answered_twice"}),
+        required=frozenset({"answered_twice"}),
         without=frozenset({"refused", "done"}),
     ),
     # durability

@@ -15,10 +15,10 @@ from relight.errors import CheckpointNotFound
 class ChangeListener(Protocol):
     """Listener that is notified of each change, at once."""
 
-    def created(self, key: str, data: bytes, who: str, over: bool) -> None:
+    def created(self, key: str, data: bytes, process: str, over: bool) -> None:
         """A complete file was created, as by ``put_once``."""
 
-    def deleted(self, key: str, who: str) -> None:
+    def deleted(self, key: str, process: str) -> None:
         """A file was deleted."""
 
     def on_durable(self, keys: list[str]) -> None:
@@ -47,23 +47,23 @@ class DurableNames:
         self.under_way: list[tuple[str, bytes, str]] = []
         """Creations that failed with ``Uncertain`` for their callers and take effect later."""
 
-    def put(self, key: str, file: DurableFile, who: str) -> None:
+    def put(self, key: str, file: DurableFile, process: str) -> None:
         """Add a file. Raise ``CheckpointNotFound`` if its directory is gone."""
-        self._enter(key, False, who)
+        self._enter(key, False, process)
         self.files[key] = file
 
-    def make_dir(self, key: str, who: str) -> None:
+    def make_dir(self, key: str, process: str) -> None:
         """Make a directory, unless it exists."""
         if key not in self.dirs:
-            self._enter(key, True, who)
+            self._enter(key, True, process)
             self.dirs[key] = {}
 
-    def remove(self, key: str, who: str) -> None:
+    def remove(self, key: str, process: str) -> None:
         """Remove a file's name, if it exists. Open files stay readable."""
         if self.files.pop(key, None) is not None:
-            self._leave(key, False, who)
+            self._leave(key, False, process)
             if self.watch is not None:
-                self.watch.deleted(key, who)
+                self.watch.deleted(key, process)
 
     def lose(self, folder: str, names: Iterable[str]) -> None:
         """Remove files as an accident does: without notifying the listener. Listings are not stale afterwards."""
@@ -73,12 +73,12 @@ class DurableNames:
             self._forget(key)
         self.changes.clear()
 
-    def remove_dir(self, key: str, who: str) -> bool:
+    def remove_dir(self, key: str, process: str) -> bool:
         """Remove an empty directory. Return whether it is gone."""
         if self.dirs.get(key):
             return False
         if self.dirs.pop(key, None) is not None:
-            self._leave(key, True, who)
+            self._leave(key, True, process)
         return True
 
     def sync(self, prefix: str) -> None:
@@ -89,12 +89,12 @@ class DurableNames:
         if keys and self.watch is not None:
             self.watch.on_durable(sorted(keys))
 
-    def past(self, prefix: str, who: str, rng: random.Random) -> dict[str, bool]:
-        """Return the names below ``prefix`` some changes ago, but not before the last change that ``who`` made there."""
+    def past(self, prefix: str, process: str, rng: random.Random) -> dict[str, bool]:
+        """Return the names below ``prefix`` some changes ago, but not before the last change that ``process`` made there."""
         names = dict(self.dirs.get(prefix, {}))
         changes = self.changes.get(prefix, [])
         for by, name, is_dir, added in reversed(changes[-rng.randrange(1, 6) :]):
-            if by == who:
+            if by == process:
                 break
             if added:
                 names.pop(name, None)
@@ -123,30 +123,30 @@ class DurableNames:
         self.under_way.clear()
         return dropped
 
-    def _enter(self, key: str, is_dir: bool, who: str) -> None:
+    def _enter(self, key: str, is_dir: bool, process: str) -> None:
         parent, _, name = key.rpartition("/")
         if parent not in self.dirs:
             raise CheckpointNotFound("creating a name failed: its directory is gone", where=key)
         self.dirs[parent][name] = is_dir
         self.loose.add(key)
-        self.changes.setdefault(parent, []).append((who, name, is_dir, True))
+        self.changes.setdefault(parent, []).append((process, name, is_dir, True))
 
-    def _leave(self, key: str, is_dir: bool, who: str) -> None:
+    def _leave(self, key: str, is_dir: bool, process: str) -> None:
         self._forget(key)
         self.loose.discard(key)
-        self.changes.setdefault(key.rpartition("/")[0], []).append((who, key.rpartition("/")[2], is_dir, False))
+        self.changes.setdefault(key.rpartition("/")[0], []).append((process, key.rpartition("/")[2], is_dir, False))
 
     def _forget(self, key: str) -> None:
         parent, _, name = key.rpartition("/")
         self.dirs.get(parent, {}).pop(name, None)
 
 
-def create(shelf: DurableNames, key: str, data: bytes, who: str) -> bool:
+def create(shelf: DurableNames, key: str, data: bytes, process: str) -> bool:
     """Create a name atomically. Exactly one caller gets True."""
     over = key in shelf.files
     if over:
         return False
-    shelf.put(key, DurableFile(data=data, finished=True), who)
+    shelf.put(key, DurableFile(data=data, finished=True), process)
     if shelf.watch is not None:
-        shelf.watch.created(key, data, who, over)
+        shelf.watch.created(key, data, process, over)
     return True

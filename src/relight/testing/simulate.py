@@ -113,7 +113,7 @@ class _Play:
             second = ScheduleStage(rng, stage.weather._replace(budget=2, death=0.0), stage.crew)
             second.trace, second.faults, second.now = stage.trace, stage.faults, stage.now
             self.stage = second
-            self._job(9, at=0.0)
+            self._job(9, delay_s=0.0)
             second.run()
             second.problems += stage.problems
             second.steps += stage.steps
@@ -131,8 +131,8 @@ class _Play:
             actors,
             stage.faults,
             len(self.truth.counted),
-            sum(kind == "" for save in saves for kind, _ in save.told.values()),
-            sum(all(kind for kind, _ in save.told.values()) for save in saves),
+            sum(kind == "" for save in saves for kind, _ in save.outcomes.values()),
+            sum(all(kind for kind, _ in save.outcomes.values()) for save in saves),
             len(self.truth.retired),
             list(dict.fromkeys([*stage.problems, *self.truth.wrong])),
             stage.trace,
@@ -159,7 +159,7 @@ class _Play:
     def _torn(self, prefix: str) -> bool:
         return ("torn_log" if prefix == LOG else "torn") in self.kinds
 
-    def _job(self, number: int, at: float) -> None:
+    def _job(self, number: int, delay_s: float) -> None:
         """Add an attempt: rank 0 begins it and starts the other ranks, as the checkpointer does."""
         rng = self.rng
         world = rng.choice((1, 2, 2, 2, 3, 4))
@@ -208,7 +208,7 @@ class _Play:
                 if rank == 0 and rules is not None:
                     self._prune(store, rules, own_place.log, place.epoch)
 
-        self.stage.add(f"job{number}.0", first, at)
+        self.stage.add(f"job{number}.0", first, delay_s)
 
     def _save(
         self, actor: Actor, attempt: Attempt, saved: AcknowledgedSave, rank: int, alone: bool, timeout_s: float, again: bool
@@ -228,7 +228,7 @@ class _Play:
 
         def packs_written() -> None:
             if leaves is not None and self.rng.random() < 0.5:
-                saved.called_off = True
+                saved.aborted = True
                 raise SaveFailed("aborted")
 
         request = SaveRequest(
@@ -242,7 +242,7 @@ class _Play:
             smaller=attempt.smaller,
             waits=None if leaves is None else lambda missing: self.stage.now < leaves,
         )
-        saved.told[rank] = ("died", -1)
+        saved.outcomes[rank] = ("died", -1)
         doubts = actor.doubts
         try:
             if alone:
@@ -250,11 +250,11 @@ class _Play:
             else:
                 report = save_multi_rank(attempt.place, request, actor.clock, actor.sleep)
         except RelightError as error:
-            saved.told[rank] = (error.kind, -1)
+            saved.outcomes[rank] = (error.kind, -1)
             saved.doubted |= actor.doubts > doubts
             self.stage.note(actor, "save failed", saved.id, f"{error.kind}: {error.what}")
             return error
-        saved.told[rank] = ("", report.seq)
+        saved.outcomes[rank] = ("", report.seq)
         self.stage.note(actor, "saved", saved.id, f"record {report.seq}")
         self.promises.acknowledged(actor.name, saved, report.seq)
         return None
@@ -336,7 +336,7 @@ class _Play:
         after.note(None, "log lost", LOG, f"from record {first} on")
         live = self.truth.lose_log(first)
         for number in range(20, 22):
-            self._job(number, at=rng.uniform(0, 1))
+            self._job(number, delay_s=rng.uniform(0, 1))
         for number in range(2):
             after.add(f"tool{number + 20}", self._tool, rng.uniform(0, 1))
         after.run()

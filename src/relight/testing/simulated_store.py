@@ -75,7 +75,7 @@ class SimulatedStore:
     def __init__(
         self,
         shelf: DurableNames,
-        who: SimulatedProcess,
+        process: SimulatedProcess,
         rng: random.Random,
         *,
         fine: bool = True,
@@ -83,7 +83,7 @@ class SimulatedStore:
         undurable: bool = True,
     ) -> None:
         self.url = "simulated://"
-        self.shelf, self._who, self._rng = shelf, who, rng
+        self.shelf, self._who, self._rng = shelf, process, rng
         self._fine, self._torn, self._undurable = fine, torn if fine else None, fine and undurable
 
     def properties(self) -> Properties:
@@ -266,7 +266,7 @@ class _SimulatedReader:
         pass
 
 
-class Nobody:
+class FaultFreeProcess:
     """Process that observes from outside: it never waits, and its calls never fail."""
 
     name = "outside"

@@ -65,10 +65,10 @@ def write_all(store: ByteStore, key: str, data: bytes, step: int = 1 << 19) -> N
     writer.finish()
 
 
-def _create_all(store: ByteStore, rounds: int, me: int, gate: Any, told: Any) -> None:
+def _create_all(store: ByteStore, rounds: int, me: int, gate: Any, queue: Any) -> None:
     """Create the same names as the other processes, at the same moment.
 
-    Put the result of each creation into the queue ``told``.
+    Put the result of each creation into the ``queue``.
     """
     won = []
     try:
@@ -76,7 +76,7 @@ def _create_all(store: ByteStore, rounds: int, me: int, gate: Any, told: Any) ->
             gate.wait(60)
             won.append(store.put_once(f"log/{round_}", b"%d" % me))
     finally:
-        told.put((me, won + [False] * (rounds - len(won))))
+        queue.put((me, won + [False] * (rounds - len(won))))
 
 
 class StoreSuite:
@@ -211,7 +211,7 @@ class StoreSuite:
         refuses(CheckpointNotFound, lambda: store.get("run/other", 9))
         refuses(CheckpointNotFound, lambda: store.open("other/file"))
 
-    def test_reading_behind_the_end_is_corruption(self, tmp_path: Path) -> None:
+    def test_reading_past_the_end_is_corruption(self, tmp_path: Path) -> None:
         """A read past the end of the file raises ``CorruptCheckpoint``. It never pads."""
         store = self.make(tmp_path)
         put(store, "file", b"12345")
@@ -343,7 +343,7 @@ class StoreSuite:
             put(store, f"file{_}", b"x")
         assert store.url
 
-    def test_no_room_is_said_before_anything_is_written(self, tmp_path: Path) -> None:
+    def test_lack_of_space_is_reported_before_anything_is_written(self, tmp_path: Path) -> None:
         """A writer for a file larger than any disk raises ``NoSpace`` (or ``StoreUnavailable``) at once, and leaves no name."""
         store = self.make(tmp_path)
         if store.free_bytes() is None:

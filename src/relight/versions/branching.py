@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from relight.catalog.best_by import record_best_by
-from relight.catalog.branches import BRANCH, PREFIX, held_in, lent_by, let_go, set_tag
+from relight.catalog.branches import BRANCH, PREFIX, held_in, lent_by, remove_branch_tag, set_tag
 from relight.catalog.run import Run
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.names import check_run_name
@@ -69,7 +69,7 @@ def drop(run: Run, name: str) -> Branch:
     dropped = next((candidate for candidate in branches_of(run) if candidate.name == name), None)
     if dropped is None:
         raise CheckpointNotFound(f"{run.name} holds nothing for a branch {name!r}", where=run.name)
-    if not let_go(run.store, run.name, name):
+    if not remove_branch_tag(run.store, run.name, name):
         has = ", ".join(checkpoint.id for checkpoint in held_in(Run(run.store, name).history(), run.name))
         raise ConfigError(
             f"the run {name} still has {has}, which is stored in {run.name}", hint=f"relight prune {name}, or remove that run"
