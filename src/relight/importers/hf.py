@@ -183,13 +183,13 @@ def _rng(content: Content, files: Files) -> None:
     content.left_out.append(("rng", f"generators {why}: kept as values, and not restored"))
 
 
-def take_rng(content: Content, told: Any, keys: tuple[str, str, str]) -> bool:
+def take_rng(content: Content, states: Any, keys: tuple[str, str, str]) -> bool:
     """Take a process's generators as Relight's own. Return False if they have another form."""
-    if not isinstance(told, dict):
+    if not isinstance(states, dict):
         return False
-    devices = {kind: _states(told.get(kind)) for kind in ("cuda", "xpu")}
-    devices["cuda"] = devices["cuda"] or _states(told.get("torch_cuda_manual_seed"))
-    python, numpy, cpu = (told.get(key) for key in keys)
+    devices = {kind: _states(states.get(kind)) for kind in ("cuda", "xpu")}
+    devices["cuda"] = devices["cuda"] or _states(states.get("torch_cuda_manual_seed"))
+    python, numpy, cpu = (states.get(key) for key in keys)
     node = host_rng(python, numpy, cpu, devices)
     if node is None:
         return False

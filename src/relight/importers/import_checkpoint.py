@@ -101,7 +101,7 @@ def _bring_in(
         "digest": hexdigest("\0".join([found.files.digest(), *sorted(which)]).encode()),
     }  # fmt: skip
     log = Log(store, run)
-    earlier = _there(store, run, origin, step_number, force, step is not None)
+    earlier = _imported_before(store, run, origin, step_number, force, step is not None)
     size = sum(item.source.length for item in planted.items)
     if earlier is not None:
         return ImportReport(earlier, step_number, size, len(planted.items), planted.left_out, time.monotonic() - started, there=True)
@@ -129,7 +129,7 @@ def _bring_in(
     return ImportReport(report.id, step_number, size, len(planted.items), planted.left_out, time.monotonic() - started)
 
 
-def _there(store: ByteStore, run: str, told: dict[str, object], step: int, force: bool, named: bool) -> str | None:
+def _imported_before(store: ByteStore, run: str, source_facts: dict[str, object], step: int, force: bool, named: bool) -> str | None:
     """Return the id of an earlier import of the same source. Raise ``ConfigError`` if the run would resume from
     another checkpoint."""
     target = Run(store, run)
@@ -144,10 +144,12 @@ def _there(store: ByteStore, run: str, told: dict[str, object], step: int, force
                 source = target.open(checkpoint).root.user.get(IMPORTED)
             except (CorruptCheckpoint, UnsafeContent):
                 continue
-            if isinstance(source, dict) and all(source.get(key) == value for key, value in told.items()):
+            if isinstance(source, dict) and all(source.get(key) == value for key, value in source_facts.items()):
                 return checkpoint.id
             other_name = (
-                str(source.get("name")) if isinstance(source, dict) and source.get("name") != told["name"] and not named else other_name
+                str(source.get("name"))
+                if isinstance(source, dict) and source.get("name") != source_facts["name"] and not named
+                else other_name
             )
     newest = history.live[-1] if history.live else None
     if newest is not None and not force and (newest.step > step or newest.body.save_reason.kind != "import" or other_name):

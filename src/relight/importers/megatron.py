@@ -97,14 +97,14 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
     return entries
 
 
-def _optimizer(content: Content, told: Any, state: dict[str, dict[str, Any]]) -> None:
+def _optimizer(content: Content, common: Any, state: dict[str, dict[str, Any]]) -> None:
     """Take state under parameters' names. The files do not record which parameter is in which group, so settings are
     kept as values."""
-    groups = told.get("param_groups") if isinstance(told, dict) else None
-    if groups is None and isinstance(told, dict) and isinstance(told.get("optimizer"), dict):
-        groups = told["optimizer"].get("param_groups")
-    if told is not None:
-        content.kept["optimizer_common"] = told
+    groups = common.get("param_groups") if isinstance(common, dict) else None
+    if groups is None and isinstance(common, dict) and isinstance(common.get("optimizer"), dict):
+        groups = common["optimizer"].get("param_groups")
+    if common is not None:
+        content.kept["optimizer_common"] = common
     if not state:
         return
     masters = {name: entry[_MASTER] for name, entry in state.items() if _MASTER in entry}

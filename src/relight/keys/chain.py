@@ -45,9 +45,9 @@ class Keychain:
         return [(provider.spec, provider.resolved()) for provider in self.providers]
 
     @classmethod
-    def from_wire(cls, told: Sequence[tuple[str, bytes | None]]) -> Keychain:
+    def from_wire(cls, message: Sequence[tuple[str, bytes | None]]) -> Keychain:
         """Return the keys that another process sent."""
-        return cls([resolve(spec) if value is None else _held(spec, Secret(value)) for spec, value in told])
+        return cls([resolve(spec) if value is None else _held(spec, Secret(value)) for spec, value in message])
 
 
 def keychain_from_settings() -> Keychain | None:
