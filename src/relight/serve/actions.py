@@ -404,9 +404,9 @@ def _without(text: str, hidden: Sequence[str]) -> str:
     return text
 
 
-def _planned(name: str, says: str, command: str, what: object) -> Planned:
-    digest = hashlib.sha256(repr((name, says, command, what)).encode()).hexdigest()
-    return Planned(name, says, digest, command=command)
+def _planned(name: str, summary: str, command: str, what: object) -> Planned:
+    digest = hashlib.sha256(repr((name, summary, command, what)).encode()).hexdigest()
+    return Planned(name, summary, digest, command=command)
 
 
 def _at(fields: Mapping[str, str]) -> str:

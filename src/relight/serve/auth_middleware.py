@@ -57,9 +57,9 @@ HEADERS = {
 class HttpRefusal(Exception):
     """A request refused by the server, with the HTTP status and the seconds to wait before a retry."""
 
-    def __init__(self, status: int, says: str, wait_s: float = 0.0) -> None:
-        super().__init__(says)
-        self.status, self.says, self.wait_s = status, says, wait_s
+    def __init__(self, status: int, message: str, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status, self.message, self.wait_s = status, message, wait_s
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ def answer(refused: HttpRefusal, headers: Headers) -> Response:
         if "text/html" in headers.get("accept", "") and not any(_is_bearer(line) for line in headers.getlist("authorization")):
             return RedirectResponse("/login", 303)
         extra_headers["www-authenticate"] = "Bearer"
-    return JSONResponse({"error": {"kind": "refused", "what": refused.says}}, refused.status, extra_headers)
+    return JSONResponse({"error": {"kind": "refused", "what": refused.message}}, refused.status, extra_headers)
 
 
 async def _whole(receive: Receive, most: int) -> Receive | None:

@@ -34,14 +34,14 @@ IDLE_S = 10.0
 SILENT_S = 10
 """Seconds that the kernel keeps a silent connection, rounded up to its next SYN-ACK (15 s). Then it is accepted."""
 SWEEP_S = 1.0
-LOOKED_AT_MAX = 16
+EVICTION_CANDIDATES_MAX = 16
 """Idle connections that are checked for one to close, at most."""
 CLOSING_MAX = 32
 """Closed connections with a descriptor that the loop has not freed yet. At this number, accepting pauses."""
 PROBES_MAX = 64
 """Health probes that are answered in one turn of the loop; further ones wait for the next turn."""
 CONNECTIONS_MAX, STREAMS_MAX, DESCRIPTORS_MAX = 4096, 2000, 16384
-BESIDE_STREAMS = 112
+REQUEST_CONNECTIONS = 112
 """Connections that event streams leave to requests."""
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -61,7 +61,7 @@ def bounds_of(descriptors: int, used: int) -> ConnectionLimits:
     """
     available = descriptors - used - max(64, min(512, descriptors // 8))
     connections = max(16, min(CONNECTIONS_MAX, available))
-    streams = min(STREAMS_MAX, connections - BESIDE_STREAMS) if connections > 4 * BESIDE_STREAMS else connections // 3
+    streams = min(STREAMS_MAX, connections - REQUEST_CONNECTIONS) if connections > 4 * REQUEST_CONNECTIONS else connections // 3
     return ConnectionLimits(connections, max(8, connections // 2), streams)
 
 
@@ -202,7 +202,7 @@ class Gate:
 
         A client that has sent bytes is not idle: its request only waits for the loop to read it.
         """
-        candidates = list(islice(oldest_first, LOOKED_AT_MAX))
+        candidates = list(islice(oldest_first, EVICTION_CANDIDATES_MAX))
         if not candidates:
             self.refused += 1
             return False

@@ -172,7 +172,7 @@ def audit(rows: Sequence[AuditRow], now: float) -> list[dict[str, Any]]:
     ]
 
 
-def settings(told: SettingsDetail, now: float) -> dict[str, Any]:
+def settings(detail: SettingsDetail, now: float) -> dict[str, Any]:
     """Return table rows of tokens without their secrets, alert rules, and retention rules."""
     state = {"valid": "good", "expired": "idle", "revoked": "failed"}
     return {
@@ -187,7 +187,7 @@ def settings(told: SettingsDetail, now: float) -> dict[str, Any]:
                 "health": state.get(token.state, "other"),
                 "state": token.state,
             }
-            for token in told.tokens
+            for token in detail.tokens
         ],
         "alerts": [
             {
@@ -197,7 +197,7 @@ def settings(told: SettingsDetail, now: float) -> dict[str, Any]:
                 "health": "failed" if rule.firing else "good",
                 "state": "firing" if rule.firing else "quiet",
             }
-            for rule in told.alerts
+            for rule in detail.alerts
         ],
-        "policies": [(str(name), str(rules)) for name, rules in told.policies],
+        "policies": [(str(name), str(rules)) for name, rules in detail.policies],
     }

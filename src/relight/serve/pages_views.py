@@ -201,7 +201,7 @@ def where_time_went(parts: Sequence[GoodputPart]) -> tuple[Markup | None, list[d
         for part in ordered
     ]
     rows = [{"what": part.kind, "cause": part.cause or NOTHING, "seconds": part.seconds, "share": part.seconds / total} for part in ordered]
-    return bar(shares, "Where the time went: " + ", ".join(f"{bar_part.name} {bar_part.says}" for bar_part in shares[:4])), rows
+    return bar(shares, "Where the time went: " + ", ".join(f"{bar_part.name} {bar_part.tooltip}" for bar_part in shares[:4])), rows
 
 
 def checkpoint_row(store: str, name: str, one: CheckpointRow, now: float) -> dict[str, Any]:
@@ -244,20 +244,20 @@ def action(name: str, verb: str, hidden: Sequence[tuple[str, str]], *fields: tup
     }
 
 
-def task(told: Mapping[str, Any], now: float) -> dict[str, Any]:
+def task(facts: Mapping[str, Any], now: float) -> dict[str, Any]:
     """Return the template values of a task."""
-    state = told["state"]
+    state = facts["state"]
     word = {"running": "running", "ok": "done", "failed": "failed"}[state]
     return {
-        "name": {"save": "Save now", "drill": "Drill of a copy"}.get(told["verb"], told["verb"]),
+        "name": {"save": "Save now", "drill": "Drill of a copy"}.get(facts["verb"], facts["verb"]),
         "health": {"running": "idle", "ok": "good", "failed": "failed"}[state],
         "word": word,
-        "by": told["who"],
-        "began": when(told["began"], now),
-        "took": span(told["seconds"]),
-        "message": told["says"],
-        "details": told["details"],
-        "lines": told["lines"],
+        "by": facts["who"],
+        "began": when(facts["began"], now),
+        "took": span(facts["seconds"]),
+        "message": facts["says"],
+        "details": facts["details"],
+        "lines": facts["lines"],
     }
 
 

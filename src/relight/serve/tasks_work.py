@@ -30,7 +30,7 @@ VERIFYING_MAX = 2
 """Verifications that read at the same time, each in its own process. Others wait: more would take CPU time from the pages."""
 _verifying = threading.BoundedSemaphore(VERIFYING_MAX)
 _END_S = 5.0
-_SAID_MAX = 1 << 20
+_OUTPUT_BYTES_MAX = 1 << 20
 
 
 def wait_for(task: ServerTask, run: Run, seq: int, timeout_s: float) -> ActionOutcome:
@@ -38,11 +38,11 @@ def wait_for(task: ServerTask, run: Run, seq: int, timeout_s: float) -> ActionOu
     began = time.monotonic()
     task.add_line(f"save requested, in record {seq} of the log")
 
-    def tell(answer: Answer) -> None:
+    def report(answer: Answer) -> None:
         if not answer.over:
             task.add_line(f"received on {answer.heard}; it saves at the end of its step")
 
-    answer = wait_for_answer(run, seq, timeout_s, tell, task.ending)
+    answer = wait_for_answer(run, seq, timeout_s, report, task.ending)
     return ActionOutcome(answer.saved is not None, describe_outcome(answer, time.monotonic() - began))
 
 
@@ -122,7 +122,7 @@ def drill(task: ServerTask, url: str, deadline_s: float = DRILL_S) -> ActionOutc
     ) as process:
         outputs: list[bytes] = []
         readers = [
-            threading.Thread(target=lambda: outputs.append(process.stdout.read(_SAID_MAX) if process.stdout else b""), daemon=True),
+            threading.Thread(target=lambda: outputs.append(process.stdout.read(_OUTPUT_BYTES_MAX) if process.stdout else b""), daemon=True),
             threading.Thread(target=_stream_output, args=(task, process), daemon=True),
         ]
         for reader in readers:
