@@ -141,12 +141,12 @@ class TorchArchive:
             end = max(end, span.offset + span.length)
         return entries
 
-    def _entry(self, data: bytes, at: int) -> tuple[str, FileRange, int]:
-        head = _CENTRAL.unpack_from(data, at)
+    def _entry(self, data: bytes, offset: int) -> tuple[str, FileRange, int]:
+        head = _CENTRAL.unpack_from(data, offset)
         if head[0] != b"PK\1\2" or head[3] & 1 or head[4] != 0:
             raise ValueError("an entry that is compressed or encrypted")
         crc, packed, size, name_length, extra_length, comment_length, local = *head[7:13], head[16]
-        begin = at + _CENTRAL.size
+        begin = offset + _CENTRAL.size
         name = data[begin : begin + name_length].decode("utf-8")
         size, packed, local = _wide(data[begin + name_length : begin + name_length + extra_length], size, packed, local)
         if size != packed or local + _LOCAL.size > self._span.length:

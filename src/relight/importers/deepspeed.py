@@ -71,7 +71,7 @@ def detect_deepspeed(files: Files) -> Content | None:
         _stage3(content, model_state, other_states, partitions, shapes, where)
     else:
         _stage12(content, model_state, partitions, shapes, where)
-    _rest(content, model_state)
+    _take_rest(content, model_state)
     return content
 
 
@@ -294,7 +294,7 @@ def _universal(files: Files, prefix: str, model_state: Mapping[str, Any]) -> Con
     base = _dict(base, where)
     _common_scalars(base.get("state"), members, state)
     _optimizer(content, base.get("param_groups"), members, state, where)
-    _rest(content, model_state)
+    _take_rest(content, model_state)
     return content
 
 
@@ -340,7 +340,7 @@ def _unpartitioned(files: Files, model_state: Mapping[str, Any]) -> Content:
     elif optimizer is not None:
         content.kept["optimizer"] = optimizer
         content.left_out.append(("optimizer", "in DeepSpeed's own form: kept as values, no component takes it"))
-    _rest(content, model_state)
+    _take_rest(content, model_state)
     return content
 
 
@@ -366,7 +366,7 @@ def _optimizer(content: Content, groups: Any, members: list[list[str]], state: d
     )
 
 
-def _rest(content: Content, model_state: Mapping[str, Any]) -> None:
+def _take_rest(content: Content, model_state: Mapping[str, Any]) -> None:
     """Take the step, the scheduler and the client's state. The scaler is left out: it is an object of DeepSpeed's own."""
     step = model_state.get("global_steps")
     content.step = step if type(step) is int and 0 <= step < 10**15 else None
@@ -401,10 +401,10 @@ def _stage(value: Any, where: str) -> int:
     return stage
 
 
-def _base(one: Mapping[str, Any], where: str) -> dict[str, Any]:
-    base = one.get("base_optimizer_state")
+def _base(partition: Mapping[str, Any], where: str) -> dict[str, Any]:
+    base = partition.get("base_optimizer_state")
     if isinstance(base, list):  # elastic checkpoints have one dict for each group, without padding
-        return {"state": dict(enumerate(base)), "param_groups": one.get("param_groups")}
+        return {"state": dict(enumerate(base)), "param_groups": partition.get("param_groups")}
     state_dict = _dict(base, where)
     return {"state": {}, **state_dict}
 

@@ -33,11 +33,11 @@ def detect_megatron(files: Files) -> Content | None:
         name = text if text == "release" else f"iter_{int(text):07d}" if re.fullmatch(r"[0-9]{1,15}", text) else ""
         if name not in files.folders:
             raise CorruptCheckpoint(f"it names the iteration {text[:20]!r}, which is missing", where=files.where(LATEST))
-        return _one(files.below(name))
-    return _one(files)
+        return _detect_in(files.below(name))
+    return _detect_in(files)
 
 
-def _one(files: Files) -> Content | None:
+def _detect_in(files: Files) -> Content | None:
     if files.has("metadata.json") and files.has("common.pt"):
         return _torch_dist(files)
     ranks = {match: name for name in files.stamps if (match := _RANK.fullmatch(name)) is not None and match[1] is None}

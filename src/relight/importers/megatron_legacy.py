@@ -221,16 +221,16 @@ def _numbered(files: Files, stages: Sequence[dict[str, Any]], sizes: _Sizes, con
     return merged
 
 
-def _drop_copy(files: Files, name: str, tensor: Any, found: dict[str, Any], sizes: _Sizes, content: Content) -> None:
+def _drop_copy(files: Files, name: str, tensor: Any, state: dict[str, Any], sizes: _Sizes, content: Content) -> None:
     """Drop the last stage's copy of a tied embedding; take the first stage's. When it is read, both are compared."""
-    first = next((candidate for candidate in found if _EMBEDDING.fullmatch(candidate)), None)
+    first = next((candidate for candidate in state if _EMBEDDING.fullmatch(candidate)), None)
     if first is None or not sizes.tied or not (_TIED.fullmatch(name) or name == first):
         raise _refusal(files, f"{name[:120]!r} is in several stages, and is not a tied embedding")
-    first_tensor = found[first]
+    first_tensor = state[first]
     if (first_tensor.dtype, first_tensor.shape) != (tensor.dtype, tensor.shape):
         raise CorruptCheckpoint(f"{first[:80]!r} is tied to {name[:80]!r}, of another shape or dtype", where=files.path)
     source = _Alike([first_tensor.source(), tensor.source()], f"{files.path}: {name[:120]}")
-    found[first] = AssembledTensor(first_tensor.dtype, first_tensor.shape, source, ("megatron", files.path, "tied", first))
+    state[first] = AssembledTensor(first_tensor.dtype, first_tensor.shape, source, ("megatron", files.path, "tied", first))
     if name != first:
         content.notes.append(f"{name} is the last stage's copy of {first}, which is taken")
 

@@ -236,9 +236,9 @@ def _inside(
             yield from _walk(what, path, skip, level + 1)
 
 
-def _step(name: str, found: DetectedCheckpoint) -> int:
-    if found.step is not None:
-        return found.step
+def _step(name: str, detected: DetectedCheckpoint) -> int:
+    if detected.step is not None:
+        return detected.step
     numbers = _NUMBER.findall(os.path.basename(name))
     return int(numbers[-1]) % 10**15 if numbers else 0
 
