@@ -190,9 +190,9 @@ class EventFeed:
                 break
         return touched
 
-    def _steps(self, one: Heard) -> bool:
+    def _steps(self, event: Heard) -> bool:
         """Keep the metrics of an event about steps. Return whether it had any. Its fields are unchecked: they come from a file."""
-        steps, metrics = one.fields.get("steps"), one.fields.get("metrics")
+        steps, metrics = event.fields.get("steps"), event.fields.get("metrics")
         if not isinstance(steps, list) or not isinstance(metrics, dict):
             return False
         if not all(type(step) is int and 0 <= step < 1 << 53 for step in steps):
@@ -203,7 +203,7 @@ class EventFeed:
                 points_by_name[name] = {step: _finite(value) for step, value in zip(steps, values, strict=True)}
         if not points_by_name:
             return False
-        key = one.head.store, one.head.run
+        key = event.head.store, event.head.run
         with self._lock:
             curves = self._curves.setdefault(key, {})
             self._curves.move_to_end(key)

@@ -210,43 +210,43 @@ class Gate:
         self._shut(next((candidate for candidate in candidates if not candidate.has_unread()), candidates[0]))
         return True
 
-    def _shut(self, one: Connection) -> None:
+    def _shut(self, connection: Connection) -> None:
         """End the connection. A transport that has paused reading would not notice a shut socket, so it is aborted."""
-        self._forget(one)
-        self._closing.add(one)
-        if one.transport is not None:
-            one.transport.abort()
+        self._forget(connection)
+        self._closing.add(connection)
+        if connection.transport is not None:
+            connection.transport.abort()
             return
         with contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
+            connection.shutdown(socket.SHUT_RDWR)
 
-    def _forget(self, one: Connection) -> None:
-        number = one.fileno()
+    def _forget(self, connection: Connection) -> None:
+        number = connection.fileno()
         if self._open.pop(number, None) is not None:
             self._idle.pop(number, None)
-            self._count[one.asker] -= 1
-            if not self._count[one.asker]:
-                del self._count[one.asker]
+            self._count[connection.asker] -= 1
+            if not self._count[connection.asker]:
+                del self._count[connection.asker]
 
-    def closed(self, one: Connection) -> None:
+    def closed(self, connection: Connection) -> None:
         """Stop counting a connection: its descriptor is about to be freed."""
-        self._closing.discard(one)
-        self._forget(one)
+        self._closing.discard(connection)
+        self._forget(connection)
 
     def connection_of(self, number: int) -> Connection | None:
         """Return the open connection with this descriptor."""
         return self._open.get(number)
 
-    def mark(self, one: Connection, idle: bool, again: bool = False) -> None:
+    def mark(self, connection: Connection, idle: bool, again: bool = False) -> None:
         """Record whether the server waits for this client (``idle``). ``again``: restart the time of its wait."""
-        number = one.fileno()
-        if self._open.get(number) is not one:
+        number = connection.fileno()
+        if self._open.get(number) is not connection:
             return  # it was ended, and another connection may have its descriptor now
         if not idle:
             self._idle.pop(number, None)
         elif again or number not in self._idle:
-            one.since = time.monotonic()
-            self._idle[number] = one
+            connection.since = time.monotonic()
+            self._idle[number] = connection
             self._idle.move_to_end(number)
 
     def _sweep(self) -> None:

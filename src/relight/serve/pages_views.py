@@ -61,17 +61,17 @@ def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> 
     return {"facts": facts, "rows": shown, "stores": [_store_row(store_row, now) for store_row in stores]}
 
 
-def _store_row(one: StoreRow, now: float) -> dict[str, Any]:
-    fine = one.state == "ok"
+def _store_row(row: StoreRow, now: float) -> dict[str, Any]:
+    fine = row.state == "ok"
     return {
-        "href": part_of("storage", one.id),
-        "name": one.name,
+        "href": part_of("storage", row.id),
+        "name": row.name,
         "health": "good" if fine else "failed",
         "word": "read" if fine else "not read",
-        "error": "" if fine else one.state,
-        "runs": one.runs,
-        "bytes": one.bytes,
-        "read": when(one.read_at, now),
+        "error": "" if fine else row.state,
+        "runs": row.runs,
+        "bytes": row.bytes,
+        "read": when(row.read_at, now),
     }
 
 
@@ -204,32 +204,32 @@ def where_time_went(parts: Sequence[GoodputPart]) -> tuple[Markup | None, list[d
     return bar(shares, "Where the time went: " + ", ".join(f"{bar_part.name} {bar_part.tooltip}" for bar_part in shares[:4])), rows
 
 
-def checkpoint_row(store: str, name: str, one: CheckpointRow, now: float) -> dict[str, Any]:
+def checkpoint_row(store: str, name: str, row: CheckpointRow, now: float) -> dict[str, Any]:
     """Return a table row of a checkpoint."""
     return {
-        "href": of_checkpoint(store, name, one.id),
-        "id": one.id,
-        "step": one.step,
-        "at": when(one.at, now),
-        "bytes": one.bytes,
-        "seconds": one.seconds,
-        "health": "good" if one.good else "failed",
-        "tags": list(one.tags),
+        "href": of_checkpoint(store, name, row.id),
+        "id": row.id,
+        "step": row.step,
+        "at": when(row.at, now),
+        "bytes": row.bytes,
+        "seconds": row.seconds,
+        "health": "good" if row.good else "failed",
+        "tags": list(row.tags),
     }
 
 
-def incident_row(one: IncidentRow, now: float) -> dict[str, Any]:
+def incident_row(row: IncidentRow, now: float) -> dict[str, Any]:
     """Return a table row of an incident."""
     return {
-        "href": at("incidents", one.store, one.run, one.id),
-        "at": when(one.at, now),
-        "run": one.run,
-        "kind": one.kind,
-        "step": one.step if one.step is None or one.step >= 0 else None,
-        "action": one.action,
-        "steps_lost": one.steps_lost,
-        "seconds": one.seconds,
-        "why": one.why,
+        "href": at("incidents", row.store, row.run, row.id),
+        "at": when(row.at, now),
+        "run": row.run,
+        "kind": row.kind,
+        "step": row.step if row.step is None or row.step >= 0 else None,
+        "action": row.action,
+        "steps_lost": row.steps_lost,
+        "seconds": row.seconds,
+        "why": row.why,
     }
 
 

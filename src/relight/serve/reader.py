@@ -220,26 +220,26 @@ def trend_of(view: LogView) -> list[tuple[float, int]]:
     return points
 
 
-def incident_row(store: str, run: str, one: Incident) -> IncidentRow:
+def incident_row(store: str, run: str, incident: Incident) -> IncidentRow:
     """Return an incident as a row for pages."""
-    after = one.after
+    after = incident.after
     return IncidentRow(
-        one.id,
+        incident.id,
         store,
         run,
-        one.at,
-        one.kind,
-        one.why,
-        one.rank,
-        one.step if one.step >= 0 else None,
-        one.action,
-        one.reason,
+        incident.at,
+        incident.kind,
+        incident.why,
+        incident.rank,
+        incident.step if incident.step >= 0 else None,
+        incident.action,
+        incident.reason,
         after.steps_lost if after is not None else None,
         after.seconds.get("all") if after is not None else None,
-        [(str(clue.get("kind", "")), str(clue.get("what", "")), clue.get("weight", "")) for clue in one.clues],
-        one.stacks,
-        one.words,
-        one.workers,
+        [(str(clue.get("kind", "")), str(clue.get("what", "")), clue.get("weight", "")) for clue in incident.clues],
+        incident.stacks,
+        incident.words,
+        incident.workers,
     )
 
 

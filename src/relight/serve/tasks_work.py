@@ -46,7 +46,7 @@ def wait_for(task: ServerTask, run: Run, seq: int, timeout_s: float) -> ActionOu
     return ActionOutcome(answer.saved is not None, describe_outcome(answer, time.monotonic() - began))
 
 
-def verify(task: ServerTask, run: Run, one: Checkpoint, verified: Callable[[bool], None]) -> ActionOutcome:
+def verify(task: ServerTask, run: Run, checkpoint: Checkpoint, verified: Callable[[bool], None]) -> ActionOutcome:
     """Read every byte of a checkpoint and record the result in the run's log. ``verified`` is called with whether all are correct.
 
     A child process of low priority reads and hashes, so that the server's event loop has the interpreter for itself.
@@ -57,12 +57,12 @@ def verify(task: ServerTask, run: Run, one: Checkpoint, verified: Callable[[bool
         if task.ending.is_set():
             raise StoreUnavailable("the server ended before the verification began", retryable=True)
     try:
-        result = _verify_in_child(task, run, one.id)
+        result = _verify_in_child(task, run, checkpoint.id)
     finally:
         _verifying.release()
     lines = [f"{file}: {detail}" for file, detail in result.findings]
     if not result.is_silence:
-        record_checked(run.store, run.name, {one.id: lines[0] if lines else ""}, "relight serve")
+        record_checked(run.store, run.name, {checkpoint.id: lines[0] if lines else ""}, "relight serve")
     verified(not result.count)
     summary = f"damaged: {result.count} findings" if result.count else "every byte is as committed"
     return ActionOutcome(not result.count, summary, "\n".join(lines))
