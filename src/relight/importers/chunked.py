@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from relight.errors import CorruptCheckpoint, NoSpace, UnsafeContent
 from relight.format import DTYPES
 from relight.importers.files import PIECE_BYTES, SLAB_BYTES
-from relight.importers.held import ValueCache
 from relight.importers.tensors import AssembledTensor, Tiled
+from relight.importers.value_cache import ValueCache
 from relight.layout import Box
 
 CHUNK_BYTES_MAX = 1 << 30

@@ -141,7 +141,7 @@ def _zarr(files: Files, prefix: str, name: str) -> AssembledTensor:
     for box in boxes_of(shape, chunks, dtype, where):
         numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
         files.size(f"{folder}/{separator.join(map(str, numbers)) or '0'}")
-    return chunked_array(dtype, shape, chunks, read, where, files.held)
+    return chunked_array(dtype, shape, chunks, read, where, files.cache)
 
 
 def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> AssembledTensor:
@@ -184,7 +184,7 @@ def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> AssembledTensor
 
         return np.ascontiguousarray(data).view(f"V{DTYPES[dtype].itemsize}")
 
-    return chunked_array(dtype, shape, chunks, read, where, files.held)
+    return chunked_array(dtype, shape, chunks, read, where, files.cache)
 
 
 def _dtype(name_in_file: Any, where: str) -> str:

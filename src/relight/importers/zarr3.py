@@ -67,7 +67,7 @@ def read_zarr3(files: Files, home: str) -> AssembledTensor:
 
     for box in boxes_of(shape, outer, "uint8", where):
         files.size(f"{home}/{name_of(tuple(start // extent for start, extent in zip(box.start, outer, strict=True)))}")
-    return chunked_array(dtype, shape, inner, read, where, files.held)
+    return chunked_array(dtype, shape, inner, read, where, files.cache)
 
 
 class _Shards:
@@ -81,7 +81,7 @@ class _Shards:
 
     def chunk(self, file: str, box: Box, limit: int) -> Iterator[bytes]:
         """Yield the encoded bytes of the chunk at ``box``."""
-        index: bytes = self._files.held.get(("index", self._files.where(file)), lambda: self._read(file), len)
+        index: bytes = self._files.cache.get(("index", self._files.where(file)), lambda: self._read(file), len)
         number = 0
         for start, whole, extent, count in zip(box.start, self._outer, self._inner, self._counts, strict=True):
             number = number * count + start % whole // extent

@@ -14,8 +14,8 @@ from relight.format.names import STORE_FILE, is_run_name
 from relight.importers import DetectedCheckpoint, detect
 from relight.importers.bucket import SCHEMES, BucketFiles, Listing, is_bucket
 from relight.importers.detect import detect_files
+from relight.migrate.checkpoint_names import is_checkpoint_name
 from relight.migrate.journal import HOME
-from relight.migrate.looks import is_checkpoint_name
 
 NEVER = (".json", ".txt", ".md", ".yaml", ".yml", ".log", ".py", ".csv", ".jsonl", ".html", ".png", ".lock", ".toml", ".sh")
 """Suffixes of files that are never a checkpoint by themselves."""
