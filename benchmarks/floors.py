@@ -29,7 +29,7 @@ def measure(folder: Path, workload: str) -> dict[str, float]:
     """Seconds for the workload's bytes."""
     size = state_bytes(workload)
     part = min(size, MEMORY_MAX)
-    source, target = floors.bytes_as_tensors_lie(part), floors.random_bytes(part)
+    source, target = floors.bytes_in_ordinary_pages(part), floors.random_bytes(part)
     figures = {"state_bytes": float(size)}
     for threads in (1, 2):
         figures[f"memcpy_{threads}"] = _usual(partial(floors.copy, target, source, threads)) * size / part
@@ -43,7 +43,7 @@ def measure(folder: Path, workload: str) -> dict[str, float]:
     ways = ((1, direct), (2, direct), (4, False))
     figures["cold_read"] = min(median(_cold(path, size, *way) for _ in range(times)) for way in ways)
     read_through(folder)
-    into = floors.bytes_as_tensors_lie(size)
+    into = floors.bytes_in_ordinary_pages(size)
     for threads in (1, 2):
         figures[f"cached_read_blake3_{threads}"] = _usual(partial(floors.read, path, size, threads, into=into, then=_hash))
     path.unlink()

@@ -67,12 +67,12 @@ def test_the_anchor_reveals_a_cut_end_and_a_replaced_log(tmp_path: Path) -> None
     whole = last.read_bytes()
     last.unlink()
     assert check(open_bytes(str(tmp_path / "audit"))).faults == []
-    assert "cut off" in check(open_bytes(str(tmp_path / "audit")), anchor).faults[0]
+    assert "truncated" in check(open_bytes(str(tmp_path / "audit")), anchor).faults[0]
     last.write_bytes(whole)
     filled(tmp_path / "audit", 1)
     assert check(open_bytes(str(tmp_path / "audit")), anchor).faults == []
     filled(tmp_path / "another", 4)
-    assert "written anew" in check(open_bytes(str(tmp_path / "another")), anchor).faults[0]
+    assert "rewritten" in check(open_bytes(str(tmp_path / "another")), anchor).faults[0]
 
 
 def test_an_action_that_cannot_be_recorded_is_not_done() -> None:

@@ -15,7 +15,7 @@ PIECE = floors.PIECE_BYTES
 @pytest.mark.parametrize("size", [1, PIECE, 2 * PIECE + 7])
 def test_all_bytes_are_copied(size: int, threads: int) -> None:
     """All bytes are copied from ordinary pages into huge ones, with any number of threads."""
-    source, target = floors.bytes_as_tensors_lie(size), floors.random_bytes(size)
+    source, target = floors.bytes_in_ordinary_pages(size), floors.random_bytes(size)
     target[:] = bytes(size)
     floors.copy(target, source, threads)
     assert target == source
@@ -28,7 +28,7 @@ def test_written_bytes_are_read_back(tmp_path: Path, size: int) -> None:
     for direct in (False, True) if floors.direct_works(tmp_path) else (False,):
         floors.write(path, block, size, direct=direct)
         assert path.stat().st_size == (-(-size // 4096) * 4096 if direct else size)
-        into, seen = floors.bytes_as_tensors_lie(size), []
+        into, seen = floors.bytes_in_ordinary_pages(size), []
         floors.read(path, size, 2, into=into, then=lambda piece, seen=seen: seen.append(len(piece)))
         whole = size // 4096 * 4096  # the bytes after it repeat the block's start
         assert into[:whole] == block[:whole]

@@ -151,7 +151,7 @@ def test_each_kind_of_error_has_its_exit_code(relight, monkeypatch: pytest.Monke
         raise error
 
     monkeypatch.setattr("relight.cli.ls.locate", fail)
-    monkeypatch.setattr("relight.cli._nobody_reads", lambda: sys.exit(141))  # the real one gives away stdout
+    monkeypatch.setattr("relight.cli._end_without_reader", lambda: sys.exit(141))  # the real one gives away stdout
     answer = relight("ls", "runs")
     assert answer.code == code
     assert answer.out == ""

@@ -14,7 +14,7 @@ from planted_faults import FAULTS, HEALTHY, machine
 from relight.cli import cli
 from relight.doctor import CHECKS, DoctorFacts, grade, judge
 from relight.doctor.checks_machine import numbers
-from relight.doctor.complaints import PEOPLE_SAY, PROGRAMS_SAY
+from relight.doctor.complaints import PROGRAM_MESSAGES, USER_DESCRIPTIONS
 from relight.doctor.explain import _BY_KIND, SYMPTOMS
 from relight.doctor.facts import Machine, StoreFacts
 from relight.doctor.finding import SEVERITIES, all_checks
@@ -57,7 +57,7 @@ def test_commands_can_be_typed() -> None:
     """Each command of a finding, a line or an explanation exists, with these options."""
     commands = [finding.command for plant, _ in FAULTS.values() for finding in judge(plant())]
     commands += [line.command for plant, _ in FAULTS.values() for line in grade(plant(), []).lines]
-    commands += [complaint.command for complaint in (*PROGRAMS_SAY, *PEOPLE_SAY)]
+    commands += [complaint.command for complaint in (*PROGRAM_MESSAGES, *USER_DESCRIPTIONS)]
     commands += [symptom.command for symptom in SYMPTOMS] + [command for _, command in _BY_KIND.values()]
     typed = {tuple(shlex.split(text)) for text in commands if text.startswith("relight ")}
     assert len(typed) > 20

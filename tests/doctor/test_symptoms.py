@@ -32,7 +32,7 @@ from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.commit.multi_rank import OthersFailed
 from relight.doctor import explain
-from relight.doctor.complaints import PEOPLE_SAY, PROGRAMS, PROGRAMS_SAY, SEEN
+from relight.doctor.complaints import PROGRAM_MESSAGES, PROGRAMS, SEEN, USER_DESCRIPTIONS
 from relight.doctor.explain import LINES_MAX, SYMPTOMS, read_log
 from relight.doctor.finding import all_checks
 from relight.errors import ConfigError, CorruptCheckpoint, LeaseHeld, RelightError, SaveFailed
@@ -285,7 +285,7 @@ def test_a_server_without_conditions_is_known_again(s3_server: Server, s3: str, 
 def test_no_heading_is_without_its_symptom() -> None:
     """Each section has a test here, and the sections of symptoms and checks exist."""
     assert {*MADE, SERVER, PROGRAMS, SEEN} == set(HEADINGS)
-    assert {complaint.section for complaint in (*PROGRAMS_SAY, *PEOPLE_SAY)} == {PROGRAMS, SEEN}
+    assert {complaint.section for complaint in (*PROGRAM_MESSAGES, *USER_DESCRIPTIONS)} == {PROGRAMS, SEEN}
     assert {symptom.section for symptom in SYMPTOMS} == {*HEADINGS, *ROWS} - {PROGRAMS, SEEN}
     assert {check.section for check in all_checks().values()} - {""} <= {*HEADINGS, *ROWS}
 

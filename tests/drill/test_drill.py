@@ -117,7 +117,7 @@ def test_a_script_is_found_and_gets_its_store(tmp_path: Path) -> None:
     module = target_of(["-m", "train", "{store}"], "", [])
     assert module.command(tmp_path, tmp_path)[-3:] == ["-m", "train", str(tmp_path)]
     other = target_of(["--no-python", "./train.sh", "{store}"], "", [])
-    assert not other.told and "relight.drill.script" not in other.command(tmp_path, tmp_path)
+    assert not other.can_be_ordered and "relight.drill.script" not in other.command(tmp_path, tmp_path)
 
 
 def test_a_script_without_a_given_store_is_refused() -> None:

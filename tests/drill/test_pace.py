@@ -94,7 +94,7 @@ class FakeJob(stage.DrillJob):
     def incidents(self) -> list[Any]:
         return []
 
-    def said(self) -> str:
+    def output(self) -> str:
         return "" if self.starts < 2 else "checkpoint c20 (step 20) is skipped"
 
 

@@ -59,12 +59,12 @@ def test_every_symptom_can_be_diagnosed() -> None:
 
     ``tests/doctor`` causes each of them.
     """
-    from relight.doctor.complaints import PEOPLE_SAY, PROGRAMS_SAY
+    from relight.doctor.complaints import PROGRAM_MESSAGES, USER_DESCRIPTIONS
     from relight.doctor.explain import SYMPTOMS
 
     text = page("troubleshooting.md")
     headings = {heading.replace('"', "") for heading in re.findall(r"^## (.*)$", text, re.MULTILINE)}
-    assert {symptom.section for symptom in (*SYMPTOMS, *PROGRAMS_SAY, *PEOPLE_SAY)} == headings | set(
+    assert {symptom.section for symptom in (*SYMPTOMS, *PROGRAM_MESSAGES, *USER_DESCRIPTIONS)} == headings | set(
         re.findall(r"^\| `([a-z_]+)` \|", text, re.MULTILINE)
     )
 

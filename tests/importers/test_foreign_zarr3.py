@@ -15,7 +15,7 @@ import pytest
 from foreign_state import GOLDEN
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, UnsafeContent
-from relight.importers import held
+from relight.importers import value_cache
 from relight.importers.files import SLAB_BYTES, Files
 from relight.importers.zarr3 import crc32c, read_zarr3
 
@@ -175,7 +175,7 @@ def test_a_small_chunk_that_decodes_to_much_costs_little_memory(tmp_path: Path, 
 
 def test_memory_does_not_grow_with_the_number_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoded chunks and indexes of all arrays share one limit, also those of a subfolder."""
-    monkeypatch.setattr(held, "HELD_BYTES", 3 << 20)
+    monkeypatch.setattr(value_cache, "CACHE_BYTES", 3 << 20)
     folder = large(tmp_path, [1 << 10, 1 << 10], [1 << 10, 1 << 10], compressed(1 << 22))
     for number in range(16):
         shutil.copytree(folder / "packed", folder / "below" / f"a{number}")
@@ -189,7 +189,7 @@ def test_memory_does_not_grow_with_the_number_of_arrays(tmp_path: Path, monkeypa
         assert tracemalloc.get_traced_memory()[0] < 2 * (1 << 22)
     finally:
         tracemalloc.stop()
-    assert below.held is files.held and len(files.held._values) == 1
+    assert below.cache is files.cache and len(files.cache._values) == 1
 
 
 def test_a_large_chunk_gives_the_elements_that_are_in_the_array(tmp_path: Path) -> None:

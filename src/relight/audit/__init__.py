@@ -1,7 +1,8 @@
-"""Who did what to which checkpoint: a log as a run's, in a store of its own, written before an action and after it.
+"""Audit log: who did what to which checkpoint. A hash-chained log like a run's, in its own store.
 
-Always holds: a record is written once, and names the one before it by hash; what cannot be written down is not done. May import: ``log``,
-``store``, ``format``, ``observe``, ``errors``. Torch-free.
+Invariants: a record is written before each action, and one with the outcome after it. Records never change, and each contains the
+hash of the previous one. If the first record cannot be written, the action is not executed; only ``record_if_possible`` executes it
+anyway. May import: ``log``, ``store``, ``format``, ``observe``, ``errors``. Torch-free.
 """
 
 from relight.audit.audit_log import AuditEntry, AuditLog, book_from_settings, check, record_if_possible, recorded

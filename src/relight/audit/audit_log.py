@@ -1,4 +1,4 @@
-"""The audit log: entries with who, what, on which, and how it ended; and whether any of it was changed or cut off."""
+"""The audit log: who did what to which object, with which outcome; and a check whether the log was changed or truncated."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ SETTING = "RELIGHT_AUDIT"
 RUN, TOPIC = "audit", "audit"
 WORDS_MAX = 500
 RECORDS_KEPT = 4
-"""Records that are kept in memory for each entry that is shown: its beginning, its end, and room for summaries."""
+"""Records kept in memory for each shown entry: its first record, its outcome, and room for log summaries."""
 SPAN = 256
-"""Records that are read at once, from the newest backwards."""
+"""Records read at once, from the newest backwards."""
 _ENTRY = frozenset({"who", "role", "token", "what", "on"})
-_telling: ContextVar[bool] = ContextVar("_telling", default=False)
-"""Whether this thread is within something that is written down already."""
+_recording: ContextVar[bool] = ContextVar("_recording", default=False)
+"""Whether this context is inside an action that already has an entry."""
 _ANCHOR = re.compile(r"([0-9]{1,12})-([0-9a-f]{64})\Z")
 
 
 class AuditEntry(NamedTuple):
-    """Something that somebody did, or began to do. ``how``: ``ok``, ``failed``, ``refused``; empty as long as its end is not written."""
+    """An action of a user. ``how``: ``ok``, ``failed`` or ``refused``; empty until the outcome is recorded."""
 
     seq: int
     at: str
@@ -45,15 +45,15 @@ class AuditEntry(NamedTuple):
     on: str
     how: str = ""
     says: str = ""
-    """What came of it, or why not."""
+    """The outcome in words, or the reason of a failure."""
     token: str = ""
-    """The id of the token that let the asker in; empty without one."""
+    """Id of the token that authenticated the caller; empty without one."""
     fields: tuple[tuple[str, str], ...] = ()
-    """Run, checkpoint, values before and after, reason, and the arguments as ``given.NAME``: see ``Facts``."""
+    """Run, checkpoint, values before and after, reason, and the arguments as ``given.NAME``: see ``ActionFacts``."""
 
 
 class AuditLog:
-    """The log of one audit store; made if there is none. Several processes may write to one. Thread-safe."""
+    """The log of one audit store, created at the first entry. Several processes may append to it. Thread-safe."""
 
     def __init__(self, store: ByteStore) -> None:
         self.store = store
@@ -61,57 +61,63 @@ class AuditLog:
         self._lock = threading.Lock()
         self._started = False
         self._newest: list[Record] = []
-        """The newest records, in order, as far as they were asked for."""
+        """The newest records that ``newest`` has read, oldest first."""
 
     def begin(self, who: str, what: str, on: str, role: str = "", *, token: str = "", facts: ActionFacts | None = None) -> int:
-        """Record what is about to be done, with all its fields; return the number to end it by. ``token`` is the token's id.
+        """Record an action before it is executed, with all its fields. Return the number for ``end``. ``token`` is the token's id.
 
-        Cost: one record. If the store fails, the action must not be done.
+        Cost: one record. If this raises, the caller must not execute the action.
         """
         words = {"who": who, "role": role, "token": token, "what": what, "on": on}
         facts = ActionFacts() if facts is None else facts
         return self._write({**{name: cut(without_secrets(value), WORDS_MAX) for name, value in words.items()}, **facts.record()})
 
     def end(self, seq: int, how: str, says: str = "") -> None:
-        """How it ended. Cost: one record."""
+        """Record the outcome of action ``seq``. Cost: one record."""
         self._write({"begun": seq, "how": how, "says": cut(without_secrets(says), WORDS_MAX)})
 
     @contextmanager
     def doing(self, who: str, what: str, on: str, role: str = "", *, facts: ActionFacts | None = None) -> Iterator[list[str]]:
-        """Around what is done. What it raises is its end, and goes on. What is put into the list that it gives is recorded at the end."""
+        """Record an action and its outcome. The texts that the caller appends to the yielded list are recorded with the outcome.
+
+        An exception is recorded as the outcome, and raised again.
+        """
         seq = self.begin(who, what, on, role, facts=facts)
-        says: list[str] = []
+        details: list[str] = []
         try:
-            yield says
+            yield details
         except BaseException as error:
             self.end(seq, "refused" if isinstance(error, ConfigError) else "failed", f"{type(error).__name__}: {error}")
             raise
-        self.end(seq, "ok", ", ".join(says))
+        self.end(seq, "ok", ", ".join(details))
 
     def entries(self) -> list[AuditEntry]:
-        """All, oldest first; empty if nothing was ever written. Cost: every record is read, and is in memory meanwhile."""
+        """Return all entries, oldest first; empty if the log does not exist. Cost: reads every record into memory."""
         try:
             return entries_of(Log(self.store, RUN, whole=True).read().records)
         except CheckpointNotFound:
             return []
 
     def newest(self, count: int) -> list[AuditEntry]:
-        """The newest ``count`` entries, oldest first. Cost: each record is read once; memory for the records of so many entries."""
+        """Return the newest ``count`` entries, oldest first.
+
+        Cost: each record is read once. Memory: at most ``RECORDS_KEPT * count`` records.
+        """
         with self._lock:
             try:
                 view = self._log.read()
             except CheckpointNotFound:
                 return []
             top = self._newest[-1].seq if self._newest else view.head
-            if top > view.head:  # the log was cut off
+            if top > view.head:  # the log was truncated
                 self._newest, top = [], view.head
             self._newest = [*self._newest, *self._log.span(top + 1, view.head)][-RECORDS_KEPT * count :]
             low = self._newest[0].seq if self._newest else view.head + 1
-            while low > 0 and len(found := entries_of(self._newest)) < count and len(self._newest) < RECORDS_KEPT * count:
+            while low > 0 and len(entries := entries_of(self._newest)) < count and len(self._newest) < RECORDS_KEPT * count:
                 first = max(0, low - SPAN)
                 self._newest, low = [*self._log.span(first, low - 1), *self._newest], first
-            found = entries_of(self._newest)
-            return found[max(0, len(found) - count) :]
+            entries = entries_of(self._newest)
+            return entries[max(0, len(entries) - count) :]
 
     def _write(self, data: dict[str, str | int | float | bool | None]) -> int:
         with self._lock:
@@ -125,26 +131,26 @@ class AuditLog:
 
 
 def entries_of(records: Iterable[Record]) -> list[AuditEntry]:
-    """What the records say: each beginning with its end."""
-    found: dict[int, AuditEntry] = {}
+    """Return the entries in ``records``: each first record with its outcome."""
+    entries: dict[int, AuditEntry] = {}
     for record in records:
         body = record.body
         if not isinstance(body, NoteBody) or body.topic != TOPIC:
             continue
-        said = {name: str(value) for name, value in body.data.items()}
+        texts = {name: str(value) for name, value in body.data.items()}
         begun = body.data.get("begun")
         if begun is None:
-            found[record.seq] = AuditEntry(
-                record.seq, record.time, said.get("who", ""), said.get("role", ""), said.get("what", ""), said.get("on", ""),
-                token=said.get("token", ""), fields=tuple((name, text) for name, text in said.items() if name not in _ENTRY),
+            entries[record.seq] = AuditEntry(
+                record.seq, record.time, texts.get("who", ""), texts.get("role", ""), texts.get("what", ""), texts.get("on", ""),
+                token=texts.get("token", ""), fields=tuple((name, text) for name, text in texts.items() if name not in _ENTRY),
             )  # fmt: skip
-        elif type(begun) is int and begun in found:
-            found[begun] = found[begun]._replace(how=said.get("how", ""), says=said.get("says", ""))
-    return list(found.values())
+        elif type(begun) is int and begun in entries:
+            entries[begun] = entries[begun]._replace(how=texts.get("how", ""), says=texts.get("says", ""))
+    return list(entries.values())
 
 
 class AuditCheck(NamedTuple):
-    """What a check has found: how many entries, what is wrong, and the anchor to keep elsewhere."""
+    """Result of a check: the number of entries, the faults, and the anchor to keep outside the audit store."""
 
     entries: int
     faults: list[str]
@@ -152,7 +158,7 @@ class AuditCheck(NamedTuple):
 
 
 def check(store: ByteStore, anchor: str = "") -> AuditCheck:
-    """Read all of it again. ``anchor``, ``NUMBER-HASH`` as a check before gave it, tells a log that was cut off, or written anew."""
+    """Read the whole log and check it. ``anchor`` is the ``NUMBER-HASH`` of an earlier check: it reveals a truncated or rewritten log."""
     read_store(store)
     view = Log(store, RUN, whole=True).read()
     faults = [f"record {fault.seq}: {fault.reason}" for fault in view.faults]
@@ -160,15 +166,15 @@ def check(store: ByteStore, anchor: str = "") -> AuditCheck:
     if anchor:
         parsed = _ANCHOR.match(anchor.strip())
         if parsed is None:
-            raise ConfigError(f"{anchor.strip()[:80]!r} is no anchor", hint="it is NUMBER-HASH, as relight audit verify prints it")
+            raise ConfigError(f"{anchor.strip()[:80]!r} is not an anchor", hint="give NUMBER-HASH, as relight audit verify prints it")
         seq = int(parsed[1])
         hashes = {record.seq: record.file_hash for record in view.records}
         if view.head >= 0:
             hashes[view.head] = view.head_hash
         if seq > view.head:
-            faults.append(f"it ends at record {view.head}, and went on to {seq} once: its end was cut off")
+            faults.append(f"it ends at record {view.head}, and once had record {seq}: its end was truncated")
         elif hashes.get(seq, parsed[2]) != parsed[2]:
-            faults.append(f"record {seq} is not the one that was there once: the log was written anew")
+            faults.append(f"record {seq} differs from the anchored one: the log was rewritten")
     return AuditCheck(len(entries_of(view.records)), faults, f"{view.head}-{view.head_hash}")
 
 
@@ -177,58 +183,60 @@ def _is_ours(body: Body) -> bool:
 
 
 def book_from_settings() -> AuditLog | None:
-    """The one that ``RELIGHT_AUDIT`` names; None if it names none."""
+    """Return the audit log that ``RELIGHT_AUDIT`` names; None if it is not set."""
     url = os.environ.get(SETTING, "")
     return AuditLog(open_bytes(absolute(url))) if url else None
 
 
 @contextmanager
 def recorded(what: str, on: str, facts: ActionFacts | None = None) -> Iterator[list[str]]:
-    """Around what a command or the library does: written down if ``RELIGHT_AUDIT`` is set; else nothing more.
+    """Record an action of a command or of the library if ``RELIGHT_AUDIT`` is set.
 
-    What a command has the library do is one entry, the command's. What is put into the list that it gives is recorded at the end.
+    Library calls inside a command belong to the command's entry. The texts that the caller appends to the yielded list are recorded
+    with the outcome.
     """
-    book = None if _telling.get() else book_from_settings()
+    book = None if _recording.get() else book_from_settings()
     if book is None:
         yield []
         return
-    with book.doing(user(), what, on, facts=facts) as says:
-        within = _telling.set(True)
+    with book.doing(user(), what, on, facts=facts) as details:
+        within = _recording.set(True)
         try:
-            yield says
+            yield details
         finally:
-            _telling.reset(within)
+            _recording.reset(within)
 
 
 @contextmanager
 def record_if_possible(what: str, on: str, facts: ActionFacts | None = None) -> Iterator[list[str]]:
-    """As ``told``, around what has to be done even if the audit store cannot be written to, such as a job's own restore: a warning says so.
+    """Record an action like ``recorded``. If the audit store cannot be written, emit a warning and execute the action anyway.
 
-    What is put into the list that it gives stands with the end."""
-    says: list[str] = []
+    For actions that must not depend on the audit store, such as a job's own restore.
+    """
+    details: list[str] = []
     try:
-        book = None if _telling.get() else book_from_settings()
+        book = None if _recording.get() else book_from_settings()
         seq = book.begin(user(), what, on, facts=facts) if book is not None else 0
     except (RelightError, OSError) as error:
         book, seq = None, 0
         _unwritten(what, on, error)
     how = "ok"
     try:
-        yield says
+        yield details
     except BaseException as error:
         how = "failed"
-        says[:] = [f"{type(error).__name__}: {error}"]
+        details[:] = [f"{type(error).__name__}: {error}"]
         raise
     finally:
         if book is not None:
             try:
-                book.end(seq, how, ", ".join(says))
+                book.end(seq, how, ", ".join(details))
             except (RelightError, OSError) as error:
                 _unwritten(what, on, error)
 
 
 def user() -> str:
-    """Who runs this process, as far as the machine knows."""
+    """Return the name of the user that runs this process; empty if the machine has none."""
     try:
         return getpass.getuser()[:64]
     except (OSError, KeyError, ImportError):

@@ -1,8 +1,9 @@
-"""Effects × roles × ways: what can be done to a store or a server, which role each effect takes, and every way that leads to it.
+"""Authorization tables: the effects on a store or a server, the role that each requires, and the routes, actions, commands and calls
+that cause it.
 
-Roles belong to effects, never to addresses: two ways to one effect take one role. Tests compare these tables with the routes, actions,
-commands and library calls that there are; a new way without an effect fails them. Commands and the library have no roles: who may write
-the store's files may do what they do. They are listed all the same, so that an effect's ways are known, and written down (``audited``).
+Roles belong to effects, never to addresses: all routes to one effect require the same role. Tests compare these tables with the
+existing routes, actions, commands and library calls, and fail for a new one without an effect. Commands and library calls require no
+role: they need only access to the store's files. They are listed so that each is known and audited (``audited``).
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 ROLES = ("viewer", "operator", "admin")
-"""From the role that may least; each may also do what the roles before it may."""
+"""From the least privileged; each role includes the permissions of the roles before it."""
 
 
 class Effect(NamedTuple):
-    """What happens. ``role``: the least role of a token that may cause it; empty if no server does that. ``changes``: it is audited."""
+    """An effect. ``role``: the least role that may cause it; empty if no server causes it. ``changes``: whether it is audited."""
 
     role: str
     changes: bool
@@ -27,21 +28,21 @@ EFFECTS: dict[str, Effect] = {
     "end session": Effect("viewer", False, "end one's own session"),
     "read audit": Effect("operator", False, "show the audit log"),
     "read settings": Effect("admin", False, "show tokens, alerts and retention"),
-    "tag": Effect("operator", True, "move or remove a tag that is no stage"),
+    "tag": Effect("operator", True, "move or remove a tag that is not a stage"),
     "note": Effect("operator", True, "write a note on a checkpoint or a run"),
-    "create run": Effect("operator", True, "make a run"),
+    "create run": Effect("operator", True, "create a run"),
     "hold": Effect("operator", True, "hold a checkpoint, or release it"),
     "verify": Effect("operator", True, "read every byte, and record what is damaged"),
-    "request save": Effect("operator", True, "have a job save"),
+    "request save": Effect("operator", True, "request a save from a job"),
     "drill": Effect("operator", True, "rehearse failures on copies, or on a job"),
     "stage": Effect("admin", True, "move or empty a stage, such as production"),
     "retire": Effect("admin", True, "retire or delete checkpoints"),
     "undelete": Effect("admin", True, "bring retired checkpoints back"),
-    "revoke token": Effect("admin", True, "have a token open nothing any more"),
-    "make token": Effect("", True, "make a token"),
+    "revoke token": Effect("admin", True, "revoke a token"),
+    "make token": Effect("", True, "create a token"),
     "add checkpoints": Effect("", True, "write checkpoints into a run"),
     "repair": Effect("", True, "rewrite damaged or lost parts of a store"),
-    "take out": Effect("", True, "write what a checkpoint holds to a place that is no store"),
+    "take out": Effect("", True, "write the contents of a checkpoint outside any store"),
     "change keys": Effect("", True, "change who can open an encrypted store"),
     "run job": Effect("", False, "start, stop or watch processes of this machine"),
 }
@@ -123,7 +124,7 @@ SHOWING = (
     "ls", "show", "log", "diff", "describe", "incidents", "goodput", "explain", "plan", "preset", "top", "metrics", "trace", "alerts",
     "config", "ready", "completion", "version",
 )  # fmt: skip
-"""Commands whose effect is "read", or nothing at all."""
+"""Commands with the effect "read", or without an effect."""
 
 LIBRARY: dict[str, tuple[str, ...]] = {
     "Store.tag": ("tag",),
@@ -151,6 +152,6 @@ def role_of(effect: str) -> str:
 
 
 def role_of_action(verb: str) -> str:
-    """Return the least role that may do all that an action of the server does; ``admin`` for an action that there is not."""
+    """Return the least role that may cause all effects of a server action; ``admin`` for an unknown action."""
     roles = [role_of(effect) for effect in ACTIONS.get(verb, ("revoke token",))]
     return max(roles, key=ROLES.index)

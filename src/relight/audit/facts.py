@@ -1,4 +1,4 @@
-"""What an audited action was asked to do, as its first record holds it: arguments, run, checkpoint, values before and after, reason."""
+"""Fields of an audited action in its first record: arguments, run, checkpoint, values before and after, reason."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class ActionFacts:
     """The arguments, by their names, unchanged but for secrets."""
 
     def record(self) -> dict[str, str]:
-        """The fields of the record: every name of this class, and each argument under its own name."""
-        found = {name: cut(without_secrets(getattr(self, name))) for name in _NAMES}
+        """Return the fields of the record: those of this class, and each argument under its own name."""
+        fields = {name: cut(without_secrets(getattr(self, name))) for name in _NAMES}
         for name, value in list(self.given.items())[:GIVEN_MAX]:
-            found[f"{GIVEN}{_encodable(name[:80])}"] = MASK if is_secret(name, str(value)) else cut(without_secrets(_text(value)))
-        return found
+            fields[f"{GIVEN}{_encodable(name[:80])}"] = MASK if is_secret(name, str(value)) else cut(without_secrets(_text(value)))
+        return fields
 
 
 FIELDS = ("who", "role", "token", "what", "on", *_NAMES)
-"""Fields that the first record of every action has, besides its arguments."""
+"""Fields of every action's first record, in addition to its arguments."""
 
 
 def without_secrets(text: str) -> str:
@@ -62,7 +62,7 @@ def cut(text: str, longest: int = VALUE_MAX) -> str:
 
 
 def _text(value: object) -> str:
-    """A value in words; of a list each item, without the values of options and variables that have a secret's name."""
+    """Return a value as text. Items of a list are joined, and values of options and variables with a secret's name are masked."""
     if not isinstance(value, (list, tuple)):
         return str(value)
-    return ", ".join(mask_arguments([str(one) for one in value]))
+    return ", ".join(mask_arguments([str(item) for item in value]))

@@ -107,13 +107,13 @@ def _background(facts: BenchFacts, slots: int) -> tuple[RecommendedSetting, floa
     if waits is None or facts.blocked_s is None:
         return RecommendedSetting(name, "True", "not measured: the default"), waits
     if facts.accelerator:
-        cost_s, reason = facts.blocked_s, f"step() returns after {_s(facts.blocked_s)}, and the device trains on"
+        cost_s, reason = facts.blocked_s, f"step() returns after {_seconds_text(facts.blocked_s)}, and the device trains on"
     elif facts.lost_s is None:
-        cost_s, reason = facts.blocked_s, f"step() returns after {_s(facts.blocked_s)}"
+        cost_s, reason = facts.blocked_s, f"step() returns after {_seconds_text(facts.blocked_s)}"
     else:
         cost_s = max(facts.lost_s, facts.blocked_s)
-        reason = f"step() returns after {_s(facts.blocked_s)}, and training on all cores loses {_s(cost_s)} in all"
-    against = f"a save that waits takes {_s(waits)}"
+        reason = f"step() returns after {_seconds_text(facts.blocked_s)}, and training on all cores loses {_seconds_text(cost_s)} in all"
+    against = f"a save that waits takes {_seconds_text(waits)}"
     if cost_s <= waits:
         return RecommendedSetting(name, "True", f"{reason}; {against}, {waits / cost_s:.1f} times that"), cost_s
     return RecommendedSetting(name, "False", f"{reason}; {against} only: the memory for snapshots buys nothing"), waits
@@ -141,21 +141,21 @@ def _interval(facts: BenchFacts, background: bool, cost_s: float | None) -> Reco
     if cost_s is None:
         return None
     shortest_s = cost_s / LOST_MAX
-    why = f"a save costs training {_s(cost_s)}: {_long(shortest_s)} between two keep that under {LOST_MAX:.0%}"
+    why = f"a save costs training {_seconds_text(cost_s)}: {_duration_text(shortest_s)} between two keep that under {LOST_MAX:.0%}"
     if background and facts.durable_s is not None and facts.durable_s > shortest_s:
         shortest_s = facts.durable_s
-        why += f", but it is durable only after {_s(shortest_s)}"
+        why += f", but it is durable only after {_seconds_text(shortest_s)}"
     minutes = next((choice for choice in _MINUTES if choice * 60 >= shortest_s), _MINUTES[-1])
     return RecommendedSetting(
-        "save", f"relight.every(minutes={minutes})", f"{why}; every {_long(60 * minutes)} that is {cost_s / minutes / 60:.2%}"
+        "save", f"relight.every(minutes={minutes})", f"{why}; every {_duration_text(60 * minutes)} that is {cost_s / minutes / 60:.2%}"
     )
 
 
-def _s(seconds: float) -> str:
+def _seconds_text(seconds: float) -> str:
     return f"{seconds * 1000:.2g} ms" if seconds < 0.0995 else f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.0f} s"
 
 
-def _long(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     if seconds < 59.95:
         return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
     return f"{seconds / 60:.3g} min" if seconds < 2 * 3600 else f"{seconds / 3600:.3g} h"

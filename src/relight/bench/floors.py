@@ -38,7 +38,7 @@ def random_bytes(size: int) -> memoryview:
     return _filled(page_buffer(size))
 
 
-def bytes_as_tensors_lie(size: int) -> memoryview:
+def bytes_in_ordinary_pages(size: int) -> memoryview:
     """Return random bytes in ordinary pages, as most allocators of tensors use: saves read such memory, and restores write to it."""
     return _filled(memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)))
 

@@ -94,7 +94,7 @@ class _Bench:
     def __init__(self, place: BenchDir, plan: BenchPlan, size: int, end_if_asked: Callable[[], None]) -> None:
         self._folder, self._plan, self.size, self._end_if_asked = place.folder, plan, size, end_if_asked
         self._store = LocalStore(place.folder)
-        self._source, self._target = floors.bytes_as_tensors_lie(plan.part), floors.random_bytes(plan.part)
+        self._source, self._target = floors.bytes_in_ordinary_pages(plan.part), floors.random_bytes(plan.part)
         self._meter: Progress = lambda count: None
         self._scale = size / plan.part
         self.cores = len(os.sched_getaffinity(0))

@@ -29,7 +29,7 @@ class Ours:
         self.state = state
         self._folder = folder
         self._step = 0
-        self._heard: set[str] = set()
+        self._event_names: set[str] = set()
         self.cold_resident = 0.0
         """Largest fraction of a checkpoint that was still in the page cache at a cold restore."""
         self.waits, self.background = (
@@ -53,7 +53,7 @@ class Ours:
         self.forget()
         self.save_background()
         self.forget()
-        return "save.sealed" in self._heard
+        return "save.sealed" in self._event_names
 
     def save_waiting(self) -> float:
         """Return the seconds of a foreground save, which the trainer waits for."""
@@ -92,9 +92,9 @@ class Ours:
 
     def restore_memory(self) -> float | None:
         """Return the seconds of a restore from the agent's memory; None if it came from the disk."""
-        self._heard.discard("from memory")
+        self._event_names.discard("from memory")
         seconds = self._restore(self.background)
-        return seconds if "from memory" in self._heard else None
+        return seconds if "from memory" in self._event_names else None
 
     def forget(self) -> None:
         """Remove all checkpoints, to make room for the next."""
@@ -105,9 +105,9 @@ class Ours:
 
     def on_event(self, event: Event) -> None:
         """Note events that show how a save or restore was done."""
-        self._heard.add(event.name)
+        self._event_names.add(event.name)
         if event.name == "restore.done" and event.fields.get("source") == "memory":
-            self._heard.add("from memory")
+            self._event_names.add("from memory")
 
     def _save(self, ckpt: Checkpointer) -> tuple[float, float]:
         self._change()

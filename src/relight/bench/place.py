@@ -57,7 +57,7 @@ def make_place(store: LocalStore) -> Iterator[BenchDir]:
         leftovers = sorted(str(path) for path in root.glob(f"{PREFIX}*"))
         folder.mkdir()
     except OSError as error:
-        _unmake(missing)
+        _remove_empty(missing)
         raise translate(error, "making a directory to measure in", str(folder)) from error
     try:
         yield BenchDir(store, folder, leftovers)
@@ -66,14 +66,14 @@ def make_place(store: LocalStore) -> Iterator[BenchDir]:
         try:
             shutil.rmtree(folder, ignore_errors=True)
             remains = folder.exists()
-            _unmake(missing)
+            _remove_empty(missing)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if remains:
             raise StoreUnavailable("removal of the bench's files failed", where=str(folder), hint="remove that directory")
 
 
-def _unmake(made: list[Path]) -> None:
+def _remove_empty(made: list[Path]) -> None:
     for path in made:  # the deepest first
         with contextlib.suppress(OSError):
             os.rmdir(path)

@@ -14,34 +14,34 @@ PAPER, INK, OURS, STORE = "#fbfaf7", "#22262e", "#1e3a5f", "#b5482f"
 POINTS = 240
 
 
-def draw(found: JobPlan, path: Path) -> None:
+def draw(plan: JobPlan, path: Path) -> None:
     """Write the picture to ``path``, in the format of its suffix (``.png``, ``.svg``, ``.pdf``)."""
     drawing = Drawing(figsize=(9, 5), facecolor=PAPER, dpi=150)
     FigureCanvasAgg(drawing)
     axes = drawing.subplots()
     axes.set_facecolor(PAPER)
-    best, alone = found.best.levels[0].interval_s, found.store_only[0]
-    low, high = min(best, alone) / 8, max(best, alone, found.levels[-1].costs.durable_s) * 30
+    best, alone = plan.best.levels[0].interval_s, plan.store_only[0]
+    low, high = min(best, alone) / 8, max(best, alone, plan.levels[-1].costs.durable_s) * 30
     intervals = [low * (high / low) ** (index / POINTS) for index in range(POINTS + 1)]
-    if len(found.levels) > 1:
-        names = ", ".join(level.name for level in found.levels)
+    if len(plan.levels) > 1:
+        names = ", ".join(level.name for level in plan.levels)
         axes.plot(
             intervals,
-            [100 * (1 - found.lost_at(interval_s)) for interval_s in intervals],
+            [100 * (1 - plan.lost_at(interval_s)) for interval_s in intervals],
             color=OURS,
             label=f"{names}: the nearest level's interval",
         )
-        _mark(axes, best, found.goodput, OURS)
-    durable = found.levels[-1].costs.durable_s
+        _mark(axes, best, plan.goodput, OURS)
+    durable = plan.levels[-1].costs.durable_s
     far = [interval_s for interval_s in intervals if interval_s >= durable]
     axes.plot(
         far,
-        [100 * (1 - found.store_lost_at(interval_s)) for interval_s in far],
+        [100 * (1 - plan.store_lost_at(interval_s)) for interval_s in far],
         color=STORE,
         ls="--",
         label="the store alone: from its saves' duration on",
     )
-    _mark(axes, alone, 1 - found.store_only[1], STORE)
+    _mark(axes, alone, 1 - plan.store_only[1], STORE)
     axes.set_xscale("log")
     ticks = [tick for tick in (0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400, 10 * 86400, 100 * 86400) if low <= tick <= high]
     axes.set_xticks(ticks, [span(tick) for tick in ticks])

@@ -45,11 +45,11 @@ class BenchReport:
         }
 
 
-def _figure(one: Figure) -> dict[str, Any]:
+def _figure(figure: Figure) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "what": one.label,
-        "seconds": one.seconds,
-        "bytes_per_second": one.bytes_per_second,
-        "seconds_each": list(one.rounds),
+        "name": figure.name,
+        "what": figure.label,
+        "seconds": figure.seconds,
+        "bytes_per_second": figure.bytes_per_second,
+        "seconds_each": list(figure.rounds),
     }

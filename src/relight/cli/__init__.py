@@ -117,14 +117,14 @@ class Commands(click.Group):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except BrokenPipeError:
-            _nobody_reads()
+            _end_without_reader()
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. A closed pipe ends the process, as in ``make_context``."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            _nobody_reads()
+            _end_without_reader()
 
 
 def _apply_settings(name: str, given: tuple[str, ...]) -> None:
@@ -182,7 +182,7 @@ def main() -> None:
         error.show()
         sys.exit(2)
     except BrokenPipeError:
-        _nobody_reads()
+        _end_without_reader()
     except RelightError as error:
         if os.environ.get("RELIGHT_DEBUG"):
             import traceback
@@ -212,7 +212,7 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _nobody_reads() -> NoReturn:
+def _end_without_reader() -> NoReturn:
     """Exit as if SIGPIPE had ended the process: the answer may not have arrived, so the exit code is neither yes nor no."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(141)

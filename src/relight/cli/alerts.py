@@ -82,7 +82,7 @@ def list_(settings: Path | None, as_json: bool) -> int:
         for rule in alerting.rules
     ]  # fmt: skip
     table(["rule", "limit", "severity", "for", "runs", "means"], rows, wrap=("means",))
-    to = ", ".join(target.shown for target in alerting.to) or "nobody: [alerts] to is empty"
+    to = ", ".join(target.shown for target in alerting.to) or "no address: [alerts] to is empty"
     click.echo(f"\nto: {to}")
     if alerting.escalate_to:
         targets = ", ".join(target.shown for target in alerting.escalate_to)
@@ -106,7 +106,7 @@ def test(settings: Path | None, as_json: bool) -> int:
     alerting = read_alerting(settings)
     targets = [*alerting.to, *alerting.escalate_to]
     if not targets:
-        raise ConfigError("there is nobody to tell", hint='[alerts] to = ["env:ALERTS_URL"] in relight.toml')
+        raise ConfigError("no address for alerts is configured", hint='[alerts] to = ["env:ALERTS_URL"] in relight.toml')
     sent = send(trial_message(), targets)
     if as_json:
         emit_json([delivery._asdict() for delivery in sent])
@@ -116,8 +116,8 @@ def test(settings: Path | None, as_json: bool) -> int:
     return 0 if all(delivery.ok for delivery in sent) else 1
 
 
-def _row(one: Alert) -> list[object]:
-    return [_severity(one.severity), one.kind, one.run or one.store, clean(one.reason)]
+def _row(alert: Alert) -> list[object]:
+    return [_severity(alert.severity), alert.kind, alert.run or alert.store, clean(alert.reason)]
 
 
 def _severity(name: str) -> Styled:
@@ -129,10 +129,10 @@ def _limit(rule: AlertRule) -> str:
     return f"{name} = {rule.limit:g}" if name else ""
 
 
-def _as_value(found: Alerting) -> dict[str, object]:
+def _as_value(alerting: Alerting) -> dict[str, object]:
     return {
-        "to": [target.shown for target in found.to], "escalate_to": [target.shown for target in found.escalate_to],
-        "min_severity": found.min_severity, "group_s": found.group_s, "repeat_s": found.repeat_s,
-        "escalate_after_s": found.escalate_after_s, "timezone": str(found.timezone), "quiet_now": found.is_quiet(time.time()),
-        "rules": [rule._asdict() for rule in found.rules],
+        "to": [target.shown for target in alerting.to], "escalate_to": [target.shown for target in alerting.escalate_to],
+        "min_severity": alerting.min_severity, "group_s": alerting.group_s, "repeat_s": alerting.repeat_s,
+        "escalate_after_s": alerting.escalate_after_s, "timezone": str(alerting.timezone), "quiet_now": alerting.is_quiet(time.time()),
+        "rules": [rule._asdict() for rule in alerting.rules],
     }  # fmt: skip

@@ -99,7 +99,7 @@ def export(path: str | None, out: Path | None, kind: str) -> None:
     if kind == "json":
         import json
 
-        text = json.dumps([_row(one) for one in rows], indent=1) + "\n"
+        text = json.dumps([_row(entry) for entry in rows], indent=1) + "\n"
     else:
         into = io.StringIO()
         writer = csv.writer(into, lineterminator="\n")
@@ -113,22 +113,22 @@ def export(path: str | None, out: Path | None, kind: str) -> None:
     click.echo(f"{len(rows)} {'entry' if len(rows) == 1 else 'entries'} in {escape(out)}", err=True)
 
 
-def _row(one: AuditEntry) -> dict[str, object]:
+def _row(entry: AuditEntry) -> dict[str, object]:
     """Return an entry's fields for ``--json``."""
-    return {**one._asdict(), "fields": dict(one.fields)}
+    return {**entry._asdict(), "fields": dict(entry.fields)}
 
 
-def _words(one: AuditEntry) -> str:
+def _words(entry: AuditEntry) -> str:
     """Return an entry's fields, without empty ones, in one line."""
-    return "; ".join(f"{name}={value}" for name, value in one.fields if value)
+    return "; ".join(f"{name}={value}" for name, value in entry.fields if value)
 
 
 def _cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
-def _how(one: AuditEntry) -> Styled:
-    return Styled(one.how or "not ended", {"ok": "green", "": "yellow"}.get(one.how, "red"))
+def _how(entry: AuditEntry) -> Styled:
+    return Styled(entry.how or "not ended", {"ok": "green", "": "yellow"}.get(entry.how, "red"))
 
 
 def _store(path: str | None) -> ByteStore:

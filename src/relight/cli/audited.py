@@ -14,7 +14,7 @@ WITH = {
     "drill": "", "verify": "", "doctor": "fix",
 }  # fmt: skip
 """The audited commands. The value is the argument without which the command only reads; empty: it always changes something."""
-_LOOKS = ("dry_run", "listed", "history")
+_READ_ONLY_FLAGS = ("dry_run", "listed", "history")
 
 
 def audited(name: str, command: click.Command) -> click.Command:
@@ -26,8 +26,8 @@ def audited(name: str, command: click.Command) -> click.Command:
     def invoke(context: click.Context) -> Any:
         words = [name, *[word for word in _words(context) if not word.startswith("-")]]
         needed, given = WITH[name], context.params
-        looks = any(given.get(flag) for flag in _LOOKS) or (needed and given.get(needed) in (None, False, ()))
-        if looks or not os.environ.get("RELIGHT_AUDIT"):
+        only_reads = any(given.get(flag) for flag in _READ_ONLY_FLAGS) or (needed and given.get(needed) in (None, False, ()))
+        if only_reads or not os.environ.get("RELIGHT_AUDIT"):
             return plain(context)
         if isinstance(command, click.Group) and words[1:2] == ["status"]:
             return plain(context)

@@ -45,34 +45,34 @@ def facts_of(name: str, given: Given) -> ActionFacts:
     return replace(plain, run=runs[0], checkpoint=checkpoint.id if checkpoint is not None else "", before=values[0], after=values[1])
 
 
-def _tag(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
-    return history.tags.get(str(given.get("name")), ""), "" if given.get("delete") or one is None else one.id
+def _tag(given: Given, history: History, view: LogView, checkpoint: Checkpoint | None) -> tuple[str, str]:
+    return history.tags.get(str(given.get("name")), ""), "" if given.get("delete") or checkpoint is None else checkpoint.id
 
 
-def _promote(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
-    stage = str(given["stage"]) if given.get("stage") else next_stage(history, one.id) if one is not None else ""
+def _promote(given: Given, history: History, view: LogView, checkpoint: Checkpoint | None) -> tuple[str, str]:
+    stage = str(given["stage"]) if given.get("stage") else next_stage(history, checkpoint.id) if checkpoint is not None else ""
     if given.get("back"):
         after = earlier_in(view, stage)
     else:
-        after = "" if given.get("emptied") or one is None else one.id
+        after = "" if given.get("emptied") or checkpoint is None else checkpoint.id
     return f"{stage}: {history.tags.get(stage, '')}", f"{stage}: {after}"
 
 
-def _hold(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
-    reason = holds_of(history).get(one.id) if one is not None else None
+def _hold(given: Given, history: History, view: LogView, checkpoint: Checkpoint | None) -> tuple[str, str]:
+    reason = holds_of(history).get(checkpoint.id) if checkpoint is not None else None
     return "" if reason is None else f"held: {reason}", "" if given.get("let_go") else f"held: {given.get('why') or ''}"
 
 
-def _branch(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
+def _branch(given: Given, history: History, view: LogView, checkpoint: Checkpoint | None) -> tuple[str, str]:
     name = str(given.get("name") or "")
     return (name, "") if given.get("dropped") else ("", name)
 
 
-def _live(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
+def _live(given: Given, history: History, view: LogView, checkpoint: Checkpoint | None) -> tuple[str, str]:
     return ", ".join(live.id for live in history.live), ""
 
 
-def _undelete(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
+def _undelete(given: Given, history: History, view: LogView, checkpoint: Checkpoint | None) -> tuple[str, str]:
     return ", ".join(history.recallable), ""
 
 

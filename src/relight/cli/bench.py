@@ -66,6 +66,6 @@ def _print(report: BenchReport) -> None:
         warn(escape(note))
 
 
-def _row(one: Figure, ratio: str, against: str) -> list[object]:
-    speed = "" if one.name == "save_blocked" else f"{one.bytes_per_second / 1e9:.2f}"
-    return [one.label, f"{one.seconds:.3g}" if one.seconds >= 0.001 else f"{one.seconds:.1g}", speed, ratio, against]
+def _row(figure: Figure, ratio: str, against: str) -> list[object]:
+    speed = "" if figure.name == "save_blocked" else f"{figure.bytes_per_second / 1e9:.2f}"
+    return [figure.label, f"{figure.seconds:.3g}" if figure.seconds >= 0.001 else f"{figure.seconds:.1g}", speed, ratio, against]

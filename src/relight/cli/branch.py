@@ -50,7 +50,7 @@ def command(path: str, name: str | None, why: str, dropped: bool, as_json: bool)
     else:
         made = branch(opened.run, opened.choose(None), name, by=who(), why=why)
         checkpoint = made.checkpoint
-        message = f"{escape(name)} goes on from {checkpoint.id} (step {checkpoint.step}) of {escape(made.home)}" + (
+        message = f"{escape(name)} continues from {checkpoint.id} (step {checkpoint.step}) of {escape(made.home)}" + (
             "" if made.made else ", as before"
         )
     if as_json:

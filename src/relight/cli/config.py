@@ -98,8 +98,8 @@ def check(file: Path | None, as_json: bool) -> int:
     return 1 if wrong else 0
 
 
-def _value_text(one: Mistake) -> str:
-    return f"{escape(one.place)}: {escape(one.what)}" + (f"\n  → {escape(one.hint)}" if one.hint else "")
+def _value_text(mistake: Mistake) -> str:
+    return f"{escape(mistake.place)}: {escape(mistake.what)}" + (f"\n  → {escape(mistake.hint)}" if mistake.hint else "")
 
 
 def _file(directory: Path | None) -> Path | None:
@@ -143,15 +143,16 @@ def _rows(group: list[ShownSetting], everything: bool) -> list[list[object]]:
     return rows
 
 
-def _value(said: Said, room: int) -> str:
-    text = said.value if isinstance(said.value, str) else json.dumps(said.value, ensure_ascii=False)
+def _value(setting_value: Said, room: int) -> str:
+    text = setting_value.value if isinstance(setting_value.value, str) else json.dumps(setting_value.value, ensure_ascii=False)
     return text if len(text) <= room else f"{text[: room - 1]}…"
 
 
-def _as_dict(one: ShownSetting) -> dict[str, Any]:
-    setting = one.setting
+def _as_dict(shown_setting: ShownSetting) -> dict[str, Any]:
+    setting = shown_setting.setting
     return {
-        "name": setting.name, "value": one.counts.value if one.is_set else None, "from": one.counts.source, "line": one.counts.line or None,
+        "name": setting.name, "value": shown_setting.counts.value if shown_setting.is_set else None,
+        "from": shown_setting.counts.source, "line": shown_setting.counts.line or None,
         "default": setting.default, "kind": setting.kind, "variable": setting.variable, "argument": setting.argument,
-        "overridden": [{"value": value.value, "from": value.source} for value in one.beaten if value.source != "default"],
+        "overridden": [{"value": value.value, "from": value.source} for value in shown_setting.beaten if value.source != "default"],
     }  # fmt: skip

@@ -50,7 +50,7 @@ def command(source: str, destination: str, which: tuple[str, ...], everything: b
     with progress("copying", plan.bytes) as meter:
         report = execute_copy(plan, progress=meter)
     if as_json:
-        emit_json({"to": _to(plan), **_to_dict(report), "changes": changes_of(plan)})
+        emit_json({"to": _destination(plan), **_to_dict(report), "changes": changes_of(plan)})
     else:
         _print_report(plan, report)
     return 1 if report.damaged else 0
@@ -62,11 +62,11 @@ def warn_of_change(plan: CopyPlan) -> None:
     if change is None:
         return
     for checkpoint in change.only_there[:10]:
-        warn(f"only {_shown(plan)} has step {checkpoint.step} ({checkpoint.id}); it stays")
+        warn(f"only {_destination_text(plan)} has step {checkpoint.step} ({checkpoint.id}); it stays")
     if len(change.only_there) > 10:
         warn(f"… and {len(change.only_there) - 10} more that the source has not; they stay")
     before, after = change.before, change.after
-    warn(f"latest of {_shown(plan)}: step {before.step} ({before.id}) → step {after.step}, a copy of {after.id}")
+    warn(f"latest of {_destination_text(plan)}: step {before.step} ({before.id}) → step {after.step}, a copy of {after.id}")
 
 
 def changes_of(plan: CopyPlan) -> dict[str, Any] | None:
@@ -85,11 +85,13 @@ def _print_plan(plan: CopyPlan, as_json: bool) -> None:
         {"id": checkpoint.id, "step": checkpoint.step, "bytes": checkpoint.body.alone_bytes} for checkpoint in plan.checkpoints
     ]
     if as_json:
-        emit_json({"dry_run": True, "to": _to(plan), "copy": rows, "there": _pairs(plan.there), "changes": changes_of(plan)})
+        emit_json({"dry_run": True, "to": _destination(plan), "copy": rows, "there": _pairs(plan.there), "changes": changes_of(plan)})
         return
     for row in rows:
         click.echo(f"{row['id']}  step {row['step']:<9}  {size(row['bytes']):>9}")
-    click.echo(f"{plural(len(rows), 'checkpoint')}, {size(plan.bytes)}, would be copied to {_shown(plan)}{_there(plan.there)}")
+    click.echo(
+        f"{plural(len(rows), 'checkpoint')}, {size(plan.bytes)}, would be copied to {_destination_text(plan)}{_already_there(plan.there)}"
+    )
 
 
 def _print_report(plan: CopyPlan, report: CopyReport) -> None:
@@ -100,11 +102,13 @@ def _print_report(plan: CopyPlan, report: CopyReport) -> None:
         click.echo(f"{paint('DAMAGED', 'red')}  {old} was not copied: {escape(error.where)}: {escape(error.what)}")
     if report.there and not report.copied and not report.damaged:
         what = "it is" if len(report.there) == 1 else f"all {len(report.there)} are"
-        click.echo(f"nothing to copy: {what} in {_shown(plan)} already")
+        click.echo(f"nothing to copy: {what} in {_destination_text(plan)} already")
         return
     copied = {old for old, _ in report.copied}
     count = sum(checkpoint.body.alone_bytes for checkpoint in plan.checkpoints if checkpoint.id in copied)
-    click.echo(f"copied {plural(len(report.copied), 'checkpoint')}, {size(count)}, to {_shown(plan)}{_there(report.there)}")
+    click.echo(
+        f"copied {plural(len(report.copied), 'checkpoint')}, {size(count)}, to {_destination_text(plan)}{_already_there(report.there)}"
+    )
 
 
 def _to_dict(report: CopyReport) -> dict[str, Any]:
@@ -116,14 +120,14 @@ def _pairs(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"id": old, "id_there": new} for old, new in pairs]
 
 
-def _there(there: list[tuple[str, str]]) -> str:
-    return f"; {len(there)} {'was' if len(there) == 1 else 'were'} there already" if there else ""
+def _already_there(pairs: list[tuple[str, str]]) -> str:
+    return f"; {len(pairs)} {'was' if len(pairs) == 1 else 'were'} there already" if pairs else ""
 
 
-def _shown(plan: CopyPlan) -> str:
+def _destination_text(plan: CopyPlan) -> str:
     """Return the destination for people: relative if it is below the working directory."""
-    return escape(_to(plan).removeprefix(f"{os.getcwd()}/"))
+    return escape(_destination(plan).removeprefix(f"{os.getcwd()}/"))
 
 
-def _to(plan: CopyPlan) -> str:
+def _destination(plan: CopyPlan) -> str:
     return f"{plan.destination.url.rstrip('/')}/{plan.run}"

@@ -52,19 +52,19 @@ def _opened(path: str) -> Opened:
     return opened.run.open(opened.choose(None))
 
 
-def _to_dict(one: Opened, other: Opened, found: Difference) -> dict[str, Any]:
+def _to_dict(left: Opened, right: Opened, difference: Difference) -> dict[str, Any]:
     def change(value: ValueChange) -> dict[str, Any]:
         return {"path": value.path, "a": _plain(value.a), "b": _plain(value.b), "in_a": value.in_a, "in_b": value.in_b}
 
     return {
-        "a": {"id": one.root.id, "step": one.root.step, "at": one.prefix},
-        "b": {"id": other.root.id, "step": other.root.step, "at": other.prefix},
-        "same": found.is_none,
-        "tensors": [tensor.to_dict() for tensor in found.tensors],
-        "layers": {name: apart.to_dict() for name, apart in found.layers().items()},
-        "values": [change(value) for value in found.values],
-        "facts": [change(value) for value in found.facts],
-        "bytes_read": found.bytes_read,
+        "a": {"id": left.root.id, "step": left.root.step, "at": left.prefix},
+        "b": {"id": right.root.id, "step": right.root.step, "at": right.prefix},
+        "same": difference.is_none,
+        "tensors": [tensor.to_dict() for tensor in difference.tensors],
+        "layers": {name: apart.to_dict() for name, apart in difference.layers().items()},
+        "values": [change(value) for value in difference.values],
+        "facts": [change(value) for value in difference.facts],
+        "bytes_read": difference.bytes_read,
     }
 
 
@@ -72,21 +72,23 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None), list, dict)) else repr(value)
 
 
-def _show(one: Opened, other: Opened, found: Difference, everything: bool, all_values: bool) -> None:
-    for name, side in (("a", one), ("b", other)):
+def _show(left: Opened, right: Opened, difference: Difference, everything: bool, all_values: bool) -> None:
+    for name, side in (("a", left), ("b", right)):
         click.echo(paint(f"{name}  {side.root.id}: step {side.root.step} of {escape(side.prefix.partition('/')[0])}", "bold"))
-    if found.facts:
-        facts_list([(value.path, _arrow(value)) for value in found.facts])
+    if difference.facts:
+        facts_list([(value.path, _arrow(value)) for value in difference.facts])
     states: dict[str, int] = {}
-    for tensor in found.tensors:
+    for tensor in difference.tensors:
         states[tensor.state] = states.get(tensor.state, 0) + 1
-    click.echo(f"{plural(len(found.tensors), 'tensor')}: {', '.join(f'{count:,} {state}' for state, count in states.items()) or 'none'}")
-    for tensor in [tensor for tensor in found.tensors if tensor.state not in (SAME, CHANGED)][: None if everything else _SHOWN]:
+    click.echo(
+        f"{plural(len(difference.tensors), 'tensor')}: {', '.join(f'{count:,} {state}' for state, count in states.items()) or 'none'}"
+    )
+    for tensor in [tensor for tensor in difference.tensors if tensor.state not in (SAME, CHANGED)][: None if everything else _SHOWN]:
         shapes = " → ".join(f"{side.dtype}{list(side.shape)}" for side in (tensor.a, tensor.b) if side is not None)
         click.echo(f"  {escape(tensor.name)}  {tensor.state}  {shapes}")
-    changed = [tensor for tensor in found.tensors if tensor.apart is not None and tensor.state == CHANGED]
+    changed = [tensor for tensor in difference.tensors if tensor.apart is not None and tensor.state == CHANGED]
     changed.sort(key=lambda tensor: -(math.inf if tensor.apart.relative is None else tensor.apart.relative))  # type: ignore[union-attr]
-    layers = sorted(found.layers().items(), key=lambda pair: -(pair[1].relative or 0.0))
+    layers = sorted(difference.layers().items(), key=lambda pair: -(pair[1].relative or 0.0))
     for title, rows in (("layer", layers), ("tensor", [(tensor.name, tensor.apart) for tensor in changed])):
         shown = rows if everything else rows[:_SHOWN]
         if shown and (title != "layer" or len(layers) > 1):
@@ -97,10 +99,10 @@ def _show(one: Opened, other: Opened, found: Difference, everything: bool, all_v
             )
             if len(rows) > len(shown):
                 click.echo(f"  … and {len(rows) - len(shown):,} more that changed less: --all shows them")
-    _show_values(found, all_values)
-    if found.bytes_read:
-        click.echo(f"{size(found.bytes_read)} read and verified; what is the same was not")
-    if found.is_none:
+    _show_values(difference, all_values)
+    if difference.bytes_read:
+        click.echo(f"{size(difference.bytes_read)} read and verified; what is the same was not")
+    if difference.is_none:
         click.echo("tensors and values are the same, to the bit")
 
 
@@ -112,11 +114,11 @@ def _numbers(apart: Any) -> list[str]:
     return [change, f"{apart.largest:.3g}", f"{apart.mean:.3g}", cosine, share + (f", {odd:+,} not finite" if odd else "")]
 
 
-def _show_values(found: Difference, everything: bool) -> None:
-    shown = found.values if everything else [value for value in found.values if _is_short(value)][:_SHOWN]
+def _show_values(difference: Difference, everything: bool) -> None:
+    shown = difference.values if everything else [value for value in difference.values if _is_short(value)][:_SHOWN]
     if shown:
-        more = "" if len(shown) == len(found.values) else "; --values shows all"
-        click.echo(f"{plural(len(found.values), 'plain value')} changed{more}")
+        more = "" if len(shown) == len(difference.values) else "; --values shows all"
+        click.echo(f"{plural(len(difference.values), 'plain value')} changed{more}")
         facts_list([(value.path, _arrow(value)) for value in shown])
 
 

@@ -85,10 +85,10 @@ def command(
     if not nodes and (meet or node):
         raise ConfigError("--meet and --node are for --nodes", hint="relight doctor --nodes --meet HOST:PORT --node I/N")
     seat = _seat(meet, node) if nodes else None
-    with status() as say:
-        facts = collect(path, quick=quick, say=say)
+    with status() as on_stage:
+        facts = collect(path, quick=quick, on_stage=on_stage)
         if seat is not None:
-            facts = _with_nodes(facts, seat, within, say)
+            facts = _with_nodes(facts, seat, within, on_stage)
     findings = judge(facts)
     plan, report = FixPlan((), ()), None
     if fix:
@@ -96,8 +96,8 @@ def command(
         plan = plan_fix(store, findings, [run.name for run in facts.runs])
         report = _fix(plan, store, yes, as_json)
         if report is not None:  # check again: the report must show the present state
-            with status() as say:
-                facts = replace(collect(path, quick=quick, say=say), nodes=facts.nodes)
+            with status() as on_stage:
+                facts = replace(collect(path, quick=quick, on_stage=on_stage), nodes=facts.nodes)
             findings = judge(facts)
     if as_json:
         emit_json(_to_dict(path, facts, findings, plan if fix else None, report))
@@ -115,7 +115,7 @@ def _seat(meet: str, node: str) -> NodeAddress:
     return seat_of(meet, node)
 
 
-def _with_nodes(facts: DoctorFacts, seat: NodeAddress, within_s: float, say: Callable[[str], None]) -> DoctorFacts:
+def _with_nodes(facts: DoctorFacts, seat: NodeAddress, within_s: float, on_stage: Callable[[str], None]) -> DoctorFacts:
     """Return ``facts`` with what other nodes report about themselves. A probe that hangs is abandoned."""
     from relight.doctor.bounded import BoundedProbe
     from relight.doctor.facts_nodes import STEP_S, collect_nodes
@@ -125,7 +125,7 @@ def _with_nodes(facts: DoctorFacts, seat: NodeAddress, within_s: float, say: Cal
 
     def meet() -> tuple[NodeFacts, ...]:
         try:
-            return collect_nodes(facts, seat.rank, seat.nodes, Meeting(seat, within_s), within_s, say)
+            return collect_nodes(facts, seat.rank, seat.nodes, Meeting(seat, within_s), within_s, on_stage)
         except RelightError as error:
             failed.append(error)
             return ()
@@ -239,21 +239,21 @@ def _to_dict(path: str, facts: DoctorFacts, findings: list[Finding], plan: FixPl
     return result
 
 
-def _explain(found: Explained, as_json: bool) -> int:
+def _explain(explained: Explained, as_json: bool) -> int:
     """Print the meaning of an error text. Raise ``CheckpointNotFound`` (exit code 1) if it is unknown."""
     if as_json:
-        emit_json(found.to_dict())
-        return 0 if found.known else 1
-    if not found.known:
+        emit_json(explained.to_dict())
+        return 0 if explained.known else 1
+    if not explained.known:
         raise CheckpointNotFound(
             "nothing known is in these words",
-            where=found.line[:80],
+            where=explained.line[:80],
             hint="give more of the log: relight doctor --log FILE; or run it under relight run",
         )
-    if found.kind != "unknown":  # a symptom without an error class has its meaning below
-        click.echo(f"{paint(found.kind, 'bold')}: {escape(found.kind_means)}")
-    for head, text in (("line", found.line), ("means", found.means), ("do", found.do), ("run", found.command)):
+    if explained.kind != "unknown":  # a symptom without an error class has its meaning below
+        click.echo(f"{paint(explained.kind, 'bold')}: {escape(explained.kind_means)}")
+    for head, text in (("line", explained.line), ("means", explained.means), ("do", explained.do), ("run", explained.command)):
         _print_line(head, text)
-    if found.section:
-        _print_line("see", f"{_PAGE}: {found.section}")
+    if explained.section:
+        _print_line("see", f"{_PAGE}: {explained.section}")
     return 0

@@ -21,7 +21,7 @@ from relight.errors import ConfigError, RelightError
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _STYLES = {"passed": "green", "failed": "red", "skipped": "yellow"}
 _SECONDS = click.FloatRange(min=1)
-Say = Callable[[str, Any], None]
+ProgressCallback = Callable[[str, Any], None]
 
 
 @click.command("drill", cls=LaunchCommand, context_settings=_SETTINGS)
@@ -81,12 +81,12 @@ def command(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     opened = {name: open_run_at(name, warnings=False).run for name in {source, live, copies, remember} - {""}}
-    with _progress() as say:
+    with _progress() as report_progress:
         options = DrillOptions(
             target=target_of(arguments, str(settings.resolve()) if settings is not None else "", env),
             only=[name.strip() for name in only.split(",") if name.strip()], source=opened.get(source), live=opened.get(live),
             copies=opened.get(copies), max_lost_steps=max_lost_steps, max_seconds=max_seconds,
-            timeout_s=timeout, deadline_s=deadline, keep=keep, say=say,
+            timeout_s=timeout, deadline_s=deadline, keep=keep, on_progress=report_progress,
         )  # fmt: skip
         done = run(options)
     _remember(opened.get(remember or live or copies or source), lambda run: write_down(run.store, run.name, done))
@@ -114,7 +114,7 @@ def _remember(run: Run | None, write: Callable[[Run], None]) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Say]:
+def _progress() -> Iterator[ProgressCallback]:
     """Print a line for each finished rehearsal on standard error; on a terminal also the one in progress."""
     if not sys.stderr.isatty():
         yield lambda name, outcome: click.echo(_line(outcome), err=True) if outcome is not None else None
@@ -124,13 +124,13 @@ def _progress() -> Iterator[Say]:
     console = Console(stderr=True, highlight=False)
     with console.status("starting") as status:
 
-        def say(name: str, outcome: Any) -> None:
+        def show(name: str, outcome: Any) -> None:
             if outcome is None:
                 status.update(name)
             else:
                 console.print(f"{name}: [{_STYLES[outcome.verdict]}]{outcome.verdict}[/], {outcome.took_s:.0f} s")
 
-        yield say
+        yield show
 
 
 def _line(outcome: Any) -> str:

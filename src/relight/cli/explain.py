@@ -33,7 +33,7 @@ def command() -> None:
 def schedule(path: str, last: int, as_json: bool) -> int:
     """Show which save intervals relight.adaptive() chose for a run, when, and why.
 
-    Each decision is recorded in the run's log, with the numbers behind it, and stays there after the run has ended.
+    Each decision is recorded in the run's log, with the numbers that led to it, and stays there after the run has ended.
 
     \b
     Examples:
@@ -69,20 +69,20 @@ def decisions(history: History) -> list[tuple[Record, ScheduleNote]]:
     return notes
 
 
-def _row(record: Record, told: ScheduleNote) -> list[object]:
-    foreseen = told.numbers.get("foreseen", 0.0)
-    return [age(record.time), record.epoch, told.step, span(told.interval_s), f"{foreseen:.0%}" if foreseen else "–"]
+def _row(record: Record, note: ScheduleNote) -> list[object]:
+    foreseen = note.numbers.get("foreseen", 0.0)
+    return [age(record.time), record.epoch, note.step, span(note.interval_s), f"{foreseen:.0%}" if foreseen else "–"]
 
 
-def _print_decision(told: ScheduleNote, history: History) -> None:
+def _print_decision(note: ScheduleNote, history: History) -> None:
     """Print the newest decision, part by part."""
-    head, _, numbers = told.reason.partition("; ")
+    head, _, numbers = note.reason.partition("; ")
     every, _, why = head.partition(": ")
-    click.echo(f"\nthe last of them, from step {told.step} on, {every}:")
+    click.echo(f"\nthe last of them, from step {note.step} on, {every}:")
     for part in [why, *(part for clause in numbers.split("; ") for part in clause.split(", "))]:
         if part:
             click.echo(f"  - {part}")
-    numbers_of = told.numbers
+    numbers_of = note.numbers
     facts: list[tuple[str, object]] = [
         (label, span(numbers_of[name]))
         for name, label in (("young_s", "Young"), ("daly_s", "Daly"), ("wanted_s", "least lost"), ("floor_s", "no shorter"))
@@ -92,7 +92,7 @@ def _print_decision(told: ScheduleNote, history: History) -> None:
         facts.append(("expected loss", f"{numbers_of['waste']:.2%} of the time"))
     click.echo()
     facts_list(facts)
-    saved = [checkpoint for checkpoint in history.live if checkpoint.step > told.step]
+    saved = [checkpoint for checkpoint in history.live if checkpoint.step > note.step]
     click.echo(f"\n{plural(len(saved), 'live checkpoint')} of later steps")
 
 
@@ -107,8 +107,8 @@ def _print_paces(history: History) -> None:
         click.echo("\nsince then every save is copied: a caller waited for a save on all tiers")
 
 
-def _for_programs(record: Record, told: ScheduleNote) -> dict[str, Any]:
+def _for_programs(record: Record, note: ScheduleNote) -> dict[str, Any]:
     return {
-        "time": record.time, "epoch": record.epoch, "step": told.step, "interval_s": told.interval_s, "reason": told.reason,
-        "numbers": dict(told.numbers),
+        "time": record.time, "epoch": record.epoch, "step": note.step, "interval_s": note.interval_s, "reason": note.reason,
+        "numbers": dict(note.numbers),
     }  # fmt: skip

@@ -87,21 +87,21 @@ def command(
         _print_report(plan, report)
 
 
-def averaged(found: OpenedRun, spec: str, ema: float | None) -> Mixture:
+def averaged(opened_run: OpenedRun, spec: str, ema: float | None) -> Mixture:
     """Open the checkpoints of ``--average``, with the weights of ``--ema``: the last ones, oldest first, or those named, in order."""
     if spec.startswith("last:"):
         number = spec.removeprefix("last:")
         if not number.isdigit() or int(number) < 2:
             raise ConfigError(f"{spec!r}: how many?", hint="last:5")
-        live = [checkpoint for checkpoint in found.history.live if checkpoint.id not in found.history.rolled_back_ids]
+        live = [checkpoint for checkpoint in opened_run.history.live if checkpoint.id not in opened_run.history.rolled_back_ids]
         if len(live) < int(number):
-            raise ConfigError(f"{spec}: the run has {plural(len(live), 'checkpoint')}", hint="say fewer")
-        opened, weights = [found.run.open(checkpoint) for checkpoint in live[-int(number) :]], [1.0] * int(number)
+            raise ConfigError(f"{spec}: the run has {plural(len(live), 'checkpoint')}", hint="request fewer")
+        opened, weights = [opened_run.run.open(checkpoint) for checkpoint in live[-int(number) :]], [1.0] * int(number)
     else:
         opened, weights = [], []
         for item in spec.split(","):
             name, equals, weight = item.partition("=")
-            place = open_run_at(name) if "@" in name else found
+            place = open_run_at(name) if "@" in name else opened_run
             opened.append(place.run.open(place.choose(None if "@" in name else name)))
             try:
                 weights.append(float(weight) if equals else 1.0)
@@ -164,7 +164,7 @@ def _print_plan(plan: ExportPlan, as_json: bool) -> None:
     for file in plan.files:
         click.echo(f"{escape(file.name)}  {size(file.size)}")
     _print_rest(plan)
-    click.echo(f"{_what(plan)} would be written to {escape(plan.path)}")
+    click.echo(f"{_content_text(plan)} would be written to {escape(plan.path)}")
 
 
 def _print_report(plan: ExportPlan, report: ExportReport) -> None:
@@ -175,10 +175,10 @@ def _print_report(plan: ExportPlan, report: ExportReport) -> None:
     for name, count in report.overflowed.items():
         warn(f"{plural(count, 'value')} of {escape(name)} {'is' if count == 1 else 'are'} too large for {plan.options.dtype}: infinite now")
     files = "" if len(report.files) == 1 else f", in {len(report.files)} files"
-    click.echo(f"{_what(plan)}, written to {escape(plan.path)}{files}")
+    click.echo(f"{_content_text(plan)}, written to {escape(plan.path)}{files}")
 
 
-def _what(plan: ExportPlan) -> str:
+def _content_text(plan: ExportPlan) -> str:
     root = plan.opened.root
     subject = f"step {root.step} ({root.id})" if plan.mixed is None else f"an average of {len(plan.mixed.parts)} checkpoints"
     return f"{plural(len(plan.entries), 'tensor')} of {subject}, {size(plan.bytes_written)}"

@@ -53,15 +53,16 @@ def command(path: str, jobs: bool, plot: Path | None, as_json: bool) -> int:
     return 0
 
 
-def _show(one: Account, jobs: int) -> None:
-    failures = ", ".join(f"{count} × {kind}" for kind, count in one.failures.items())
+def _show(account: Account, jobs: int) -> None:
+    failures = ", ".join(f"{count} × {kind}" for kind, count in account.failures.items())
     facts_list([
-        ("job", one.job if jobs == 1 else f"{jobs} jobs; the last: {one.job}"), ("since", one.began), ("time", duration(one.seconds)),
-        ("goodput", f"{100 * one.goodput:.1f} %"), ("steps", f"{one.steps}, and {one.again} once more"), ("failures", failures or "none"),
+        ("job", account.job if jobs == 1 else f"{jobs} jobs; the last: {account.job}"), ("since", account.began),
+        ("time", duration(account.seconds)), ("goodput", f"{100 * account.goodput:.1f} %"),
+        ("steps", f"{account.steps}, and {account.again} once more"), ("failures", failures or "none"),
     ])  # fmt: skip
     click.echo()
-    whole = one.seconds or 1.0
-    rows = [[cause or "-", part, duration(seconds), f"{100 * seconds / whole:.1f} %"] for cause, part, seconds in one.rows()]
+    whole = account.seconds or 1.0
+    rows = [[cause or "-", part, duration(seconds), f"{100 * seconds / whole:.1f} %"] for cause, part, seconds in account.rows()]
     table(["failure", "spent on", "time", "share"], rows, right=("time", "share"))
 
 

@@ -35,20 +35,20 @@ def command(source: str, run: str, dry_run: bool, step: int | None, force: bool,
     from relight.importers import detect, import_checkpoint
     from relight.importers.found import plant
 
-    found = detect(source)
-    planted = plant(found.content, found.files, only)
+    detected = detect(source)
+    planted = plant(detected.content, detected.files, only)
     total = sum(item.source.length for item in planted.items)
     facts: dict[str, Any] = {
-        "format": found.format,
-        "kind": found.kind,
-        "path": found.path,
-        "step": found.step if step is None else step,
+        "format": detected.format,
+        "kind": detected.kind,
+        "path": detected.path,
+        "step": detected.step if step is None else step,
         "tensors": len(planted.items),
         "bytes": total,
-        "metrics": found.metrics,
+        "metrics": detected.metrics,
         "parts": planted.parts,
         "left_out": [{"what": what, "why": why} for what, why in planted.left_out],
-        "notes": found.notes,
+        "notes": detected.notes,
     }
     if not as_json:
         _print_found(facts)
@@ -56,10 +56,10 @@ def command(source: str, run: str, dry_run: bool, step: int | None, force: bool,
         if as_json:
             emit_json({"dry_run": True, **facts})
         return
-    place = locate_destination(run, os.path.splitext(found.files.name)[0] or "imported")
+    place = locate_destination(run, os.path.splitext(detected.files.name)[0] or "imported")
     assert place.run is not None
     with progress("importing", total) as meter:
-        report = import_checkpoint(found, place.store, place.run, step=step, which=only, progress=meter, force=force)
+        report = import_checkpoint(detected, place.store, place.run, step=step, which=only, progress=meter, force=force)
     to = f"{place.store.url.rstrip('/')}/{place.run}"
     if as_json:
         emit_json({**facts, "to": to, "id": report.id, "step": report.step, "there": report.there, "seconds": round(report.seconds, 3)})
@@ -90,8 +90,8 @@ def _line(text: str) -> None:
     click.echo(fill(text, 84, initial_indent="  ", subsequent_indent="    "))
 
 
-def _part(told: str) -> str:
+def _part(description: str) -> str:
     """Return a part's description with its bytes for people."""
-    words = told.split(", ")
+    words = description.split(", ")
     shown = [size(int(word.removesuffix(" bytes"))) if word.endswith(" bytes") and word[:-6].isdigit() else word for word in words]
     return ", ".join(shown)

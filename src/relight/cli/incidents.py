@@ -53,39 +53,40 @@ def command(path: str, which: str | None, as_json: bool) -> int:
 
 
 def _read(path: str) -> list[Incident]:
-    if Path(path).is_dir() and (found := incidents_in(Path(path))):
-        return found
+    if Path(path).is_dir() and (incidents := incidents_in(Path(path))):
+        return incidents
     opened = open_run_at(path, warnings=False)
     return read_incidents(opened.run.store, opened.run.name)
 
 
-def _row(one: Incident) -> list[object]:
-    after = one.after
-    style = "red" if one.action in ("stop",) else ""
+def _row(incident: Incident) -> list[object]:
+    after = incident.after
+    style = "red" if incident.action in ("stop",) else ""
     return [
-        one.id[-6:], age(one.at), one.kind, one.step if one.step >= 0 else "-", Styled(one.action, style),
-        "-" if after is None else after.steps_lost, "-" if after is None else f"{after.seconds.get('all', 0):.1f} s", one.why,
+        incident.id[-6:], age(incident.at), incident.kind, incident.step if incident.step >= 0 else "-", Styled(incident.action, style),
+        "-" if after is None else after.steps_lost, "-" if after is None else f"{after.seconds.get('all', 0):.1f} s", incident.why,
     ]  # fmt: skip
 
 
-def _show(one: Incident) -> None:
+def _show(incident: Incident) -> None:
     facts: list[tuple[str, object]] = [
-        ("incident", one.id), ("when", one.at), ("host", one.host), ("job", one.job), ("life", one.life), ("kind", one.kind),
-        ("why", one.why), ("step", one.step), ("done", one.action), ("reason", one.reason),
+        ("incident", incident.id), ("when", incident.at), ("host", incident.host), ("job", incident.job),
+        ("life", incident.life), ("kind", incident.kind), ("why", incident.why),
+        ("step", incident.step), ("done", incident.action), ("reason", incident.reason),
     ]  # fmt: skip
-    if one.settings:
-        facts.append(("told", " ".join(f"{name}={value}" for name, value in one.settings.items())))
-    if one.after is not None:
-        parts = ", ".join(f"{name} {value:.2f} s" for name, value in one.after.seconds.items())
-        facts += [("restored", one.after.restored), ("lost", f"{one.after.steps_lost} steps"), ("took", parts)]
+    if incident.settings:
+        facts.append(("settings", " ".join(f"{name}={value}" for name, value in incident.settings.items())))
+    if incident.after is not None:
+        parts = ", ".join(f"{name} {value:.2f} s" for name, value in incident.after.seconds.items())
+        facts += [("restored", incident.after.restored), ("lost", f"{incident.after.steps_lost} steps"), ("took", parts)]
     facts_list(facts)
     click.echo("\nclues, the strongest first:")
-    clues = [[clue["kind"], clue["weight"], clue["what"]] for clue in one.clues]
+    clues = [[clue["kind"], clue["weight"], clue["what"]] for clue in incident.clues]
     table(["kind", "weight", "what"], clues, right=("weight",), wrap=("what",))
     click.echo("\nranks:")
     columns = ["rank", "exit", "phase", "step", "durable", "error"]
-    table(columns, [_rank(worker) for worker in one.workers], right=("rank", "exit", "step"), wrap=("error",))
-    for rank, text in one.stacks.items():
+    table(columns, [_rank(worker) for worker in incident.workers], right=("rank", "exit", "step"), wrap=("error",))
+    for rank, text in incident.stacks.items():
         click.echo(f"\nstacks of rank {rank}:")
         for line in text.splitlines():
             click.echo(f"  {escape(line)}")

@@ -94,11 +94,11 @@ def _node(node: Node, runs: int, steps: int) -> str:
     return f"{what}  {since:<10}  {metrics}".rstrip() + tags + escape(flags)
 
 
-def _with_writers(found: OpenedRun) -> list[tuple[Record, str]]:
+def _with_writers(opened: OpenedRun) -> list[tuple[Record, str]]:
     """Return each record with its writer; the writer is empty if it is the attempt in charge."""
     attempt = ""
     result = []
-    for record in found.view.records:
+    for record in opened.view.records:
         if isinstance(record.body, FenceBody):
             attempt = record.writer
         result.append((record, "" if record.writer == attempt or record.seq == 0 else _who(record)))
@@ -123,7 +123,7 @@ def _to_dict(record: Record, void: dict[int, str]) -> dict[str, Any]:
 
 
 def _row(record: Record, void: dict[int, str], writer: str, cut: int) -> list[object]:
-    what = _what(record) + (f" (by {writer})" if writer else "")
+    what = _record_text(record) + (f" (by {writer})" if writer else "")
     time = record.time.removesuffix("Z").replace("T", " ")[cut:]
     if record.seq in void:
         return [record.seq, time, Styled(record.kind, "yellow"), Styled(f"VOID, {void[record.seq]}: {what}", "yellow")]
@@ -131,7 +131,7 @@ def _row(record: Record, void: dict[int, str], writer: str, cut: int) -> list[ob
     return [record.seq, time, Styled(record.kind, style), Styled(what, style)]
 
 
-def _what(record: Record) -> str:
+def _record_text(record: Record) -> str:
     body = record.body
     if isinstance(body, CommitBody):
         facts = [f"{body.id} step {body.step}", body.reason, metrics_text(body.metrics)]

@@ -56,25 +56,25 @@ def command(path: str, newest: int | None, tiers: bool, as_json: bool) -> None:
         click.echo("no checkpoint yet")
 
 
-def entry(history: History, one: Checkpoint, known: VerificationResult | None = None) -> dict[str, Any]:
+def entry(history: History, checkpoint: Checkpoint, known: VerificationResult | None = None) -> dict[str, Any]:
     """Return a checkpoint's fields for ``--json``. ``known``: its last verification result."""
-    body = one.body
+    body = checkpoint.body
     return {
         "id": body.id,
         "step": body.step,
-        "created": one.time,
+        "created": checkpoint.time,
         "reason": body.reason,
         "logical_bytes": body.logical_bytes,
         "stored_bytes": body.stored_bytes,
         "new_bytes": body.new_bytes,
         "metrics": body.metrics,
         "tags": history.tags_of(body.id),
-        "requires": one.requires,
+        "requires": checkpoint.requires,
         "lossy": body.lossy,
         "parents": body.parents,
         "suspect": body.suspect,
         "set_aside": body.id in history.rolled_back_ids,
-        "attempt": one.epoch,
+        "attempt": checkpoint.epoch,
         "dir": body.dir,
         "home": body.home,
         "damaged": known.to_dict() if known is not None and known.damage else None,

@@ -90,7 +90,7 @@ def _alarmed(watcher: Watcher, settings: Path | None) -> AlertLoop:
 
     alerting = read_alerting(settings)
     if not alerting.to:
-        raise ConfigError("there is nobody to tell", hint='[alerts] to = ["env:ALERTS_URL"] in relight.toml')
+        raise ConfigError("no address for alerts is configured", hint='[alerts] to = ["env:ALERTS_URL"] in relight.toml')
     check_targets([*alerting.to, *alerting.escalate_to])
     return AlertLoop(watcher, Alarms(alerting))
 

@@ -126,15 +126,15 @@ def _print_plan(plan: Any, as_json: bool) -> None:
     click.echo(f"{plural(len(plan.todo), 'checkpoint')}, {size(plan.bytes)}, would be brought to {plural(len(plan.runs), 'run')}{present}")
 
 
-def _print_unreadable(found: list[tuple[str, str]]) -> None:
-    for source, why in found[:SHOWN]:
+def _print_unreadable(unreadable: list[tuple[str, str]]) -> None:
+    for source, why in unreadable[:SHOWN]:
         click.echo(f"{paint('UNREADABLE', 'red')}  {escape(source)}: {escape(why)}")
-    if len(found) > SHOWN:
-        click.echo(f"… and {len(found) - SHOWN} more: --json lists them")
+    if len(unreadable) > SHOWN:
+        click.echo(f"… and {len(unreadable) - SHOWN} more: --json lists them")
 
 
-def _pairs(found: list[tuple[str, str]]) -> list[dict[str, str]]:
-    return [{"source": source, "why": why} for source, why in found]
+def _pairs(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"source": source, "why": why} for source, why in pairs]
 
 
 def _back(old: str, url: str, dry_run: bool, as_json: bool) -> int:

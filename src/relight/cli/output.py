@@ -204,8 +204,8 @@ def metrics_text(metrics: dict[str, Any]) -> str:
 class Meter:
     """Progress bar of bytes. Thread-safe. ``print`` writes a line without breaking the bar."""
 
-    def __init__(self, advance: Callable[[int], None] | None = None, say: Callable[[str], None] | None = None) -> None:
-        self._advance, self._say = advance, say
+    def __init__(self, advance: Callable[[int], None] | None = None, write: Callable[[str], None] | None = None) -> None:
+        self._advance, self._print = advance, write
 
     def __call__(self, count: int) -> None:
         """Add ``count`` bytes."""
@@ -214,7 +214,7 @@ class Meter:
 
     def print(self, line: str) -> None:
         """Print a line on stdout."""
-        (self._say or click.echo)(line)
+        (self._print or click.echo)(line)
 
 
 @contextmanager
@@ -233,7 +233,7 @@ def progress(label: str, total: int) -> Iterator[Meter]:
     quiet = {"bar.complete": "cyan", "progress.data.speed": "dim", "progress.download": "none", "progress.remaining": "dim"}
     bar = Progress(*columns, console=Console(stderr=True, theme=Theme(quiet)), transient=True, redirect_stdout=False, redirect_stderr=False)
 
-    def say(line: str) -> None:
+    def write(line: str) -> None:
         if sys.stdout.isatty():
             bar.console.print(Text.from_ansi(line), highlight=False)
         else:
@@ -241,4 +241,4 @@ def progress(label: str, total: int) -> Iterator[Meter]:
 
     with bar:
         task = bar.add_task(label, total=total)
-        yield Meter(lambda count: bar.advance(task, count), say)
+        yield Meter(lambda count: bar.advance(task, count), write)

@@ -202,9 +202,9 @@ def read_measured(paths: Sequence[Path]) -> dict[str, MeasuredTime]:
     return {name: fit(points_of, source) for name, points_of in points.items()}
 
 
-def show(found: JobPlan, description: str) -> None:
+def show(plan: JobPlan, description: str) -> None:
     """Print the plan for people."""
-    question = found.question
+    question = plan.question
     layout, state = question.layout, question.size
     spread = f"{layout.gpus:,} GPUs on {layout.nodes:,} nodes" if layout.gpus > 1 else "one GPU"
     click.echo(f"{paint('Plan', 'bold')} for {escape(description)}, {spread}")
@@ -220,16 +220,16 @@ def show(found: JobPlan, description: str) -> None:
         ["level", "saves every", "durable after", "back after", "of failures"],
         [
             [nested.name, span(nested.interval_s), span(level.costs.durable_s), span(level.costs.restart_s), f"{level.share:.0%}"]
-            for nested, level in zip(found.best.levels, found.levels)
+            for nested, level in zip(plan.best.levels, plan.levels)
         ],
         right=("saves every", "durable after", "back after", "of failures"),
     )
     click.echo()
-    facts_list([*_facts(found), *((f"{name} a month", f"{amount:,.0f}") for name, amount in found.month.items())])
+    facts_list([*_facts(plan), *((f"{name} a month", f"{amount:,.0f}") for name, amount in plan.month.items())])
     click.echo(f"\n{paint('Rests on', 'bold')}")
     table(
         ["number", "value", "source"],
-        [[_LABELS[name], _value(name, known.value), known.source] for name, known in found.known.items()],
+        [[_LABELS[name], _value(name, known.value), known.source] for name, known in plan.known.items()],
         right=("value",),
     )
 
@@ -247,48 +247,48 @@ def _value(name: str, value: float) -> str:
     return span(value) if name in ("start", "mtbf", "stall_s", "durable_s", "load_s") else size(round(value))
 
 
-def _facts(found: JobPlan) -> list[tuple[str, object]]:
-    question = found.question
+def _facts(plan: JobPlan) -> list[tuple[str, object]]:
+    question = plan.question
     window, total = question.window_s, question.size.bytes
-    stall = found.levels[0].costs.stall_s
-    interval, lost = found.store_only
-    store = found.best.levels[-1].interval_s
+    stall = plan.levels[0].costs.stall_s
+    interval, lost = plan.store_only
+    store = plan.best.levels[-1].interval_s
     return [
-        ("goodput", f"{found.goodput:.2%} expected; {1 - lost:.2%} with the store alone, at {span(interval)}"),
-        ("stall", f"{span(stall)} a save, {stall / found.best.levels[0].interval_s:.3%} of the time"),
-        ("host memory", f"{size(found.host_bytes)} a node for snapshots"),
+        ("goodput", f"{plan.goodput:.2%} expected; {1 - lost:.2%} with the store alone, at {span(interval)}"),
+        ("stall", f"{span(stall)} a save, {stall / plan.best.levels[0].interval_s:.3%} of the time"),
+        ("host memory", f"{size(plan.host_bytes)} a node for snapshots"),
         ("write", f"{size(round(total / window))}/s for a save in {span(window)}, {size(round(total / store))}/s at one in {span(store)}"),
-        ("read", f"{size(round(found.load_bytes / window))}/s for a load in {span(window)}, {size(round(found.load_bytes))} in all"),
-        ("storage", f"{size(found.kept_bytes)} for {question.kept} kept and one being written"),
-        *_bounded(found),
+        ("read", f"{size(round(plan.load_bytes / window))}/s for a load in {span(window)}, {size(round(plan.load_bytes))} in all"),
+        ("storage", f"{size(plan.kept_bytes)} for {question.kept} kept and one being written"),
+        *_bounded(plan),
     ]  # fmt: skip
 
 
-def _bounded(found: JobPlan) -> list[tuple[str, object]]:
+def _bounded(plan: JobPlan) -> list[tuple[str, object]]:
     """Return a row with the cost of the given bounds, if any."""
-    question = found.question
+    question = plan.question
     bounds = [f"at_least={span(question.at_least_s)}"] if question.at_least_s else []
     bounds += [f"at_most={span(question.at_most_s)}"] if question.at_most_s is not None else []
-    return [("bound", costly(", ".join(bounds), found.bound_cost, found.free.levels[0].interval_s))] if bounds else []
+    return [("bound", costly(", ".join(bounds), plan.bound_cost, plan.free.levels[0].interval_s))] if bounds else []
 
 
-def to_dict(found: JobPlan, description: str) -> dict[str, Any]:
+def to_dict(plan: JobPlan, description: str) -> dict[str, Any]:
     """Return the plan's fields for ``--json``."""
-    question, layout = found.question, found.question.layout
+    question, layout = plan.question, plan.question.layout
     return {
         "model": description, "gpus": layout.gpus, "nodes": layout.nodes, "parts": dict(question.size.parts), "bytes": question.size.bytes,
-        "goodput": found.goodput, "stall_s": found.levels[0].costs.stall_s, "host_bytes": found.host_bytes, "load_bytes": found.load_bytes,
-        "write_bytes_per_s": question.size.bytes / question.window_s, "read_bytes_per_s": found.load_bytes / question.window_s,
-        "window_s": question.window_s, "kept": question.kept, "kept_bytes": found.kept_bytes, "month": found.month,
-        "store_only": {"interval_s": found.store_only[0], "goodput": 1 - found.store_only[1]},
+        "goodput": plan.goodput, "stall_s": plan.levels[0].costs.stall_s, "host_bytes": plan.host_bytes, "load_bytes": plan.load_bytes,
+        "write_bytes_per_s": question.size.bytes / question.window_s, "read_bytes_per_s": plan.load_bytes / question.window_s,
+        "window_s": question.window_s, "kept": question.kept, "kept_bytes": plan.kept_bytes, "month": plan.month,
+        "store_only": {"interval_s": plan.store_only[0], "goodput": 1 - plan.store_only[1]},
         "levels": [
             {"name": nested.name, "interval_s": nested.interval_s, "multiple": nested.multiple, "durable_s": level.costs.durable_s,
              "restart_s": level.costs.restart_s, "share": level.share}
-            for nested, level in zip(found.best.levels, found.levels)
+            for nested, level in zip(plan.best.levels, plan.levels)
         ],
         "bound": {
-            "at_least_s": question.at_least_s, "at_most_s": question.at_most_s, "cost": found.bound_cost,
-            "free_interval_s": found.free.levels[0].interval_s, "free_goodput": 1 - found.free.waste,
+            "at_least_s": question.at_least_s, "at_most_s": question.at_most_s, "cost": plan.bound_cost,
+            "free_interval_s": plan.free.levels[0].interval_s, "free_goodput": 1 - plan.free.waste,
         },
-        "known": {name: {"value": known.value, "source": known.source} for name, known in found.known.items()},
+        "known": {name: {"value": known.value, "source": known.source} for name, known in plan.known.items()},
     }  # fmt: skip

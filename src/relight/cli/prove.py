@@ -41,7 +41,7 @@ def command(
     with_asked(Compact(), lossy_of(" ".join(lossy)))
     mine = open_run_at(remember, warnings=False).run if remember else None
     args = args[1:] if args[:1] == ("--",) else args
-    report = run(ProveOptions(script, args, n, k, keep, lossy, say=lambda text: click.echo(text, err=True)))
+    report = run(ProveOptions(script, args, n, k, keep, lossy, on_stage=lambda text: click.echo(text, err=True)))
     if mine is not None:
         _remember(mine, report, script)
     if as_json:
@@ -65,14 +65,14 @@ def command(
     return 0 if report.ok else 1
 
 
-def _remember(mine: Run, report: ProveReport, script: str) -> None:
+def _remember(run: Run, report: ProveReport, script: str) -> None:
     """Record the result with the run. If that fails, warn only: the result is printed anyway."""
-    say = f"{report.steps_compared} steps of {script} after a resume equal the straight run's"
+    summary = f"{report.steps_compared} steps of {script} after a resume equal the straight run's"
     if report.difference is not None:
-        say = f"{script} does not resume exactly: {report.difference.what} differs {report.difference.when}"
+        summary = f"{script} does not resume exactly: {report.difference.what} differs {report.difference.when}"
     elif report.drift:
-        say = f"{script} was resumed from tensors that were stored inexactly"
+        summary = f"{script} was resumed from tensors that were stored inexactly"
     try:
-        remember_proof(mine.store, mine.name, Proof(PROVED, report.ok and not report.drift, say))
+        remember_proof(run.store, run.name, Proof(PROVED, report.ok and not report.drift, summary))
     except RelightError as error:
         warn(f"the result could not be recorded with the run: {error.what}")

@@ -128,7 +128,9 @@ def _print(plan: PrunePlan, swept: SweepPlan) -> None:
     if rows:
         table(["id", "step", "fate", "because"], rows, right=("step",), wrap=("because",))
     leftovers: list[list[object]] = [[name, Styled("goes", "red"), reason] for name, reason in swept.directories]
-    leftovers += [[name, Styled("goes", "red"), "an unfinished file of a record whose name is taken"] for name in swept.temporaries]
+    leftovers += [
+        [name, Styled("goes", "red"), "an unfinished file of a record; another record has its name"] for name in swept.temporaries
+    ]
     leftovers += [[name, Styled("stays", "green"), reason] for name, reason in swept.held]
     if leftovers:
         table(["leftover", "fate", "because"], leftovers, wrap=("leftover", "because"))

@@ -38,8 +38,8 @@ def command(path: str, measure: bool, everything: bool, as_json: bool) -> int:
       relight ready runs/demo
       relight ready runs/demo --measure --all
     """
-    with progress("reading the newest checkpoint", _bytes_to_read(path) if measure else 0) as meter, status() as say:
-        facts = collect(path, measure=measure, drills=_drills, say=say, progress=meter)
+    with progress("reading the newest checkpoint", _bytes_to_read(path) if measure else 0) as meter, status() as on_stage:
+        facts = collect(path, measure=measure, drills=_drills, on_stage=on_stage, progress=meter)
     facts = replace(facts, config=replace(facts.config, roles=_roles()))
     readiness = grade(facts, judge(facts))
     if as_json:
@@ -87,11 +87,11 @@ def _bytes_to_read(path: str) -> int:
     )
 
 
-def _show(path: str, found: Readiness, everything: bool) -> None:
+def _show(path: str, readiness: Readiness, everything: bool) -> None:
     for part in PARTS:
-        lines = [line for line in found.lines if line.part == part]
+        lines = [line for line in readiness.lines if line.part == part]
         shown = [line for line in lines if everything or line.score != 1.0]
-        click.echo(f"{_painted(found.grade(part))}  {paint(part, 'bold')}")
+        click.echo(f"{_painted(readiness.grade(part))}  {paint(part, 'bold')}")
         for line in shown:
             head = f"   {_painted(line.grade)}  {line.name} ({line.weight}): "
             click.echo(fill(escape(line.evidence)[:300], 84, initial_indent=head, subsequent_indent=" " * 6, break_long_words=False))
@@ -100,9 +100,11 @@ def _show(path: str, found: Readiness, everything: bool) -> None:
         if len(lines) > len(shown):
             click.echo(f"      {plural(len(lines) - len(shown), 'line')} with nothing to do")
         click.echo()
-    missing = f"; {plural(len(found.unmeasured), 'line')} could not be measured here" if found.unmeasured else ""
-    by = f" (by its run {escape(found.run)})" if found.run.rstrip("/") not in ("", path.split("@")[0].rstrip("/")) else ""
-    click.echo(f"{escape(path)}{by}: {_painted(found.grade())}, {found.score():.0%} of {plural(len(found.lines), 'line')}{missing}")
+    missing = f"; {plural(len(readiness.unmeasured), 'line')} could not be measured here" if readiness.unmeasured else ""
+    by = f" (by its run {escape(readiness.run)})" if readiness.run.rstrip("/") not in ("", path.split("@")[0].rstrip("/")) else ""
+    click.echo(
+        f"{escape(path)}{by}: {_painted(readiness.grade())}, {readiness.score():.0%} of {plural(len(readiness.lines), 'line')}{missing}"
+    )
 
 
 def _painted(letter: str) -> str:

@@ -38,15 +38,15 @@ def command(path: str, why: str, timeout: float, as_json: bool) -> int:
 
     opened = open_run_at(path)
     began = time.monotonic()
-    with _waiting() as say:
+    with _waiting() as show:
         seq = ask_for_save(opened.run, who(), why)
-        say(f"requested in record {seq}; relight run polls every 3 s")
+        show(f"requested in record {seq}; relight run polls every 3 s")
 
-        def tell(answer: Answer) -> None:
+        def report(answer: Answer) -> None:
             if not answer.over:
-                say(f"acknowledged on {escape(answer.acknowledged_by)}; waiting for the save")
+                show(f"acknowledged on {escape(answer.acknowledged_by)}; waiting for the save")
 
-        answer = wait_for_answer(opened.run, seq, timeout, tell)
+        answer = wait_for_answer(opened.run, seq, timeout, report)
     waited, saved = time.monotonic() - began, answer.saved
     if as_json:
         saved_facts = {"id": saved.id, "step": saved.step, "reason": saved.body.reason} if saved is not None else {}

@@ -60,6 +60,6 @@ def command(path: str, rate: str | None, no_repair: bool, as_json: bool) -> int:
     return 1 if lost else 0
 
 
-def _emit(name: str, say: str, fields: dict[str, Any]) -> None:
+def _emit(name: str, message: str, fields: dict[str, Any]) -> None:
     """Emit the event, so that monitors of the run receive it."""
-    emit(name, say, **fields)
+    emit(name, message, **fields)

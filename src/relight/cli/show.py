@@ -27,7 +27,7 @@ from relight.transfer.copying import COPIED_FROM
 
 STATS = ("min", "max", "mean", "norm", "nan", "inf")
 ODD = ("nan", "inf")
-"""Statistics whose columns are shown only if a value is not zero."""
+"""Statistics that are shown as columns only if a value is not zero."""
 
 
 @dataclass(slots=True)

@@ -56,7 +56,7 @@ def command(
       at_least= at_most= overhead= between which intervals, if adaptive
       last= lag_steps= hourly= …      what to keep, as relight.keep
       copies= | data= parity=      who protects whom, as relight.Peers
-      node_failures= failures= …   how to go on, as [supervise]
+      node_failures= failures= …   how to continue, as [supervise]
       near=local far=20GB/s far_last=2 memory=off spares=0
       recall=0.3 precision=0.6 lead=5m drain=on
 
@@ -132,7 +132,7 @@ def _cases(
     return cases
 
 
-def _recorded(run: str, told: dict[str, Any], named: str | None) -> Any:
+def _recorded(run: str, changes: dict[str, Any], named: str | None) -> Any:
     from relight.cli.common import open_run_at
     from relight.simulator.replay import recorded_of
     from relight.supervise.incidents import read_accounts, read_incidents
@@ -189,46 +189,46 @@ def _title(case: Case) -> str:
     return f"{scenario.name}: {scenario.gpus:,} GPUs, {scenario.days:g} days" + (f", {case.about}" if case.about else "")
 
 
-def _to_dict(case: Case, found: list[Summary]) -> dict[str, Any]:
+def _to_dict(case: Case, summaries: list[Summary]) -> dict[str, Any]:
     import msgspec
 
-    return {"scenario": msgspec.to_builtins(case.scenario), "sweep": case.about, "policies": [summary.to_dict() for summary in found]}
+    return {"scenario": msgspec.to_builtins(case.scenario), "sweep": case.about, "policies": [summary.to_dict() for summary in summaries]}
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f} %" if share < 0.0995 else f"{100 * share:.1f} %"
 
 
-def _show(case: Case, found: list[Summary], seeds: int) -> None:
-    failures = sum(summary.failures for summary in found) / len(found)
+def _show(case: Case, summaries: list[Summary], seeds: int) -> None:
+    failures = sum(summary.failures for summary in summaries) / len(summaries)
     click.echo(f"{escape(_title(case))}; {plural(seeds, 'seed')}, about {failures:,.0f} failures")
     click.echo(f"{escape(case.scenario.about)}\n" if case.scenario.about else "")
-    best = max(summary.goodput.median for summary in found)
-    rows = [_row(summary, summary.goodput.median == best and len(found) > 1, case.scenario.days) for summary in found]
+    best = max(summary.goodput.median for summary in summaries)
+    rows = [_row(summary, summary.goodput.median == best and len(summaries) > 1, case.scenario.days) for summary in summaries]
     columns = ["policy", "goodput", "5 to 95 %", "redone", "saving", "down", "every", "saves/d", "stored"]
     table([*columns], rows, right=columns[1:])
     click.echo()
-    _by_cause(found)
-    bounded = [summary for summary in found if summary.bound]
+    _by_cause(summaries)
+    bounded = [summary for summary in summaries if summary.bound]
     if bounded:
         click.echo()
     for summary in bounded:
         click.echo(f"{escape(_short(summary.policy))}: {escape(summary.bound)}")
-    if len(found) > 1:
+    if len(summaries) > 1:
         click.echo()
-        _against_first(found)
+        _against_first(summaries)
 
 
-def _row(one: Summary, best: bool, days: float) -> list[object]:
+def _row(summary: Summary, best: bool, days: float) -> list[object]:
     from relight.cost_model.schedule import span
 
-    down = one.parts["detecting"] + one.parts["waiting"] + one.parts["restarting"]
-    goodput = f"{100 * one.goodput.median:.2f} %"
-    every = "-" if one.interval_s == float("inf") else span(one.interval_s)
+    down = summary.parts["detecting"] + summary.parts["waiting"] + summary.parts["restarting"]
+    goodput = f"{100 * summary.goodput.median:.2f} %"
+    every = "-" if summary.interval_s == float("inf") else span(summary.interval_s)
     return [
-        _short(one.policy), Styled(goodput, "green" if best else ""), f"{100 * one.goodput.p5:.1f}–{100 * one.goodput.p95:.1f}",
-        _percent(one.parts["lost"]), _percent(one.parts["saving"]), _percent(down), every, f"{one.saves / days:,.0f}",
-        _bytes(one.stored_peak),
+        _short(summary.policy), Styled(goodput, "green" if best else ""), f"{100 * summary.goodput.p5:.1f}–{100 * summary.goodput.p95:.1f}",
+        _percent(summary.parts["lost"]), _percent(summary.parts["saving"]), _percent(down), every, f"{summary.saves / days:,.0f}",
+        _bytes(summary.stored_peak),
     ]  # fmt: skip
 
 
@@ -240,9 +240,9 @@ def _bytes(count: float) -> str:
     return size(round(count))
 
 
-def _by_cause(found: Sequence[Summary]) -> None:
+def _by_cause(summaries: Sequence[Summary]) -> None:
     """Print the time lost to each cause, for the first policies side by side."""
-    shown = found[:_COLUMNS_MAX]
+    shown = summaries[:_COLUMNS_MAX]
     causes = list(dict.fromkeys(cause for summary in shown for cause in summary.by_cause))
     causes.sort(key=lambda cause: -max(summary.by_cause.get(cause, 0.0) for summary in shown))
     heads = [_short(summary.policy) for summary in shown]
@@ -250,13 +250,13 @@ def _by_cause(found: Sequence[Summary]) -> None:
     table(["time lost to", *heads], rows, right=heads)
 
 
-def _against_first(found: Sequence[Summary]) -> None:
-    for summary in found[1:]:
+def _against_first(summaries: Sequence[Summary]) -> None:
+    for summary in summaries[1:]:
         if summary.better is None:
             continue
         better = summary.better
         gain = f"{100 * better.median:+.2f} points of goodput (5 to 95 %: {100 * better.p5:+.2f} to {100 * better.p95:+.2f})"
-        click.echo(f"{escape(_short(summary.policy))} against {escape(_short(found[0].policy))}: {gain}")
+        click.echo(f"{escape(_short(summary.policy))} against {escape(_short(summaries[0].policy))}: {gain}")
 
 
 def _short(name: str, most: int = _NAME_MAX) -> str:

@@ -60,9 +60,9 @@ def new(name: str, role: str, scope: str, expires: str | None, path: Path | None
     """Make a token for NAME, and show it this one time."""
     lasts_s = seconds_of(expires, "--expires") if expires is not None else None
     facts = ActionFacts(given={"name": name, "role": role, "scope": scope, "expires": expires or ""})
-    with recorded("token new", f"{name} {role} {scope}".strip(), facts) as says:
+    with recorded("token new", f"{name} {role} {scope}".strip(), facts) as outcome:
         token_id, token = _state(path).new_token(name, role, scope, lasts_s)
-        says.append(f"token {token_id}")
+        outcome.append(f"token {token_id}")
     if as_json:
         emit_json({"id": token_id, "token": token, "name": name, "role": role, "scope": scope})
         return

@@ -97,24 +97,24 @@ def _rows(seen: Sequence[RunSeen]) -> list[list[object]]:
     return [_row(run) for run in seen]
 
 
-def _row(one: RunSeen) -> list[object]:
-    if not one.run:
-        return [Styled(escape(one.store), "red"), *["–"] * (len(COLUMNS) - 1)]
-    name = Styled(one.run, "red" if one.error else "" if one.active else "dim")
-    lagging = [f"{tier.name} +{tier.lag}" for tier in one.tiers[1:] if tier.lag]
-    tiers = " ".join(lagging) or ("all" if len(one.tiers) > 1 else "–")
-    saving = one.saving
+def _row(run: RunSeen) -> list[object]:
+    if not run.run:
+        return [Styled(escape(run.store), "red"), *["–"] * (len(COLUMNS) - 1)]
+    name = Styled(run.run, "red" if run.error else "" if run.active else "dim")
+    lagging = [f"{tier.name} +{tier.lag}" for tier in run.tiers[1:] if tier.lag]
+    tiers = " ".join(lagging) or ("all" if len(run.tiers) > 1 else "–")
+    saving = run.saving
     return [
         name,
-        "–" if one.step is None else one.step,
-        "–" if one.good_age_s is None else format_duration(one.good_age_s),
+        "–" if run.step is None else run.step,
+        "–" if run.good_age_s is None else format_duration(run.good_age_s),
         "–" if saving.blocked_s is None else format_duration(saving.blocked_s),
         Styled("failed", "red") if saving.failed_in_a_row else "–" if saving.durable_s is None else format_duration(saving.durable_s),
-        size(one.stored_bytes) if one.step is not None else "–",
+        size(run.stored_bytes) if run.step is not None else "–",
         Styled(tiers, "yellow") if lagging else tiers,
-        "–" if one.goodput is None else f"{100 * one.goodput:.1f} %",
-        Styled(one.recent_failures, "red") if one.recent_failures else "0",
-        Styled(f"{one.risk:.2f}", "yellow") if one.risk else "–",
+        "–" if run.goodput is None else f"{100 * run.goodput:.1f} %",
+        Styled(run.recent_failures, "red") if run.recent_failures else "0",
+        Styled(f"{run.risk:.2f}", "yellow") if run.risk else "–",
     ]
 
 
@@ -132,7 +132,7 @@ def _lines(watcher: Watcher, seen: Sequence[RunSeen], alerts: Sequence[Alert]) -
         lines.append((f"… and {len(alerts) - ALERTS_SHOWN} alerts more: relight alerts check", "yellow"))
     runs = [run for run in seen if run.run]
     active = sum(run.active and not run.error for run in runs)
-    lines.append((f"{plural(len(runs), 'run')}, {active} going on; {plural(len(alerts), 'alert')}", ""))
+    lines.append((f"{plural(len(runs), 'run')}, {active} active; {plural(len(alerts), 'alert')}", ""))
     if watcher.why_no_events:
         lines.append((escape(watcher.why_no_events), ""))
     return lines

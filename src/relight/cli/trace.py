@@ -112,7 +112,7 @@ def _show(trace: SaveTrace) -> None:
     head.append(("took", f"{format_duration(trace.durable_s)} from the step to {'the commit' if trace.committed else 'its end'}"))
     if trace.slowest is not None and len(ranks) > 1:
         lag = max(trace.slack.values())
-        head.append(("slowest", f"rank {trace.slowest}, {format_duration(lag)} behind the first"))
+        head.append(("slowest", f"rank {trace.slowest}, {format_duration(lag)} after the first"))
     if len(trace.hosts) > 1:
         head.append(("machines", f"{len(trace.hosts)}, aligned at the commit"))
     facts_list(head)

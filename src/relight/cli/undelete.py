@@ -64,11 +64,11 @@ def command(path: str, which: tuple[str, ...], why: str, give_up: bool, as_json:
         click.echo(f"{checkpoint.id} (step {checkpoint.step}) is back: the rules decide about it from now on")
 
 
-def _chosen(found: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:
-    recallable = [found.history.retired[checkpoint_id] for checkpoint_id in found.history.recallable]
+def _chosen(opened: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:
+    recallable = [opened.history.retired[checkpoint_id] for checkpoint_id in opened.history.recallable]
     if which == (ALL,):
         if not recallable:
-            raise CheckpointNotFound("nothing can be recalled", where=found.run.name)
+            raise CheckpointNotFound("nothing can be recalled", where=opened.run.name)
         return recallable
     chosen = []
     for text in which:
@@ -81,11 +81,11 @@ def _chosen(found: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:
     return chosen
 
 
-def _list(found: OpenedRun, as_json: bool) -> None:
-    due = due_of(found.view, found.history)
+def _list(opened: OpenedRun, as_json: bool) -> None:
+    due = due_of(opened.view, opened.history)
     rows = []
-    for checkpoint_id, retired in found.history.recallable.items():
-        checkpoint = found.history.retired[checkpoint_id]
+    for checkpoint_id, retired in opened.history.recallable.items():
+        checkpoint = opened.history.retired[checkpoint_id]
         assert isinstance(retired.body, RetireBody)
         rows.append(
             {

@@ -80,7 +80,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
         click.echo(f"{paint('DAMAGED', 'red')}  {escape(finding.file)}: {escape(finding.detail)}")
     damaged = sum(bool(findings) for _, _, findings in results)
     if ok:
-        checked = "as far as metadata and sizes tell (--quick)" if quick else "to the byte"
+        checked = "by metadata and sizes only (--quick)" if quick else "to the byte"
         total = size(sum(checkpoint.body.stored_bytes for _, checkpoint in wanted))
         click.echo(f"{plural(len(results), 'checkpoint')}, {total}: as committed, {checked}")
     else:
@@ -90,52 +90,57 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
     return 0 if ok else 1
 
 
-def _emit_findings(found: OpenedRun, one: Checkpoint, findings: list[VerifyFinding], partly: bool) -> None:
+def _emit_findings(opened: OpenedRun, checkpoint: Checkpoint, findings: list[VerifyFinding], partly: bool) -> None:
     """Emit the result of a checkpoint, so that monitors of the run receive it."""
-    keep_events(found.run.store.url, found.run.name)
+    keep_events(opened.run.store.url, opened.run.name)
     if findings:
         first, more = findings[0], f", and {len(findings) - 1} more" if len(findings) > 1 else ""
-        say = f"checkpoint {one.id} (step {one.step}) is damaged: {first.file}: {first.detail}{more}"
-        emit("verify.damaged", say, id=one.id, step=one.step, kind=first.kind, file=first.file, detail=first.detail)
+        message = f"checkpoint {checkpoint.id} (step {checkpoint.step}) is damaged: {first.file}: {first.detail}{more}"
+        emit("verify.damaged", message, id=checkpoint.id, step=checkpoint.step, kind=first.kind, file=first.file, detail=first.detail)
     elif not partly:
-        emit("verify.done", f"checkpoint {one.id} (step {one.step}) is as committed, to the byte", id=one.id, step=one.step)
+        emit(
+            "verify.done",
+            f"checkpoint {checkpoint.id} (step {checkpoint.step}) is as committed, to the byte",
+            id=checkpoint.id,
+            step=checkpoint.step,
+        )
 
 
-def _remember(found: OpenedRun, results: list[tuple[Checkpoint, list[VerifyFinding]]]) -> None:
+def _remember(opened: OpenedRun, results: list[tuple[Checkpoint, list[VerifyFinding]]]) -> None:
     """Record the results with the run, if it can be written. A checkpoint that could not be read is skipped: it may be undamaged."""
     read = [(checkpoint, findings) for checkpoint, findings in results if not any(finding.is_silence for finding in findings)]
-    record_checked(found.run.store, found.run.name, {checkpoint.id: _first(bad) for checkpoint, bad in read}, "relight verify")
+    record_checked(opened.run.store, opened.run.name, {checkpoint.id: _first(bad) for checkpoint, bad in read}, "relight verify")
     rows = tuple(Verified(checkpoint.id, checkpoint.step, _first(bad)) for checkpoint, bad in read)
     if rows:
         wrong = sum(bool(row.damage) for row in rows)
-        say = f"{plural(len(rows), 'checkpoint')} read to the byte, {wrong or 'none'} damaged"
+        message = f"{plural(len(rows), 'checkpoint')} read to the byte, {wrong or 'none'} damaged"
         with contextlib.suppress(RelightError):
-            remember_proof(found.run.store, found.run.name, Proof(VERIFIED, not wrong, say, checkpoints=rows))
+            remember_proof(opened.run.store, opened.run.name, Proof(VERIFIED, not wrong, message, checkpoints=rows))
 
 
 def _first(findings: list[VerifyFinding]) -> str:
     return f"{findings[0].file}: {findings[0].detail}" if findings else ""
 
 
-def _chosen(found: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:
-    wanted = which or ((found.which,) if found.which else ())
-    chosen = [found.choose(selector) for selector in wanted] if wanted else found.history.live
+def _chosen(opened: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:
+    wanted = which or ((opened.which,) if opened.which else ())
+    chosen = [opened.choose(selector) for selector in wanted] if wanted else opened.history.live
     return list({checkpoint.id: checkpoint for checkpoint in chosen}.values())
 
 
-def _label(found: OpenedRun, one: Checkpoint, runs: list[OpenedRun]) -> str:
-    return f"{found.run.name}/{one.id}  step {one.step}" if len(runs) > 1 else f"{one.id}  step {one.step}"
+def _label(opened: OpenedRun, checkpoint: Checkpoint, runs: list[OpenedRun]) -> str:
+    return f"{opened.run.name}/{checkpoint.id}  step {checkpoint.step}" if len(runs) > 1 else f"{checkpoint.id}  step {checkpoint.step}"
 
 
-def _print_findings(say: Callable[[str], None], label: str, one: Checkpoint, findings: list[VerifyFinding]) -> None:
+def _print_findings(write: Callable[[str], None], label: str, checkpoint: Checkpoint, findings: list[VerifyFinding]) -> None:
     state = paint("DAMAGED", "red") if findings else paint("ok", "green")
-    say(f"{label}  {size(one.body.stored_bytes):>9}  {state}")
+    write(f"{label}  {size(checkpoint.body.stored_bytes):>9}  {state}")
     for finding in findings:
         affected = f"; it holds {escape(finding.tensor)}" if finding.tensor else ""
-        say(f"    {escape(finding.file)}")
-        say(hanging(f"{escape(finding.detail)}{affected}", 6))
+        write(f"    {escape(finding.file)}")
+        write(hanging(f"{escape(finding.detail)}{affected}", 6))
 
 
-def _to_dict(found: OpenedRun, one: Checkpoint, findings: list[VerifyFinding]) -> dict[str, Any]:
+def _to_dict(opened: OpenedRun, checkpoint: Checkpoint, findings: list[VerifyFinding]) -> dict[str, Any]:
     errors = [finding.to_dict() for finding in findings]
-    return {"id": one.id, "ok": not findings, "errors": errors, "step": one.step, "run": found.run.name}
+    return {"id": checkpoint.id, "ok": not findings, "errors": errors, "step": checkpoint.step, "run": opened.run.name}

@@ -17,7 +17,7 @@ from relight.policy.units import bytes_of
 from relight.settings.error_location import Keys, faults, value_at
 from relight.settings.file import NOT_TOML, from_variables, merged, parse, read_text, unnamed, variables_in
 from relight.settings.lines import places
-from relight.settings.registry import PREFIX, SETTINGS, TABLES, TOLD, VARIABLES, nearest, nearest_variable
+from relight.settings.registry import PREFIX, PROCESS_VARIABLES, SETTINGS, TABLES, VARIABLES, nearest, nearest_variable
 from relight.supervise.settings import settings_of
 
 _YES = ("0", "1", "false", "true", "no", "yes")
@@ -113,7 +113,7 @@ def check_variables(tables: Mapping[str, Any]) -> list[Mistake]:
                 _judge(variable, os.environ[variable])
             except ConfigError as error:
                 mistakes.append(Mistake(variable, 0, 0, VARIABLES[variable].name, error.what, error.hint))
-        elif variable not in TOLD and not variable.startswith(_OF_TESTS):
+        elif variable not in PROCESS_VARIABLES and not variable.startswith(_OF_TESTS):
             close = nearest_variable(variable)
             hint = f"did you mean {close}?" if close else "relight config show --all"
             mistakes.append(Mistake(variable, 0, 0, "", "it is no setting", hint))

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 KILLS_MIN, KILLS_SAVING_MIN = 5, 2
 ROOM_BYTES = {"full": 1_200_000_000, "quick": 100_000_000}
-LOOK_S, LOOK_CLOSELY_S = 0.005, 0.0002
+POLL_S, POLL_CLOSELY_S = 0.005, 0.0002
+"""Seconds between polls of the trainings: usually, and while a kill waits for a save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ def _run_both(straight: DemoRun, killed: DemoRun, aim: Aim, view: DemoView, end_
             return kills
         closely = aim.watching_a_save(killed)
         now = time.monotonic()
-        if not closely or now - polled_s > LOOK_S:
+        if not closely or now - polled_s > POLL_S:
             polled_s = now
             straight.poll()
         killed.poll()
@@ -117,7 +118,7 @@ def _run_both(straight: DemoRun, killed: DemoRun, aim: Aim, view: DemoView, end_
             killed.start()
             if straight_ended:  # a core is free, and the new process is still importing torch
                 import_module("relight.demo.plot")
-        time.sleep(LOOK_CLOSELY_S if closely else LOOK_S)
+        time.sleep(POLL_CLOSELY_S if closely else POLL_S)
 
 
 def _kill(lane: DemoRun, number: int) -> Kill:

@@ -40,9 +40,9 @@ class DemoRun:
         self._output = folder / f"{name}.out"
         self._tail = Tail(self._journal)
         self._process: subprocess.Popen[bytes] | None = None
-        self._heard_s = 0.0
+        self._last_entry_s = 0.0
         self._times: list[float] = []
-        self._left_behind: set[str] = set()
+        self._leftovers: set[str] = set()
         self._over: set[str] = set()
         self._command = child_command(
             "relight.demo.train", "--store", str(folder / "store"), "--run", name, "--shape", shape_name,
@@ -55,9 +55,9 @@ class DemoRun:
         """Start the script: for the first time, or again."""
         self.last = None
         self._times.clear()
-        self._left_behind = witness.unfinished(self.run)
+        self._leftovers = witness.unfinished(self.run)
         self._over = witness.saves(self.run)
-        self._heard_s = time.monotonic()
+        self._last_entry_s = time.monotonic()
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment(),
@@ -73,7 +73,7 @@ class DemoRun:
         self._process.wait()
         self._process = None
         self.poll()
-        inside = witness.unfinished(self.run) - self._left_behind
+        inside = witness.unfinished(self.run) - self._leftovers
         return killed_at, next(iter(inside), None)
 
     def stop(self) -> None:
@@ -88,7 +88,7 @@ class DemoRun:
             return self.digest is not None
         code = self._process.poll()
         if code is None:
-            if time.monotonic() - self._heard_s > SILENCE_S_MAX:
+            if time.monotonic() - self._last_entry_s > SILENCE_S_MAX:
                 raise self._trouble(f"wrote nothing for {SILENCE_S_MAX:.0f} s")
             return False
         self.poll()
@@ -106,7 +106,7 @@ class DemoRun:
     def poll(self) -> None:
         """Read the journal's new entries."""
         for entry in self._tail.read():
-            self._heard_s = time.monotonic()
+            self._last_entry_s = time.monotonic()
             match entry["what"]:
                 case "started":
                     self.facts = entry

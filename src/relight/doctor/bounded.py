@@ -26,8 +26,8 @@ class BoundedProbe:
         """Record that ``--quick`` skips these probes, so that no check of them counts as made."""
         self.unseen |= dict.fromkeys(names, QUICK)
 
-    def at(self, name: str, look: Callable[[], T], otherwise: T, seconds: float | None = None) -> T:
-        """Return the result of ``look``. If it fails or takes too long, record that in ``unseen`` and return ``otherwise``.
+    def at(self, name: str, probe: Callable[[], T], otherwise: T, seconds: float | None = None) -> T:
+        """Return the result of ``probe``. If it fails or takes too long, record that in ``unseen`` and return ``otherwise``.
 
         A hanging probe's thread is abandoned.
         """
@@ -36,7 +36,7 @@ class BoundedProbe:
 
         def run() -> None:
             try:
-                answers.append(look())
+                answers.append(probe())
             except (RelightError, OSError, ValueError) as error:
                 errors.append(error)
 

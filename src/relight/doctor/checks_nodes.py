@@ -21,7 +21,7 @@ def _names(nodes: list[NodeFacts]) -> str:
     return ", ".join(f"node {node.rank}" + (f" ({node.host})" if node.host else "") for node in nodes[:_SHOWN]) + more
 
 
-def _there(facts: DoctorFacts) -> list[NodeFacts]:
+def _answering(facts: DoctorFacts) -> list[NodeFacts]:
     return [node for node in facts.nodes if node.there]
 
 
@@ -57,7 +57,7 @@ def _missing(facts: DoctorFacts) -> Iterator[CheckHit]:
 
 @check("node-versions", "error", "nodes", "nodes have different versions of Python, Relight or a package")
 def _versions(facts: DoctorFacts) -> Iterator[CheckHit]:
-    for name, where, seen in _differing(_there(facts), lambda node: node.versions):
+    for name, where, seen in _differing(_answering(facts), lambda node: node.versions):
         yield CheckHit(
             f"nodes have different versions of {name}", where, seen,
             "ranks may fail to communicate, or train differently", "install the same version on all nodes", "relight version",
@@ -66,8 +66,8 @@ def _versions(facts: DoctorFacts) -> Iterator[CheckHit]:
 
 @check("node-settings", "warning", "nodes", "a setting, or `relight.toml`, differs between nodes")
 def _settings(facts: DoctorFacts) -> Iterator[CheckHit]:
-    for name, where, _ in _differing(_there(facts), lambda node: node.settings):
-        _, seen = _parted(_there(facts), lambda node, name=name: "set" if node.settings.get(name) else "")  # type: ignore[misc]
+    for name, where, _ in _differing(_answering(facts), lambda node: node.settings):
+        _, seen = _parted(_answering(facts), lambda node, name=name: "set" if node.settings.get(name) else "")  # type: ignore[misc]
         yield CheckHit(
             f"{name} is not the same on all nodes", where, seen or "set on all nodes, with different values (nodes do not exchange values)",
             "ranks behave differently where they must behave the same",
@@ -78,7 +78,7 @@ def _settings(facts: DoctorFacts) -> Iterator[CheckHit]:
 
 @check("node-store", "error", "nodes", "a node does not see a file that another node has written into the store")
 def _store(facts: DoctorFacts) -> Iterator[CheckHit]:
-    blind = [node for node in _there(facts) if node.sees is False]
+    blind = [node for node in _answering(facts) if node.sees is False]
     if blind:
         yield CheckHit(
             "nodes do not have the same store at this path", _names(blind), "a file that node 0 has written does not exist there",
@@ -92,7 +92,7 @@ def _mounts(facts: DoctorFacts) -> Iterator[CheckHit]:
     def how(node: NodeFacts) -> str:
         return f"{node.mount.type} ({','.join(sorted(node.mount.options))})" if node.mount is not None else ""
 
-    where, seen = _parted(_there(facts), how)
+    where, seen = _parted(_answering(facts), how)
     if where:
         yield CheckHit(
             "the store is not mounted the same way on all nodes", where, seen[:300],
@@ -102,7 +102,7 @@ def _mounts(facts: DoctorFacts) -> Iterator[CheckHit]:
 
 @check("node-clocks", "warning", "nodes", "clocks of nodes are more than 10 seconds apart")
 def _clocks(facts: DoctorFacts) -> Iterator[CheckHit]:
-    known = [node for node in _there(facts) if node.ahead_s is not None]
+    known = [node for node in _answering(facts) if node.ahead_s is not None]
     ahead = sorted(known, key=lambda node: node.ahead_s or 0.0)
     if len(ahead) > 1 and (apart_s := (ahead[-1].ahead_s or 0.0) - (ahead[0].ahead_s or 0.0)) > APART_S:
         where, seen = _names([ahead[0], ahead[-1]]), f"{_names([ahead[-1]])} is {span(apart_s)} ahead of {_names([ahead[0]])}"
@@ -114,7 +114,7 @@ def _clocks(facts: DoctorFacts) -> Iterator[CheckHit]:
 
 @check("node-machines", "note", "nodes", "nodes differ in accelerators, limits, or in memory by more than a tenth")
 def _machines(facts: DoctorFacts) -> Iterator[CheckHit]:
-    nodes = _there(facts)
+    nodes = _answering(facts)
     limits = list(_differing(nodes, lambda node: {name: str(limit) for name, limit in node.limits.items()}))
     where, seen = _parted(nodes, lambda node: str(node.accelerators))
     findings = [("accelerators", where, seen)] if where else []

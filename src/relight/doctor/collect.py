@@ -22,7 +22,7 @@ RUNS_MAX = 32
 PLACE_S = 30.0
 """Seconds that a store may take to answer: longer than a command's patience with an object store."""
 MEASURE_BYTES, MEASURE_S = 4 << 30, 60.0
-Say = Callable[[str], None]
+StageCallback = Callable[[str], None]
 _Led = tuple[Location | RelightError | Trouble, str]
 """What a path names, or the error; and what exists there instead."""
 Remembered = Callable[[ByteStore, str], Sequence[Drilled]]
@@ -34,26 +34,26 @@ def collect(
     quick: bool = False,
     measure: bool = False,
     drills: Remembered | None = None,
-    say: Say = lambda what: None,
+    on_stage: StageCallback = lambda what: None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> DoctorFacts:
     """Collect all facts about this machine, the settings, and ``path``: a store or a run that need not exist yet.
 
     Problems with these are facts, and not errors. Raise ``ConfigError`` only if ``path`` is not a path or URL. ``drills`` reads the drills
-    that are recorded with a run. ``measure`` reads the newest checkpoint of each run, up to 4 GiB or one minute. ``say`` receives the
+    that are recorded with a run. ``measure`` reads the newest checkpoint of each run, up to 4 GiB or one minute. ``on_stage`` receives the
     names of the stages, and ``progress`` the number of bytes read.
     """
     if not path or "\0" in path:
         raise ConfigError("the path of a store is empty, or has a zero byte")
     url = absolute(path)
-    say("settings")
+    on_stage("settings")
     probes = BoundedProbe(PLACE_S)
     config = probes.at("settings", lambda: collect_config(url), ConfigFacts())
     if probes.unseen:
         config = replace(config, unseen=dict(probes.unseen))
-    say("machine")
+    on_stage("machine")
     machine = collect_machine(url, quick=quick)
-    say("place")
+    on_stage("place")
     silent: _Led = (Trouble("store", "no answer", url), "")
     location, absent = probes.at("place", lambda: _place(path), silent)
     if isinstance(location, ConfigError) and not config.bad and all(package.installed for package in machine.packages):
@@ -62,12 +62,12 @@ def collect(
         error = Trouble.from_error(location, url) if isinstance(location, RelightError) else location._replace(what=probes.unseen["place"])
         return DoctorFacts(machine=machine, config=config, store=StoreFacts(url=url, there=False, error=error, unseen=probes.unseen))
     place = location
-    say("store")
+    on_stage("store")
     store = replace(collect_store(place.store, quick=quick), absent=absent)
     names = ([place.run] if place.run is not None else list(store.runs)) if (store.there or store.runs) and _opens(store) else []
     runs = []
     for name in names[:RUNS_MAX]:
-        say(f"run {name}")
+        on_stage(f"run {name}")
         run = collect_run(
             place.store, name, f"{path.rstrip('/')}/{name}" if place.run is None else _without_which(path, place), quick=quick
         )

@@ -30,12 +30,12 @@ def with_names(line: str) -> str:
     return f"{line} {' '.join(dict.fromkeys(names))}" if names else line
 
 
-def _of(words: str, section: str, means: str, do: str, command: str = "") -> Complaint:
+def _complaint(words: str, section: str, means: str, do: str, command: str = "") -> Complaint:
     return Complaint(re.compile(words, re.IGNORECASE), section, means, do, command)
 
 
-PROGRAMS_SAY: tuple[Complaint, ...] = (
-    _of(
+PROGRAM_MESSAGES: tuple[Complaint, ...] = (
+    _complaint(
         r"failed finding central directory|invalid header or archive is corrupted|PytorchStreamReader failed"
         r"|unexpected EOF, expected \d+ more|not a zip archive|pickle data was truncated|Ran out of input"
         r"|File is not a zip file|Error while deserializing header",
@@ -44,7 +44,7 @@ PROGRAMS_SAY: tuple[Complaint, ...] = (
         "use an older file; relight import and relight migrate name truncated files. A Relight checkpoint is committed whole or not at all",
         "relight migrate OLD STORE --dry-run",
     ),
-    _of(
+    _complaint(
         r"oom_kill event|oom-kill|OOMKilled|out-of-memory handler|Exceeded (job|step) memory limit|Out of memory: Kill|"
         r"Memory cgroup out of memory",
         PROGRAMS,
@@ -52,56 +52,56 @@ PROGRAMS_SAY: tuple[Complaint, ...] = (
         "ask for more memory, or reduce the job's use: fewer loader workers, relight.Limits(memory=…)",
         "relight doctor RUN",
     ),
-    _of(
+    _complaint(
         r"^\s*(\S+: line \d+:\s+)?\d*\s*Killed(\s|$)|exit ?code:? (-9|137)\b|Signal 9 \(SIGKILL\)|signal: 9\b",
         PROGRAMS,
         "a process was ended by SIGKILL: usually memory ran out; otherwise a scheduler or a user killed it",
         "check whether memory ran out; a save in the background survives, and the job resumes from it",
         "dmesg | grep -i oom",
     ),
-    _of(
+    _complaint(
         r"ibv_(reg_mr|create_\w+|alloc_\w+|open_device)",
         PROGRAMS,
         "InfiniBand could not lock or allocate memory",
         "raise the limit of locked memory: ulimit -l unlimited, also in the scheduler's and container's settings",
         "relight doctor",
     ),
-    _of(
+    _complaint(
         r"ibv_poll_cq|Got completion .*(error|status=\d+)|IBV_WC_\w+|transport retry counter exceeded",
         PROGRAMS,
         "an InfiniBand link or the other node failed during an exchange",
         "check the link and the node at its other end; the rank that ended first is the cause",
         "relight incidents RUN",
     ),
-    _of(
+    _complaint(
         r"DUE TO TIME LIMIT|DUE TO PREEMPTION|DUE TO NODE FAILURE|\bEvicted\b",
         PROGRAMS,
         "the scheduler ended the job or took the node",
         "have the scheduler send SIGTERM some time before: docs/guides/slurm.md; the job resumes from its last save",
         "relight ls RUN",
     ),
-    _of(
+    _complaint(
         r"\b(EMFILE|ENFILE)\b|Too many open files",
         PROGRAMS,
         "the process has reached its limit of open files",
         "raise ulimit -n to 65536, also in the scheduler's or container's settings",
         "relight doctor",
     ),
-    _of(
+    _complaint(
         r"can't start new thread|\bEAGAIN\b|Resource temporarily unavailable",
         PROGRAMS,
         "a limit of processes and threads of the user, the container or the machine was reached",
         "raise ulimit -u and the container's pids limit; use fewer loader workers",
         "relight doctor",
     ),
-    _of(
+    _complaint(
         r"\bENOMEM\b",
         PROGRAMS,
         "the kernel refused to allocate memory",
         "give the job more, or reduce its use: smaller batches, fewer workers, relight.Limits(memory=…)",
         "relight doctor RUN",
     ),
-    _of(
+    _complaint(
         r"\b(ECONNRESET|ECONNREFUSED|ETIMEDOUT|EPIPE|EHOSTUNREACH|ENETUNREACH|ENETDOWN|ECONNABORTED)\b",
         PROGRAMS,
         "a connection to another process or machine broke, or could not be made",
@@ -111,8 +111,8 @@ PROGRAMS_SAY: tuple[Complaint, ...] = (
 )
 """Messages of torch, Slurm, kernels and libraries."""
 
-PEOPLE_SAY: tuple[Complaint, ...] = (
-    _of(
+USER_DESCRIPTIONS: tuple[Complaint, ...] = (
+    _complaint(
         r"(out of memory|\boom\b|memory).*\b(load|restor|resum)"
         r"|\b(load|restor|resum)\w*.*(out of memory|\boom\b|runs? out of memory|too much memory)",
         SEEN,
@@ -121,7 +121,7 @@ PEOPLE_SAY: tuple[Complaint, ...] = (
         "load a part with relight.load(…, only=[…])",
         "relight show RUN",
     ),
-    _of(
+    _complaint(
         r"(inconsistent|mismatch|differ\w*|diverg\w*|not the same|out of sync|different \w+).*\b(ranks?|gpus?|nodes?|workers?|replicas?)\b"
         r"|\b(ranks?|gpus?|nodes?|replicas?)\b.*(inconsistent|mismatch|differ\w*|diverg\w*|disagree|out of sync)",
         SEEN,
@@ -130,7 +130,7 @@ PEOPLE_SAY: tuple[Complaint, ...] = (
         "the tensor",
         "relight show RUN",
     ),
-    _of(
+    _complaint(
         r"(storage|disk|bucket|s3|checkpoints?).*(cost|expensive|too (big|large|much)|fills?|full|grow)"
         r"|(cost|too much|reduce).*(storage|disk space|bucket)",
         SEEN,
@@ -139,7 +139,7 @@ PEOPLE_SAY: tuple[Complaint, ...] = (
         "cost",
         "relight prune RUN --keep-last 3 --dry-run",
     ),
-    _of(
+    _complaint(
         r"(sav|checkpoint)\w*.*(takes? (too |so |very )?long|too long|slow\b|slows|stalls?|blocks?|minutes|hours)|slow (save|checkpoint)"
         r"|training (stops|waits|pauses|stalls).*(sav|checkpoint)|gpus?.*idle.*(sav|checkpoint)",
         SEEN,
@@ -147,21 +147,21 @@ PEOPLE_SAY: tuple[Complaint, ...] = (
         "measure the stages of a save; saves in the background block for milliseconds; relight bench suggests settings",
         "relight bench STORE",
     ),
-    _of(
+    _complaint(
         r"(restor|resum|load|recover)\w*.*(takes? (too |so |very )?long|too long|slow\b|minutes|hours)",
         SEEN,
         "reading a checkpoint is bound by the store, or each rank reads all of it",
         "RELIGHT_CACHE caches reads on a local disk; peers and further tiers restore from memory or a near disk",
         "relight ready RUN --measure",
     ),
-    _of(
+    _complaint(
         r"(lost|lose|losing).*(hours|days|progress|work|steps)|starts? (over|again from|from (scratch|zero|step 0))",
         SEEN,
         "intervals between saves are long, or the script does not restore",
         "call ckpt.restore() before the loop; leave save= to relight.adaptive(); relight plan shows the interval that loses least",
         "relight ls RUN",
     ),
-    _of(
+    _complaint(
         r"loss.*(jump|spike|higher|different).*(resum|restor|restart|load)"
         r"|(resum|restor|restart)\w*.*loss.*(jump|spike|higher|different)|not (exact|reproducible|deterministic)",
         SEEN,
@@ -169,14 +169,14 @@ PEOPLE_SAY: tuple[Complaint, ...] = (
         "relight prove names the first value that differs after a resume",
         "relight prove SCRIPT",
     ),
-    _of(
+    _complaint(
         r"(training|job|it) (hangs|is stuck|does not (move|continue|progress))|stuck (at|in|on)|no progress",
         SEEN,
         "a rank waits for another rank that has ended, hangs, or made a different call",
         "run it under relight run, which finds the rank, records where each rank stood, and restarts the job",
         "relight incidents RUN latest",
     ),
-    _of(
+    _complaint(
         r"(corrupt|damaged|broken|truncated|unreadable).*(checkpoint|file|weights)|(checkpoint|file)s?.*(corrupt|damaged|broken|truncated)",
         SEEN,
         "bytes differ from what was written: the cause is a disk, a copy, or a writer that was killed",

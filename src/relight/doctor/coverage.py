@@ -138,11 +138,11 @@ def by_reason(checks: Mapping[str, str]) -> list[tuple[str, list[str]]]:
 def _outcome(check: Check, facts: DoctorFacts) -> tuple[str, str]:
     """Return ``made``, ``part``, ``left`` or ``idle``, and the reason for ``part`` and ``left``."""
     watched = _WatchedFacts(facts)
-    findings = list(check.looks(watched))  # type: ignore[arg-type] # it has all that a check reads
+    findings = list(check.evaluate(watched))  # type: ignore[arg-type] # it has all that a check reads
     if check.part == "nodes":
         missing = sum(not node.there for node in facts.nodes)
         return ("part", f"{missing} of {len(facts.nodes)} nodes did not answer") if missing else ("made" if facts.nodes else "idle", "")
-    part = _in_part(check, facts, watched)
+    part = _why_partial(check, facts, watched)
     if findings:
         return ("part", part) if part else ("made", "")
     unseen = next((reads.unseen for reads in watched.reads.values() if reads.unseen), "")
@@ -159,7 +159,7 @@ def _outcome(check: Check, facts: DoctorFacts) -> tuple[str, str]:
     return ("part", part) if part else ("made", "")
 
 
-def _in_part(check: Check, facts: DoctorFacts, watched: _WatchedFacts) -> str:
+def _why_partial(check: Check, facts: DoctorFacts, watched: _WatchedFacts) -> str:
     """Return why a check was not made of all runs or checkpoints; "" if it was."""
     if not watched.asked_runs:
         return ""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from relight.doctor.complaints import COMPLAINT_MAX, PEOPLE_SAY, PROGRAMS_SAY, Complaint, with_names
+from relight.doctor.complaints import COMPLAINT_MAX, PROGRAM_MESSAGES, USER_DESCRIPTIONS, Complaint, with_names
 from relight.errors import ConfigError
 from relight.supervise.classify import classify
 from relight.supervise.facts import KINDS, FailureEvidence, Worker
@@ -32,142 +32,142 @@ class Symptom(NamedTuple):
     command: str = ""
 
 
-def _of(words: str, section: str, means: str, do: str, command: str = "") -> Symptom:
+def _entry(words: str, section: str, means: str, do: str, command: str = "") -> Symptom:
     return Symptom(re.compile(words), section, means, do, command)
 
 
 SYMPTOMS: tuple[Symptom, ...] = (
     # The order matters: the first pattern that matches a line wins, so narrower patterns come first.
-    _of(
+    _entry(
         r"this Checkpointer is closed",
         "This Checkpointer is closed",
         "a Checkpointer is used after it was closed; the message names what closed it",
         "make a new Checkpointer and call its restore()",
     ),
-    _of(
+    _entry(
         r"(still trains|may still train) (this run|\S+:)|process \d+ on (this )?host .* may still train",
         "Process … still trains this run",
         "another process trains this run, and a second start does not take it over without takeover=",
         'stop that process, give this one another run name, or set takeover="take"',
         "relight log RUN",
     ),
-    _of(
+    _entry(
         r"another handler was installed after Relight's|make no save: this is not the main thread",
         "SIGTERM: another handler was installed after Relight's, this is not the main thread",
         "the signal triggers no save",
         "install handlers before the first restore() or step(), in the main thread",
     ),
-    _of(
+    _entry(
         r"ranks? saved it and .* go(?:es)? on|starts its epoch again|continues after .* samples|[Rr]anks were not alike in it",
         "… ranks saved it and … go on",
         "the number of ranks has changed; a loader that cannot continue restarts its training epoch, and the message states why",
         "nothing, if the message's reason is acceptable; docs/guarantees.md lists all reasons",
     ),
-    _of(
+    _entry(
         r"stored by .*, the live (optimizer|scheduler) is ",
         "stored by AdamW, the live optimizer is SGD",
         "the script builds another class of optimizer or scheduler than the one that was saved",
         "build the stored class; or restore(strict=False), which restores what fits and lists the rest",
         "relight show RUN",
     ),
-    _of(
+    _entry(
         r"this resume may not be bit-exact",
         "This resume may not be bit-exact",
         "a setting that affects arithmetic has changed since the checkpoint was saved; the message names it",
         "set the same number of threads and versions; or accept the difference: the state itself is restored bit-exactly",
         "relight show RUN",
     ),
-    _of(
+    _entry(
         r"every trainable tensor (saved at step \S+ )?equals the one saved",
         "Every trainable tensor equals the one saved before",
         "the model given to the Checkpointer is not the one that is trained, or the learning rate is 0",
         "give the Checkpointer the model that the optimizer trains, after any wrapping",
     ),
-    _of(
+    _entry(
         r"no more saves are made|the ranks have lost each other",
         "No more saves are made, the ranks have lost each other",
         "a rank has ended, hangs, or made a different call from the others",
         "start the job again: it resumes from the newest checkpoint",
         "relight incidents RUN",
     ),
-    _of(
+    _entry(
         r" on rank [\d, ]+ is not what it is on | is not the same on ranks \d|ranks differed in what they should have had in common",
         "… is not what it is on …, a suspect checkpoint",
         "ranks that should hold the same tensor hold different values",
         "if each rank has its own value, name the component in per_rank=[…]; otherwise a machine computes wrongly: check it",
         "relight log RUN",
     ),
-    _of(
+    _entry(
         r"checkpoint \S+ (\(step \d+\) )?is skipped",
         "A checkpoint is skipped",
         "it is damaged; the message names file, chunk and tensor; the run continues from the previous checkpoint",
         "check the disk; repair the checkpoint from another tier, if the run has one",
         "relight verify RUN",
     ),
-    _of(
+    _entry(
         r"the record counts for nothing|record of the (run's )?log (is damaged|counts for nothing)",
         "A record of the log counts for nothing",
         "a file in log/ is damaged or missing; the other records remain valid",
         "restore the file from a copy; check the disk",
         "relight log RUN",
     ),
-    _of(
+    _entry(
         r"ignores 'create if absent'|ignores \"create if absent\"",
         "This server ignores 'create if absent'",
         "if two processes commit at once, each would believe that it alone did",
         "upgrade the server, or choose another; see docs/guides/object-stores.md",
         "relight doctor STORE",
     ),
-    _of(
+    _entry(
         r"this run has checkpoints, the newest of step \d+, and this process restored none",
         "This run has checkpoints, … and this process restored none",
         "the script saves into a run that has checkpoints, and did not restore one: it would train from scratch and ignore them",
         "call ckpt.restore() before the loop; to begin from scratch and keep them, use Checkpointer(…, fresh=True)",
         "relight ls RUN",
     ),
-    _of(
+    _entry(
         r"this run's log is missing, and \d+ checkpoint directories|the newest records of this run's log are missing|log is being rebuilt",
         "This run's log is missing, and … checkpoint directories are there",
         "log/ is missing, or older than the checkpoint directories: the run was copied without it, or it was deleted",
         "copy log/ back from where the run came from, or rebuild it from the checkpoint directories",
         "relight recover RUN",
     ),
-    _of(
+    _entry(
         r"this run has no checkpoint that counts, and \d+ records",
         "This run has no checkpoint that counts, and … records of its log that count for nothing",
         "every record of its log is damaged, or has a signature that trust= does not name",
         "add the signer to trust=; or restore the log from a copy; to begin from scratch, give the run another name",
         "relight verify RUN",
     ),
-    _of(
+    _entry(
         r"the nearest tier has no checkpoint, and",
         "The nearest tier has no checkpoint, and … may have some, but does not answer",
         "its checkpoints may be in a tier that is unreachable now",
         "make that tier reachable; to begin from scratch, give the run another name",
         "relight doctor RUN",
     ),
-    _of(
+    _entry(
         r"attempt \S+ was superseded by attempt \S+ there",
         "Attempt … was superseded by attempt … there",
         "another job has taken over a further tier of this run",
         "stop the job that you did not intend",
         "relight log RUN",
     ),
-    _of(
+    _entry(
         r"came damaged, and whole when read once more",
         "… came damaged, and whole when read once more",
         "memory, a cable, a network card or a server flips bits; nothing was lost this time",
         "check the machine's error counters",
         "ras-mc-ctl --errors",
     ),
-    _of(
+    _entry(
         r"\bFenced\b|attempt \S+ of this run was superseded|\bwas superseded by attempt\b",
         "fenced",
         "a newer attempt has taken over this run",
         "stop this process, or give it its own run name",
         "relight log RUN",
     ),
-    _of(
+    _entry(
         r"\bNoSpace\b|\bENOSPC\b|\bEDQUOT\b|No space left on device|[Dd]isk quota exceeded|no room for (it|a|the)"
         r"|bytes of shared memory cannot be had"
         r"|are wanted, (the machine has|the memory limit)",
@@ -176,106 +176,106 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "free space; set what to keep: keep=relight.keep(last=…)",
         "relight prune RUN --keep-last 3 --dry-run",
     ),
-    _of(
+    _entry(
         r"\bUncertain\b|created, but its name may not be durable|it may have been created|cannot determine who wrote this record",
         "uncertain",
         "a commit was made and may not survive a power cut, or its answer was lost",
         "nothing: the next start reads from the store whether the checkpoint exists",
         "relight ls RUN",
     ),
-    _of(
+    _entry(
         r"\bWrongKey\b|this store is (not )?encrypted|none of (these|the) keys|no key at hand",
         "wrong_key",
         "the store is encrypted and no given key opens it; or a key was given and the store is not encrypted",
         "set RELIGHT_KEY=file:PATH, or encrypt=",
         "relight keys status STORE",
     ),
-    _of(r"\bLeaseHeld\b", "lease", "another process holds a lease that this one needs", "wait, and try again"),
-    _of(
+    _entry(r"\bLeaseHeld\b", "lease", "another process holds a lease that this one needs", "wait, and try again"),
+    _entry(
         r"\bRankTimeout\b|(was|were) not there when the others were ",
         "late_ranks",
         "some ranks did not arrive where the others waited; the error names them",
         "read those ranks' logs; every rank must make the same calls of the Checkpointer, in the same order",
         "relight incidents RUN",
     ),
-    _of(
+    _entry(
         r"\bOthersFailed\b|given up: rank \d|another rank could not (write|save)",
         "others_failed",
         "another rank could not write its part, or its wait timed out",
         "read that rank's log for the reason",
         "relight incidents RUN",
     ),
-    _of(
+    _entry(
         r"\bReplicasDiffer\b",
         "replicas_differ",
         "replicas of a tensor differ, so one rank computes wrongly",
         "nothing under relight run: it rolls back to before the difference, and leaves out a machine that often causes one",
         "relight incidents RUN",
     ),
-    _of(
+    _entry(
         r"\bDiverged\b|\bloss is (nan|inf)\b",
         "diverged",
         "the loss is NaN or infinite, or jumped and stayed high",
         "nothing under relight run: it rolls back to before the divergence",
         "relight incidents RUN",
     ),
-    _of(
+    _entry(
         r"\bUnsafeContent\b|a symbolic link(,| where)|no name inside a store|comes from a newer Relight|features? .* (is|are) not known",
         "unsafe",
         "a file asks for something that no reader may do, or a newer Relight wrote it",
         "if a newer Relight wrote it, upgrade; otherwise do not trust that store",
         "relight version",
     ),
-    _of(
+    _entry(
         r"\bRunRemoved\b|the run's log is gone",
         "removed",
         "the run's directory or its log was moved or deleted during training",
         "move it back; or set on_failure=relight.failure_policy(begin_again=True), which begins a new log there",
     ),
-    _of(
+    _entry(
         r"\bRunReplaced\b|the run's directory was replaced",
         "replaced",
         "another directory, such as an older copy, is in the place of the run's while it trains",
         "move the trained directory back; or stop, and start again to continue from the copy",
         "relight log RUN",
     ),
-    _of(
+    _entry(
         r"\bCorruptCheckpoint\b|is not what was committed|bytes long, \d+ were committed|none of .* checkpoints? can be restored",
         "corrupt",
         "bytes are missing, or differ from what was committed",
         "list all damage, and check the disk",
         "relight verify RUN",
     ),
-    _of(
+    _entry(
         r"\bIncompatibleState\b|stored and live state do not fit",
         "incompatible",
         "stored and live state do not fit, or a value cannot be saved",
         "fix what the error lists; or use strict=False, only=[…], map={…}",
         "relight show RUN",
     ),
-    _of(
+    _entry(
         r"\bInternalError\b|internal error in Relight",
         "internal",
         "a bug in Relight; the store did not fail",
         "report the traceback; training continues, and later saves are tried",
         "relight doctor RUN",
     ),
-    _of(
+    _entry(
         r"\bSaveFailed\b|the save at step \d+ failed",
         "save_failed",
         "a save did not become a checkpoint; training may continue",
         "read its cause in the lines that follow",
         "relight doctor RUN",
     ),
-    _of(r"\bConfigError\b|\[supervise\] has no ", "config", "an option or an argument is wrong", "follow the hint after the arrow"),
-    _of(
+    _entry(r"\bConfigError\b|\[supervise\] has no ", "config", "an option or an argument is wrong", "follow the hint after the arrow"),
+    _entry(
         r"\bCheckpointNotFound\b|there is nothing here|no run '[^']*'|[Nn]o Relight store",
         "not_found",
         "the store, run, tag, step, id or file does not exist",
         "list the store; check the path",
         "relight ls STORE",
     ),
-    _of(
+    _entry(
         r"\bStoreUnavailable\b|\b(EACCES|EROFS|EIO|ESTALE|EPERM)\b|Read-only file system|Stale file handle|Input/output error",
         "store",
         "the store refused an operation",
@@ -283,13 +283,13 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight doctor STORE",
     ),
     # Warnings come last: they are not failures, and a job's log may have many of them.
-    _of(
+    _entry(
         r"optimizer \S+ steps \d+ parameters of .*, and no checkpoint has its state",
         "optimizer … steps … parameters of …, and no checkpoint has its state",
         "the script has an optimizer that was not given to the Checkpointer: after a resume its state would begin from zero",
         "give it to the Checkpointer under its own name: Checkpointer(…, optimizer2=opt)",
     ),
-    _of(
+    _entry(
         r"step \d+: save postponed, ",
         "step …: save postponed",
         "the previous save is still being written, and no snapshot slot is free; the save is taken at the next step with a free slot",
@@ -352,7 +352,7 @@ def explain(text: str) -> Explained:
     symptom, line = _symptom(lines)
     kind = failure.kind
     if symptom is None and kind in _SILENT and len(text) <= COMPLAINT_MAX:
-        symptom, line = _complaint(PEOPLE_SAY, lines)
+        symptom, line = _complaint(USER_DESCRIPTIONS, lines)
     clue = failure.clues[0].what.partition(": ")[2] if failure.clues else ""
     means, do = (symptom.means, symptom.do) if symptom is not None else (KINDS[kind], _BY_KIND[kind][0])
     return Explained(
@@ -370,7 +370,7 @@ def _symptom(lines: list[str]) -> tuple[Symptom | Complaint | None, str]:
         for line, words in zip(reversed(lines), reversed(named)):
             if symptom.words.search(words):
                 return symptom, line
-    return _complaint(PROGRAMS_SAY, lines)
+    return _complaint(PROGRAM_MESSAGES, lines)
 
 
 def _complaint(complaints: Sequence[Complaint], lines: list[str]) -> tuple[Complaint | None, str]:

@@ -227,7 +227,7 @@ class Drilled(NamedTuple):
 
 
 class Proven(NamedTuple):
-    """A proof that is recorded with a run. ``verified``: ids and steps of checkpoints whose every byte was read, and their damage."""
+    """A proof that is recorded with a run. ``verified``: id, step and damage of each checkpoint that was read completely."""
 
     kind: str
     time_s: float | None

@@ -15,13 +15,13 @@ from relight.policy.file_defaults import defaults_of
 from relight.policy.units import bytes_of
 from relight.settings.file import FILE, checked
 from relight.settings.marks import marks
+from relight.settings.registry import PROCESS_VARIABLES, VARIABLES
 from relight.settings.registry import SETTINGS as NAMES
-from relight.settings.registry import TOLD, VARIABLES
 from relight.store.object_client import RetryTimes
 from relight.store.probe import single_writer_promised
 from relight.supervise.settings import read_settings
 
-SETTINGS = (*VARIABLES, *TOLD)
+SETTINGS = (*VARIABLES, *PROCESS_VARIABLES)
 """Environment variables that are settings."""
 _OURS = "RELIGHT_"
 _OF_TESTS = f"{_OURS}TEST_"

@@ -73,17 +73,17 @@ def report_of(facts: DoctorFacts) -> NodeReport:
 
 
 def collect_nodes(
-    facts: DoctorFacts, rank: int, count: int, exchange: Exchange, within_s: float, say: Callable[[str], None] = lambda what: None
+    facts: DoctorFacts, rank: int, count: int, exchange: Exchange, within_s: float, on_stage: Callable[[str], None] = lambda what: None
 ) -> tuple[NodeFacts, ...]:
     """Return the facts of all nodes, also of those that did not answer. Takes at most ``within_s`` and some tens of seconds.
 
     Node 0 writes a small file to the store, to check whether the other nodes see it, and removes it.
     """
-    say("waiting for the other nodes")
+    on_stage("waiting for the other nodes")
     everyone = range(count)
     exchange.send("facts", msgspec.msgpack.encode(report_of(facts)))
     reports = _all_of(exchange.receive("facts", everyone, within_s), NodeReport)
-    say("comparing")
+    on_stage("comparing")
     store = open_bytes(facts.store.url) if facts.store.there and facts.store.error is None else None
     mark = _put_mark(store) if rank == 0 else ""
     try:

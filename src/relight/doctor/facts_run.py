@@ -31,7 +31,7 @@ from relight.store.wrapper import guard_of
 from relight.supervise.incidents import Incident, once_each, recent_incidents
 
 _CHECKED_MAX = 8
-"""Number of newest checkpoints whose metadata and sizes are checked."""
+"""Number of newest checkpoints for which metadata and sizes are checked."""
 _CHECK_S = 20.0
 _LONG_S = 30.0
 INCIDENTS_S = 7 * 86400.0

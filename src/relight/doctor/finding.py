@@ -54,7 +54,7 @@ class Check(NamedTuple):
     part: str
     about: str
     section: str
-    looks: Callable[[DoctorFacts], Iterator[CheckHit]]
+    evaluate: Callable[[DoctorFacts], Iterator[CheckHit]]
 
 
 CHECKS: dict[str, Check] = {}
@@ -67,9 +67,9 @@ def check(
     """Register a check. ``about``: what a finding of it means, for the documentation."""
     assert severity in SEVERITIES and name not in CHECKS
 
-    def put(looks: Callable[[DoctorFacts], Iterator[CheckHit]]) -> Callable[[DoctorFacts], Iterator[CheckHit]]:
-        CHECKS[name] = Check(name, severity, part, about, section, looks)
-        return looks
+    def put(evaluate: Callable[[DoctorFacts], Iterator[CheckHit]]) -> Callable[[DoctorFacts], Iterator[CheckHit]]:
+        CHECKS[name] = Check(name, severity, part, about, section, evaluate)
+        return evaluate
 
     return put
 
@@ -79,7 +79,7 @@ def judge(facts: DoctorFacts) -> list[Finding]:
     findings = [
         Finding(check.name, check.severity, check.part, *seen, check.section)
         for check in all_checks().values()
-        for seen in check.looks(facts)
+        for seen in check.evaluate(facts)
     ]
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 

@@ -49,13 +49,13 @@ def plan_fix(store: ByteStore | None, findings: Sequence[Finding], runs: Sequenc
     return FixPlan(tuple(sweep for sweep in sweeps if sweep.directories or sweep.temporaries), tuple(memory))
 
 
-def execute_fix(plan: FixPlan, store: ByteStore | None, say: Callable[[str], None] = lambda what: None) -> FixReport:
+def execute_fix(plan: FixPlan, store: ByteStore | None, on_stage: Callable[[str], None] = lambda what: None) -> FixReport:
     """Execute the plan. Its leftovers can never become a checkpoint: their attempt is superseded, or they are retired for good."""
     removed: list[str] = []
     left: list[str] = []
     for sweep in plan.sweeps:
         assert store is not None
-        say(f"run {sweep.run}")
+        on_stage(f"run {sweep.run}")
         report = execute_sweep(sweep, store)
         removed += [name if "/" in name else f"{sweep.run}/{name}" for name in report.deleted]
         left += [f"{sweep.run}/{name}" for name in report.left]

@@ -148,7 +148,7 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     yield named(
         "commits are exclusive",
         6,
-        _yes(facts.store.exclusive),
+        _score_of(facts.store.exclusive),
         {None: "not tried", True: "the second creation of a name failed", False: "a name was created twice"}[facts.store.exclusive],
         f"relight doctor {quote(facts.store.url)}",
     )
@@ -191,7 +191,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
     yield named(
         "checkpoints are encrypted",
         6,
-        _yes(store.encrypted),
+        _score_of(store.encrypted),
         {None: "the store cannot be opened", True: f"{many(len(store.keys), 'key')} for it", False: "the store is not encrypted"}[
             store.encrypted
         ],
@@ -312,7 +312,7 @@ def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         yield named(
             "saves bypass the page cache",
             2,
-            _yes(store.direct),
+            _score_of(store.direct),
             {None: "not tried", True: "O_DIRECT works", False: "O_DIRECT is refused"}[store.direct],
             f"relight bench {quote(store.url)}",
         )
@@ -471,7 +471,7 @@ def _line(part: str) -> Callable[[str, int, float | None, str, str], ReadinessLi
     )
 
 
-def _yes(value: bool | None) -> float | None:
+def _score_of(value: bool | None) -> float | None:
     return None if value is None else float(value)
 
 

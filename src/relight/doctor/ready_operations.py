@@ -34,9 +34,9 @@ def drilled(facts: DoctorFacts, run: RunFacts | None, path: str) -> tuple[float 
     counted = [(drill, doubt) for drill, why, doubt in judged if not why]
     if not counted:
         drill, why, _ = judged[-1]
-        return 0.0, f"{_of(drill, facts.machine.now)} does not count: {why}", command
+        return 0.0, f"{_drill_text(drill, facts.machine.now)} does not count: {why}", command
     drill, doubt = counted[-1]
-    text = _of(drill, facts.machine.now)
+    text = _drill_text(drill, facts.machine.now)
     if not drill.ok or drill.time_s is None:
         return 0.0, text, command
     score = steps_of((facts.machine.now - drill.time_s) / _DAY_S, _DRILLED_DAYS)
@@ -127,6 +127,6 @@ def _stem(script: str) -> str:
     return name[:-3] if name.endswith(".py") else name.rpartition(".")[2]
 
 
-def _of(drill: Drilled, now: float) -> str:
+def _drill_text(drill: Drilled, now: float) -> str:
     when = f"{span(max(0.0, now - drill.time_s))} ago" if drill.time_s is not None else "at an unknown time"
     return f"the last drill of {os.path.basename(drill.script) or 'its own job'}, {when}: {drill.summary}"

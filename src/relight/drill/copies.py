@@ -85,17 +85,17 @@ class CopyLoads:
             undo()
         return skipped, time.monotonic() - began
 
-    def hurts(self, one: Checkpoint) -> bool:
+    def hurts(self, checkpoint: Checkpoint) -> bool:
         """Return whether a tensor of the checkpoint is damaged. Verify also reports damage between tensors, which affects no restore."""
-        return any(finding.tensor for finding in verify_checkpoint(self.run.store, self.run.view(), one))
+        return any(finding.tensor for finding in verify_checkpoint(self.run.store, self.run.view(), checkpoint))
 
-    def file_of(self, one: Checkpoint, much: Callable[[Path], bool]) -> Path:
-        """Return the largest file of the checkpoint for which ``much`` is true. If names are encrypted, all files are tried."""
+    def file_of(self, checkpoint: Checkpoint, matters: Callable[[Path], bool]) -> Path:
+        """Return the largest file of the checkpoint for which ``matters`` is true. If names are encrypted, all files are tried."""
         root = Path(self.run.store.url)
-        folder = root / one.directory_in(self.run.name)
+        folder = root / checkpoint.directory_in(self.run.name)
         files = [path for path in (folder if folder.is_dir() else root).rglob("*") if path.is_file()]
         files.sort(key=lambda path: -path.stat().st_size)
-        chosen = next((path for path in files[:_PLACES] if much(path)), None)
+        chosen = next((path for path in files[:_PLACES] if matters(path)), None)
         if chosen is None:
             raise CannotTry("changing its largest files damages no tensor")
         return chosen
@@ -162,7 +162,7 @@ def damaged(copy: CopyLoads) -> RehearsalResult:
 
     path = copy.file_of(newest, matters)
     try:
-        return _goes_back(copy, newest, before, f"a byte of {path.name} was changed")
+        return _check_fallback(copy, newest, before, f"a byte of {path.name} was changed")
     finally:
         _flip(path, offset)
 
@@ -181,7 +181,7 @@ def lost(copy: CopyLoads) -> RehearsalResult:
 
     path = copy.file_of(newest, matters)
     try:
-        return _goes_back(copy, newest, before, f"{path.name} was removed")
+        return _check_fallback(copy, newest, before, f"{path.name} was removed")
     finally:
         aside.rename(path)
 
@@ -242,7 +242,7 @@ def chosen_of(names: list[str]) -> list[CopyRehearsal]:
     return [rehearsal for rehearsal in REHEARSALS.values() if not names or rehearsal.name in names]
 
 
-def _goes_back(copy: CopyLoads, newest: Checkpoint, before: Checkpoint, means: str) -> RehearsalResult:
+def _check_fallback(copy: CopyLoads, newest: Checkpoint, before: Checkpoint, means: str) -> RehearsalResult:
     bad = copy.damage()
     if before.id in bad:
         raise Wrong(f"the previous checkpoint is damaged as well: {bad[before.id]}")

@@ -53,9 +53,9 @@ class DrillOptions:
     live: Run | None = None
     """Run with a job that is running on this machine, and that is drilled itself."""
     copies: Run | None = None
-    """Run with checkpoints of which copies are drilled, without any job."""
+    """Run with checkpoints to copy. The copies are drilled, without a job."""
     keep: Path | None = None
-    say: Callable[[str, RehearsalOutcome | None], None] = field(default=lambda name, outcome: None)
+    on_progress: Callable[[str, RehearsalOutcome | None], None] = field(default=lambda name, outcome: None)
     """Receives the name of each rehearsal: with None when it begins, with the outcome when it has ended."""
 
 
@@ -121,13 +121,13 @@ def _in_time(options: DrillOptions, rehearsal: R, began: float, pace: Pace, do: 
             pace.passed(outcome.took_s)
         return outcome
     outcome = RehearsalOutcome(name, what, SKIPPED, f"no time was left: the deadline of {options.deadline_s:.0f} s has passed")
-    options.say(name, outcome)
+    options.on_progress(name, outcome)
     return outcome
 
 
 def _tried(options: DrillOptions, name: str, what: str, do: Callable[[], RehearsalResult]) -> RehearsalOutcome:
     """Return the outcome of a rehearsal."""
-    options.say(name, None)
+    options.on_progress(name, None)
     began, shown = time.monotonic(), RehearsalResult("")
     try:
         shown = do()
@@ -141,7 +141,7 @@ def _tried(options: DrillOptions, name: str, what: str, do: Callable[[], Rehears
         name, what, verdict, why, shown.means, shown.noticed_s, shown.decided_s, shown.back_s, shown.steps_lost,
         round(time.monotonic() - began, 3),
     )  # fmt: skip
-    options.say(name, outcome)
+    options.on_progress(name, outcome)
     return outcome
 
 

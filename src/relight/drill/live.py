@@ -18,7 +18,7 @@ from relight.drill.pages import Pages, running
 from relight.drill.processes import is_below
 from relight.drill.programme import REHEARSALS
 from relight.drill.rehearsals import SETTLED_STEPS, Rehearsal, RehearsalResult, is_there, judged
-from relight.drill.stage import LOOK_S, CannotTry, Wrong
+from relight.drill.stage import POLL_INTERVAL_S, CannotTry, Wrong
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.heartbeat import Heartbeat
 from relight.supervise.incidents import Incident, read_incidents
@@ -67,7 +67,7 @@ class LiveJob:
         ]
         beats = self._pages.beats().values()
         first = [beat.first_at - began for beat in beats if beat.steps and (began := began_at(beat.pid)) is not None]
-        pace.started(max(known or first, default=LOOK_S))
+        pace.started(max(known or first, default=POLL_INTERVAL_S))
         return pace
 
     def do(self, rehearsal: Rehearsal, limit: Limit) -> RehearsalResult:
@@ -79,7 +79,7 @@ class LiveJob:
         broken = time.monotonic()
         os.kill(beat.pid, signal.SIGKILL if rehearsal.name == "kill" else signal.SIGSTOP)
         try:
-            incident = _wait(lambda: self._over_it(before), "step after the failure", limit)
+            incident = _wait(lambda: self._finished_incident(before), "step after the failure", limit)
         finally:
             if rehearsal.name == "hang" and is_below(beat.pid, self._supervisor):  # it was not detected as hanging
                 with contextlib.suppress(ProcessLookupError):
@@ -96,7 +96,7 @@ class LiveJob:
 
         return _wait(settled_beats, "steps after a checkpoint", limit)
 
-    def _over_it(self, before: set[str]) -> Incident | None:
+    def _finished_incident(self, before: set[str]) -> Incident | None:
         if not is_there(self._supervisor):
             raise Wrong("relight run has ended: relight incidents shows the reason")
         incidents = [incident for incident in read_incidents(self._run.store, self._run.name) if incident.id not in before]
@@ -132,4 +132,4 @@ def _wait(until: Callable[[], T | None], what: str, limit: Limit) -> T:
             if limit.cut_short:
                 raise CannotTry(f"the drill's deadline (--deadline) passed while waiting for: {what}")
             raise Wrong(f"timed out while waiting for: {what}")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)

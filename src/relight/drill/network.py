@@ -38,7 +38,7 @@ def network(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         broken = time.monotonic()
         noticed = job.wait(lambda: time.monotonic() if job.incidents() else None, "sign that a node has noticed", noticed_within_s)
         time.sleep(_LONGER_S)
-        nodes.mend()
+        nodes.restore_link()
         repaired = time.monotonic()
         beats = job.wait(lambda: nodes.back(before), "step of both nodes after the cut", over=True)
         back = max(beat.first_at for beat in beats)
@@ -91,7 +91,7 @@ class TwoNodes:
         """Cut the link silently: packets are lost without an error."""
         self._job.warden.call(["ip", "link", "set", _WIRE, "down"])
 
-    def mend(self) -> None:
+    def restore_link(self) -> None:
         """Restore the link."""
         self._job.warden.call(["ip", "link", "set", _WIRE, "up"])
 

@@ -71,7 +71,7 @@ def kill(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         rank, beat = sorted(job.ready().items())[-1]
         broken = time.monotonic()
         job.send(beat.pid, signal.SIGKILL)
-        return _gone_on(stage, job, rehearsal, rank, broken)
+        return _continued(stage, job, rehearsal, rank, broken)
 
 
 def hang(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
@@ -81,7 +81,7 @@ def hang(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         rank, beat = sorted(job.ready().items())[-1]
         broken = time.monotonic()
         job.send(beat.pid, signal.SIGSTOP)
-        return _gone_on(stage, job, rehearsal, rank, broken)
+        return _continued(stage, job, rehearsal, rank, broken)
 
 
 def lock(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
@@ -98,7 +98,7 @@ def _run_rehearsal(stage: RehearsalStage, rehearsal: Rehearsal, what: str) -> Re
     with stage.job() as job:
         rank, _ = _arm(job, what)
         broken = job.wait(job.orders.done, "step at which the script executes the order")
-        return _gone_on(stage, job, rehearsal, rank, broken)
+        return _continued(stage, job, rehearsal, rank, broken)
 
 
 def poison(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
@@ -106,7 +106,7 @@ def poison(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
     with stage.job() as job:
         _, step = _arm(job, "poison")
         broken = job.wait(job.orders.done, "step with a loss: ckpt.step(step, loss=loss)")
-        incident = job.over_it()
+        incident = job.wait_for_recovery()
         settings = incident.settings
         if incident.action == rehearsal.action and (settings.get("RELIGHT_BEFORE"), settings.get("RELIGHT_SKIP")) != (
             str(step),
@@ -114,7 +114,7 @@ def poison(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         ):
             raise Wrong(f"the job returned to before step {settings.get('RELIGHT_BEFORE')}, and the loss was NaN at step {step}")
         try:
-            return _gone_on(stage, job, rehearsal, None, broken, without=step)
+            return _continued(stage, job, rehearsal, None, broken, without=step)
         except Wrong:
             if sum(incident.kind == rehearsal.kind for incident in job.incidents()) > 1:
                 what = f"the failure was repeated: the script ran step {step}, and must skip its samples"
@@ -124,7 +124,7 @@ def poison(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
 
 def _arm(job: DrillJob, what: str) -> tuple[int, int]:
     """Start the job, and order its last rank to fail. Return that rank, and the step of the order."""
-    if not job.target.told:
+    if not job.target.can_be_ordered:
         raise CannotTry("a script that is not Python (--no-python) cannot be ordered to fail")
     job.start()
     rank, beat = sorted(job.ready().items())[-1]
@@ -135,11 +135,11 @@ def _arm(job: DrillJob, what: str) -> tuple[int, int]:
     return rank, step
 
 
-def _gone_on(
+def _continued(
     stage: RehearsalStage, job: DrillJob, rehearsal: Rehearsal, rank: int | None, broken: float, *, without: int = -1
 ) -> RehearsalResult:
     """Check that the failure was detected, classified and recovered from, and that the end is that of an undisturbed run."""
-    incident = job.over_it()
+    incident = job.wait_for_recovery()
     beats = job.beats()
     shown = judged(rehearsal, incident, beats, rank, broken)
     and_then = ended(stage, job, incidents=1, without=without)
@@ -218,7 +218,7 @@ def preempt(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         return _started_again(stage, job, last, broken, summary)
 
 
-def _started_again(stage: RehearsalStage, job: DrillJob, last: int, broken: float, said: str) -> RehearsalResult:
+def _started_again(stage: RehearsalStage, job: DrillJob, last: int, broken: float, summary: str) -> RehearsalResult:
     stored, before = job.checkpoints()[-1].step, len(job.incidents())
     job.start()
     beats = steps_again(job)
@@ -228,7 +228,7 @@ def _started_again(stage: RehearsalStage, job: DrillJob, last: int, broken: floa
     back = max(beat.first_at for beat in beats.values()) - broken
     and_then = ended(stage, job, incidents=before)
     return RehearsalResult(
-        f"{said}; after a restart, training continued from step {restored}{and_then}",
+        f"{summary}; after a restart, training continued from step {restored}{and_then}",
         back_s=round(back, 3),
         steps_lost=last - restored,
     )

@@ -28,7 +28,7 @@ from relight.store import ByteStore, open_bytes
 from relight.supervise.incidents import Incident, incidents_in, read_incidents
 
 T = TypeVar("T")
-LOOK_S = 0.02
+POLL_INTERVAL_S = 0.02
 STEPS_BEFORE = 3
 """Steps that an incarnation makes before the rehearsal acts on it."""
 
@@ -99,7 +99,7 @@ class DrillJob:
         """Return the newest heartbeat of each rank."""
         return self._pages.beats() if self._pages is not None else {}
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return all output of the job."""
         with contextlib.suppress(OSError):
             return self._log.read_text(encoding="utf-8", errors="replace")
@@ -134,9 +134,9 @@ class DrillJob:
             ends = min(self.limit.ends, began + within_s)
             if time.monotonic() > ends:
                 if self.limit.cut_short and ends < began + within_s:
-                    raise CannotTry(f"the drill's deadline (--deadline) passed while waiting for: {what}; {self._at()}")
-                raise Wrong(f"no {what} within {ends - began:.0f} s: {self._at()}")
-            time.sleep(LOOK_S)
+                    raise CannotTry(f"the drill's deadline (--deadline) passed while waiting for: {what}; {self._position_text()}")
+                raise Wrong(f"no {what} within {ends - began:.0f} s: {self._position_text()}")
+            time.sleep(POLL_INTERVAL_S)
 
     def makes_steps(self) -> None:
         """Record the duration of the start that has just ended. The bounds of all waits are derived from the slowest start."""
@@ -177,18 +177,18 @@ class DrillJob:
         """Return the last step that all ranks have finished."""
         return min((beat.step for beat in self.beats().values()), default=-1)
 
-    def saves_again(self, behind: int, what: str) -> float:
-        """Wait until a save of a later step than ``behind`` is stored. Return that time, on the monotonic clock."""
+    def saves_again(self, after_step: int, what: str) -> float:
+        """Wait until a save of a later step than ``after_step`` is stored. Return that time, on the monotonic clock."""
 
         def stored_at() -> float | None:
-            if self.durable() > behind:
+            if self.durable() > after_step:
                 return time.monotonic()
             self.ask_for_a_save()
             return None
 
         return self.wait(stored_at, what)
 
-    def over_it(self) -> Incident:
+    def wait_for_recovery(self) -> Incident:
         """Wait until training has continued after the first incident. Return the incident, with its cost."""
 
         def first_incident() -> Incident | None:
@@ -241,10 +241,10 @@ class DrillJob:
 
     def last_words(self) -> str:
         """Return the last line of relight run's output."""
-        lines = [line for line in self.said().splitlines() if line.strip()]
+        lines = [line for line in self.output().splitlines() if line.strip()]
         ours = [line.removeprefix("relight: ") for line in lines if line.startswith("relight: ") and "relight incidents" not in line]
         return (ours or lines or ["it printed nothing"])[-1][:300]
 
-    def _at(self) -> str:
+    def _position_text(self) -> str:
         states = [f"rank {rank} {beat.phase}, after step {beat.step}" for rank, beat in self.beats().items()]
         return ", ".join(states[:4]) or self.last_words()

@@ -32,7 +32,7 @@ def full(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         step = job.step()
         fill()
         broken = time.monotonic()
-        failures = _goes_on_without(job, step, FULL_S)
+        failures = _continue_without(job, step, FULL_S)
         empty()
         freed = time.monotonic()
         saved = job.saves_again(job.durable(), "save after space was freed")
@@ -50,7 +50,7 @@ def away(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         stage.store.rename(elsewhere)
         broken = time.monotonic()
         try:
-            failures = _goes_on_without(job, step, AWAY_S)
+            failures = _continue_without(job, step, AWAY_S)
             stored_step = job.durable()
         finally:
             meanwhile = move_back(elsewhere, stage.store)
@@ -106,13 +106,13 @@ def damage(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
             whole = [checkpoint for checkpoint in checkpoints if checkpoint.id not in bad]
             if not whole:
                 raise Wrong(f"all of its {len(checkpoints)} checkpoints need bytes of the damaged one")
-            before, again = len(job.said()), time.monotonic()
+            before, again = len(job.output()), time.monotonic()
             job.start()
             beats = steps_again(job)
             restored, back = max(beat.restored for beat in beats.values()), max(beat.first_at for beat in beats.values())
             if restored != whole[-1].step:
                 raise Wrong(f"step {whole[-1].step} is the newest undamaged checkpoint, and training continued from step {restored}")
-            reported = f"checkpoint {checkpoints[-1].id} (step {checkpoints[-1].step}) is skipped" in job.said()[before:]
+            reported = f"checkpoint {checkpoints[-1].id} (step {checkpoints[-1].step}) is skipped" in job.output()[before:]
             if not reported and stage.target.built_in:
                 raise Wrong(f"the checkpoint of step {checkpoints[-1].step} is damaged, and the job did not report that")
             and_then = ended(stage, job, incidents=0, may_be_damaged=tuple(bad))
@@ -149,16 +149,16 @@ def _flip(path: Path, offset: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def _goes_on_without(job: DrillJob, step: int, seconds: float) -> str:
+def _continue_without(job: DrillJob, step: int, seconds: float) -> str:
     """Wait ``seconds``, and until a step after ``step`` is made although saves fail. Return a clause about the failed saves."""
-    begun, before = time.monotonic(), len(job.said())
+    begun, before = time.monotonic(), len(job.output())
 
     def has_stepped() -> bool | None:
         job.ask_for_a_save()
         return True if time.monotonic() > begun + seconds and job.step() > step else None
 
     job.wait(has_stepped, "step while nothing could be saved")
-    failed = len(set(_FAILED.findall(job.said()[before:])))
+    failed = len(set(_FAILED.findall(job.output()[before:])))
     return f", and reported {failed} failed {'save' if failed == 1 else 'saves'}" if failed else ""
 
 

@@ -24,7 +24,7 @@ class DrillTarget:
     """The script and its arguments; empty for the built-in job."""
     settings: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    told: bool = True
+    can_be_ordered: bool = True
     """Whether the script can be ordered to fail: True for a Python script."""
 
     @property
@@ -48,7 +48,7 @@ class DrillTarget:
         elif "-m" in self.flags or "--module" in self.flags:
             script = ["-m", *script]
         own = [flag for flag in self.flags if flag not in ("-m", "--module")]
-        if not self.told:
+        if not self.can_be_ordered:
             return [*command, *own, *flags, *script]
         return [*command, *own, *flags, "-m", "relight.drill.script", str(folder / "orders"), str(store), *script]
 
@@ -80,4 +80,4 @@ def target_of(arguments: Sequence[str], settings: str, env: Sequence[str]) -> Dr
             "no argument names the drill's store for the script",
             hint="write {store} in place of its store: relight drill train.py --store {store}, or --env STORE={store}",
         )
-    return DrillTarget(tuple(arguments[:script_at]), tuple(script), settings, named, told=not options.no_python)
+    return DrillTarget(tuple(arguments[:script_at]), tuple(script), settings, named, can_be_ordered=not options.no_python)

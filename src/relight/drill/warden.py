@@ -22,7 +22,7 @@ from relight.errors import RelightError
 from relight.settings.registry import variable_of
 
 _PR_SET_CHILD_SUBREAPER = 36
-_LOOK_S = 0.1
+_POLL_INTERVAL_S = 0.1
 CALL_S = 300.0
 
 
@@ -60,7 +60,7 @@ class Warden:
         """Run a command to its end. Raise ``RelightError`` with its output if its exit code is not 0."""
         done = self._ask(call=list(command))
         if done["code"]:
-            raise RelightError(f"{command[0]} ended with {done['code']}", details=str(done["said"]).splitlines()[-5:])
+            raise RelightError(f"{command[0]} ended with {done['code']}", details=str(done["output"]).splitlines()[-5:])
 
     def sweep(self) -> None:
         """End all started processes and their descendants."""
@@ -124,7 +124,7 @@ class _Owner:
             done = subprocess.run(
                 command["call"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=CALL_S, check=False
             )
-            return {"code": done.returncode, "said": done.stdout.decode(errors="replace")}
+            return {"code": done.returncode, "output": done.stdout.decode(errors="replace")}
         self.reap()
         if "poll" in command:
             return {"code": self._codes.get(command["poll"])}
@@ -151,7 +151,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # it ends when its input does, after the controlling process
     owner, buffer = _Owner(), b""
     while True:
-        if not select.select([0], [], [], _LOOK_S)[0]:
+        if not select.select([0], [], [], _POLL_INTERVAL_S)[0]:
             owner.reap()
             continue
         data = os.read(0, 1 << 20)

@@ -82,24 +82,24 @@ def archive(records: Sequence[ZipRecord]) -> ZipLayout:
     return ZipLayout(offset + len(end), tuple(fixed), tuple(ReservedBytes(begin, (local, central_)) for begin, local, central_ in rooms))
 
 
-def _local(name: bytes, length: int, value: int, at: int) -> bytes:
+def _local(name: bytes, length: int, value: int, offset: int) -> bytes:
     """Return a local header, padded so that the data after it are aligned."""
     large = length >= _FULL
     extra = struct.pack("<2H2Q", 1, 16, length, length) if large else b""
-    begin = at + _LOCAL.size + len(name) + len(extra) + 4
+    begin = offset + _LOCAL.size + len(name) + len(extra) + 4
     padding = -begin % ALIGN
     extra += b"FB" + struct.pack("<H", padding) + b"Z" * padding
     size = _FULL if large else length
     return _LOCAL.pack(b"PK\3\4", 45 if large else 20, 0, 0, 0, _DATE, value, size, size, len(name), len(extra)) + name + extra
 
 
-def _directory_entry(name: bytes, length: int, value: int, at: int) -> bytes:
-    large, far = length >= _FULL, at >= _FULL
-    wide = [*((length, length) if large else ()), *((at,) if far else ())]
+def _directory_entry(name: bytes, length: int, value: int, offset: int) -> bytes:
+    large, far = length >= _FULL, offset >= _FULL
+    wide = [*((length, length) if large else ()), *((offset,) if far else ())]
     extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
     size, version = _FULL if large else length, 45 if wide else 20
     head = _CENTRAL.pack(
-        b"PK\1\2", version, version, 0, 0, 0, _DATE, value, size, size, len(name), len(extra), 0, 0, 0, 0, _FULL if far else at
+        b"PK\1\2", version, version, 0, 0, 0, _DATE, value, size, size, len(name), len(extra), 0, 0, 0, 0, _FULL if far else offset
     )
     return head + name + extra
 

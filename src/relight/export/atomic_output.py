@@ -21,7 +21,7 @@ from relight.store.durable import make_dirs, sync_dir, translate
 
 _WEIGHTS = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors\Z|model\.safetensors\.index\.json\Z")
 """Files of a directory of weights, by the names that transformers uses."""
-_BESIDE = ".exporting-"
+_STAGING = ".exporting-"
 _TRIES = 10
 
 
@@ -35,7 +35,7 @@ class Landing:
         self.path, self._folder, self._overwrite = os.path.abspath(path), folder, overwrite
         self._parent, self._name = os.path.split(self.path)
         self._disk = Disk()
-        self.beside, self._lock = "", -1
+        self.staging, self._lock = "", -1
 
     def __enter__(self) -> Landing:
         check_free(self.path, folder=self._folder, overwrite=self._overwrite)
@@ -48,19 +48,19 @@ class Landing:
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.beside, ignore_errors=True)
+        shutil.rmtree(self.staging, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
 
     def _make(self) -> None:
         """Create the directory and lock it. If another export removes it before it is locked, create another one."""
         for _ in range(_TRIES):
-            self.beside = os.path.join(self._parent, f".{self._name}{_BESIDE}{secrets.token_hex(8)}")
-            os.mkdir(self.beside)
+            self.staging = os.path.join(self._parent, f".{self._name}{_STAGING}{secrets.token_hex(8)}")
+            os.mkdir(self.staging)
             with contextlib.suppress(FileNotFoundError):
-                self._lock = os.open(self.beside, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                self._lock = os.open(self.staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
-                if os.path.isdir(self.beside):
+                if os.path.isdir(self.staging):
                     return
                 os.close(self._lock)
                 self._lock = -1
@@ -68,14 +68,14 @@ class Landing:
 
     def put(self, names: Sequence[str]) -> None:
         """Move the files to the target. The last of several files is the index by which a reader finds the others."""
-        sync_dir(self._disk, self.beside)
+        sync_dir(self._disk, self.staging)
         try:
             if not self._folder:
-                os.replace(os.path.join(self.beside, names[0]), self.path)
+                os.replace(os.path.join(self.staging, names[0]), self.path)
             elif os.path.isdir(self.path):
                 self._into(names)
             else:
-                os.rename(self.beside, self.path)
+                os.rename(self.staging, self.path)
         except OSError as error:
             raise translate(error, "putting an export in its place", self.path) from error
         sync_dir(self._disk, self._parent)
@@ -87,12 +87,12 @@ class Landing:
             os.unlink(os.path.join(self.path, name))
         sync_dir(self._disk, self.path)
         for name in names:
-            os.replace(os.path.join(self.beside, name), os.path.join(self.path, name))
+            os.replace(os.path.join(self.staging, name), os.path.join(self.path, name))
         sync_dir(self._disk, self.path)
 
     def _sweep(self) -> None:
         """Remove what killed exports to the same target left."""
-        form = re.compile(re.escape(f".{self._name}{_BESIDE}") + "[0-9a-f]{16}")
+        form = re.compile(re.escape(f".{self._name}{_STAGING}") + "[0-9a-f]{16}")
         for name in os.listdir(self._parent):
             if form.fullmatch(name) is not None:
                 leftover = os.path.join(self._parent, name)

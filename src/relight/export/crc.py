@@ -20,11 +20,11 @@ def joined_crc(runs: Sequence[tuple[int, int, int]]) -> int:
     return total
 
 
-def _times(one: int, other: int) -> int:
+def _times(factor: int, other: int) -> int:
     """Return the product of two polynomials. The highest bit is the coefficient of x⁰."""
     product, bit = 0, 1 << 31
     while bit:
-        if one & bit:
+        if factor & bit:
             product ^= other
         other = other >> 1 ^ _POLYNOMIAL if other & 1 else other >> 1
         bit >>= 1

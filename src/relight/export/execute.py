@@ -71,7 +71,7 @@ def _execute(plan: ExportPlan, progress: Progress | None) -> ExportReport:
         blocks = ExportBuffers()
         with ExitStack() as failing:
             for output in plan.files:
-                files.append(OutFile(os.path.join(landing.beside, output.name), output.size, blocks))
+                files.append(OutFile(os.path.join(landing.staging, output.name), output.size, blocks))
                 failing.callback(files[-1].abort)
             tensors = _tensors(plan, files)
             _pour(plan, tensors, progress)
@@ -152,13 +152,15 @@ def _slabs(whole: MergedCheckpoint, numbers: Sequence[int], undivided: Collectio
         yield from slabs_of(shape, number, by_rows=not is_straight(whole, number), at_most=at_most)
 
 
-def _put(tensor: Outgoing, first: int, data: memoryview | np.ndarray[Any, Any], held: tuple[int, ...], shape: tuple[int, ...]) -> None:
+def _put(
+    tensor: Outgoing, first: int, data: memoryview | np.ndarray[Any, Any], source_shape: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
     """Write a slab. If ``shape`` differs, the slab is the whole tensor and is broadcast to it."""
     values = data if isinstance(data, np.ndarray) else None
-    if held != shape:
+    if source_shape != shape:
         size = (tensor.itemsize,) if values is None else ()
         array = np.frombuffer(data, np.uint8) if values is None else values
-        array = np.ascontiguousarray(np.broadcast_to(array.reshape(*held, *size), (*shape, *size))).reshape(-1)
+        array = np.ascontiguousarray(np.broadcast_to(array.reshape(*source_shape, *size), (*shape, *size))).reshape(-1)
         values, data = (array, data) if values is not None else (None, array.data)
     if values is not None:
         tensor.put_values(first, values)

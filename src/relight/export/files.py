@@ -42,9 +42,9 @@ def safetensors_files(entries: Sequence[ExportEntry], tied: str, shard_bytes: in
     aliases: dict[str, str] = {} if tied == "each" else {entry.name: entry.alias for entry in entries if entry.alias is not None}
     shards = _shards(entries, indices, shard_bytes)
     if shard_bytes is None or len(shards) == 1:
-        return [_one(entries, indices, name, aliases)]
+        return [_file_layout(entries, indices, name, aliases)]
     names = [f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
-    files = [_one(entries, shard, where, {}) for shard, where in zip(shards, names, strict=True)]
+    files = [_file_layout(entries, shard, where, {}) for shard, where in zip(shards, names, strict=True)]
     where_of = {entries[index].name: where for shard, where in zip(shards, names, strict=True) for index in shard}
     metadata = {"total_size": sum(entries[index].length for index in indices), **({"tied": aliases} if aliases else {})}
     data = (json.dumps({"metadata": metadata, "weight_map": where_of}, indent=2, sort_keys=True) + "\n").encode()
@@ -76,9 +76,9 @@ def _shards(entries: Sequence[ExportEntry], kept: Sequence[int], shard_bytes: in
     return shards
 
 
-def _one(entries: Sequence[ExportEntry], held: Sequence[int], name: str, aliases: Mapping[str, str]) -> OutputFile:
+def _file_layout(entries: Sequence[ExportEntry], indices: Sequence[int], name: str, aliases: Mapping[str, str]) -> OutputFile:
     """Return the layout of one file: widest elements first, so that each tensor is aligned to its element size."""
-    order = sorted(held, key=lambda index: -DTYPES[entries[index].dtype].itemsize)
+    order = sorted(indices, key=lambda index: -DTYPES[entries[index].dtype].itemsize)
     header: dict[str, Any] = {"__metadata__": {**aliases, "format": "pt"}}
     offsets, position = [], 0
     for index in order:
@@ -91,7 +91,7 @@ def _one(entries: Sequence[ExportEntry], held: Sequence[int], name: str, aliases
     body = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     body = body.ljust(-(-(8 + len(body)) // 64) * 64 - 8)
     if len(body) > HEADER_BYTES_MAX:
-        raise IncompatibleState(f"{len(held)} names of {len(body)} bytes: more than a safetensors file may have", hint="--shard 5GB")
+        raise IncompatibleState(f"{len(indices)} names of {len(body)} bytes: more than a safetensors file may have", hint="--shard 5GB")
     begin = 8 + len(body)
     slots = tuple(EntryOffset(index, begin + offset) for index, offset in zip(order, offsets, strict=True))
     return OutputFile(name, begin + position, ((0, len(body).to_bytes(8, "little") + body),), slots)

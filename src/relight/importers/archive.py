@@ -56,8 +56,8 @@ class TorchArchive:
             raise UnsafeContent(f"not a file of torch.save: {str(error)[:100]}", where=where) from None
 
     @property
-    def said(self) -> int:
-        """Bytes of its pickle."""
+    def pickle_bytes(self) -> int:
+        """Size of its pickle, in bytes."""
         return self._entries[f"{self._top}/data.pkl"].length
 
     def words(self) -> bytes:
@@ -83,10 +83,10 @@ class TorchArchive:
             raise UnsafeContent("something other than a tensor", where=self._where)
         return value
 
-    def _storage(self, told: Any) -> Storage:
-        if not (isinstance(told, tuple) and len(told) == 5 and told[0] == "storage" and isinstance(told[2], str)):
+    def _storage(self, reference: Any) -> Storage:
+        if not (isinstance(reference, tuple) and len(reference) == 5 and reference[0] == "storage" and isinstance(reference[2], str)):
             raise UnsafeContent("a storage reference that is not in torch's form", where=self._where)
-        _, kind, key, _, count = told
+        _, kind, key, _, count = reference
         if not isinstance(kind, StorageKind) or type(count) is not int or count < 0:
             raise UnsafeContent("a storage of unknown type", where=self._where)
         span = self._entries.get(f"{self._top}/data/{key}")
@@ -141,12 +141,12 @@ class TorchArchive:
             end = max(end, span.offset + span.length)
         return entries
 
-    def _entry(self, data: bytes, at: int) -> tuple[str, FileRange, int]:
-        head = _CENTRAL.unpack_from(data, at)
+    def _entry(self, data: bytes, offset: int) -> tuple[str, FileRange, int]:
+        head = _CENTRAL.unpack_from(data, offset)
         if head[0] != b"PK\1\2" or head[3] & 1 or head[4] != 0:
             raise ValueError("an entry that is compressed or encrypted")
         crc, packed, size, name_length, extra_length, comment_length, local = *head[7:13], head[16]
-        begin = at + _CENTRAL.size
+        begin = offset + _CENTRAL.size
         name = data[begin : begin + name_length].decode("utf-8")
         size, packed, local = _wide(data[begin + name_length : begin + name_length + extra_length], size, packed, local)
         if size != packed or local + _LOCAL.size > self._span.length:
@@ -208,10 +208,10 @@ def _spec(storage: Any, dtype: Any, offset: Any, shape: Any, stride: Any) -> Spe
     return spec
 
 
-def _sparse(layout: Any, told: Any) -> Compound:
-    if layout != "sparse_coo" or not isinstance(told, tuple) or len(told) not in (3, 4):
+def _sparse(layout: Any, arguments: Any) -> Compound:
+    if layout != "sparse_coo" or not isinstance(arguments, tuple) or len(arguments) not in (3, 4):
         raise ValueError("a sparse tensor of another layout than COO")
-    indices, values, shape = told[:3]
+    indices, values, shape = arguments[:3]
     shape = shape.meta if isinstance(shape, Leaf) else shape
     if (
         not isinstance(indices, Spec)
@@ -220,7 +220,7 @@ def _sparse(layout: Any, told: Any) -> Compound:
         or any(type(extent) is not int for extent in shape)
     ):
         raise ValueError("a sparse tensor")
-    return Compound("sparse_coo", (indices, values), (shape, bool(told[3]) if len(told) == 4 else False))
+    return Compound("sparse_coo", (indices, values), (shape, bool(arguments[3]) if len(arguments) == 4 else False))
 
 
 def _layout(name: Any) -> str:

@@ -102,7 +102,7 @@ class BucketFiles(Files):
         if folder not in self.folders:
             raise CorruptCheckpoint("the folder is missing", where=self.where(folder))
         inner = BucketFiles(self.listing, self._key(folder), is_folder=True)
-        inner.sums, inner.held = self.sums, self.held
+        inner.sums, inner.cache = self.sums, self.cache
         self.within.append((folder, inner))
         return inner
 

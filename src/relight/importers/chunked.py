@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from relight.errors import CorruptCheckpoint, NoSpace, UnsafeContent
 from relight.format import DTYPES
 from relight.importers.files import PIECE_BYTES, SLAB_BYTES
-from relight.importers.held import ValueCache
 from relight.importers.tensors import AssembledTensor, Tiled
+from relight.importers.value_cache import ValueCache
 from relight.layout import Box
 
 CHUNK_BYTES_MAX = 1 << 30
@@ -33,12 +33,12 @@ Reader = Callable[[Box], "Elements"]
 
 
 def chunked_array(
-    dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], read: Reader, where: str, held: ValueCache
+    dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], read: Reader, where: str, cache: ValueCache
 ) -> AssembledTensor:
     """Return an array of chunks. ``read`` returns the elements of one chunk: at the array's edges only those inside it."""
     size = DTYPES[dtype].itemsize
     boxes = boxes_of(shape, chunks, dtype, where)
-    reads = _Chunks(read, held, where)
+    reads = _Chunks(read, cache, where)
     return AssembledTensor(
         dtype, shape, Tiled(dtype, shape, [(box, _ArrayChunkSource(reads, box, size)) for box in boxes], where), ("array", where)
     )
@@ -123,14 +123,14 @@ def _decoded(pieces: Iterator[bytes], where: str) -> Iterator[bytes]:
 class _Chunks:
     """The chunks of one array. A chunk is decoded once for consecutive slabs, and never by two threads at once."""
 
-    def __init__(self, read: Reader, held: ValueCache, where: str) -> None:
-        self._read, self._held, self._where = read, held, where
+    def __init__(self, read: Reader, cache: ValueCache, where: str) -> None:
+        self._read, self._cache, self._where = read, cache, where
         self._lock = threading.Lock()
 
     def get(self, box: Box) -> Elements:
         """Return a chunk's elements."""
         with self._lock:
-            elements: Elements = self._held.get((self._where, box), lambda: self._read(box), lambda chunk: int(_owner(chunk).nbytes))
+            elements: Elements = self._cache.get((self._where, box), lambda: self._read(box), lambda chunk: int(_owner(chunk).nbytes))
             return elements
 
 

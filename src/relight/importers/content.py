@@ -44,17 +44,17 @@ class Content:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def take(self, told: Mapping[Any, Any]) -> None:
+    def take(self, entries: Mapping[Any, Any]) -> None:
         """Take the entries of a script's own dict. Modules, optimizers, schedulers and so on are recognised by content."""
-        objects = {key: pickled_module(value) for key, value in told.items()}
-        told = {key: value if objects[key] is None else objects[key] for key, value in told.items()}
+        objects = {key: pickled_module(value) for key, value in entries.items()}
+        entries = {key: value if objects[key] is None else objects[key] for key, value in entries.items()}
         self.notes += [
             f"{key}: saved as an object; its state is taken, its class is not" for key, state in objects.items() if state is not None
         ]
-        told = self._generators(told)
-        kinds = {key: kind_of(value) for key, value in told.items()}
+        entries = self._generators(entries)
+        kinds = {key: kind_of(value) for key, value in entries.items()}
         modules = [key for key, kind in kinds.items() if kind == MODULE]
-        for key, value in told.items():
+        for key, value in entries.items():
             kind = kinds[key]
             name = usual_name(str(key), kind, alone=list(kinds.values()).count(kind) == 1)
             if kind == VALUE or type(key) is not str or name in self.components or name in ("grad", "rank", "rng", KEPT):
@@ -66,25 +66,25 @@ class Content:
                 self.components[name] = ImportedComponent(OPTIMIZER, optimizer_of(value))
             else:
                 self.components[name] = ImportedComponent(kind, value)
-        if not modules and not any(kind == OPTIMIZER for kind in kinds.values()) and len(told) == 1:
-            (inner,) = told.values()
+        if not modules and not any(kind == OPTIMIZER for kind in kinds.values()) and len(entries) == 1:
+            (inner,) = entries.values()
             if isinstance(inner, dict) and any(kind_of(value) in (MODULE, OPTIMIZER) for value in inner.values()):
                 self.components = {name: part for name, part in self.components.items() if part.kind == RNG}
                 self.kept.clear()
                 self.take(inner)
 
-    def _generators(self, told: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    def _generators(self, entries: Mapping[Any, Any]) -> Mapping[Any, Any]:
         """Take the process's generators as the component ``rng``; return the other entries."""
         from relight.importers.loose_rng import loose_rng  # imported here, as it imports this module
 
-        generators = loose_rng(told) if "rng" not in self.components else None
+        generators = loose_rng(entries) if "rng" not in self.components else None
         if generators is None or not (generators.node or generators.left_out):
-            return told
+            return entries
         if generators.node:
             self.components["rng"] = ImportedComponent(RNG, generators.node)
         self.notes += generators.notes
         self.left_out += generators.left_out
-        return {key: value for key, value in told.items() if key not in generators.used}
+        return {key: value for key, value in entries.items() if key not in generators.used}
 
     def module(self, name: str, state: Mapping[str, Any]) -> None:
         """Add a module's state, under its names without wrappers."""
@@ -200,29 +200,29 @@ def is_optimizer(value: Any) -> bool:
     )
 
 
-def optimizer_of(told: Mapping[str, Any]) -> dict[str, Any]:
+def optimizer_of(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state in Relight's form: by name if the groups have names, otherwise by number."""
     names: dict[Any, Any] = {}
     groups = []
-    for group in told["param_groups"]:
+    for group in state_dict["param_groups"]:
         given = group.get("param_names")
         if isinstance(given, list) and len(given) == len(group["params"]) and all(type(name) is str for name in given):
             names.update(zip(group["params"], given, strict=True))
-    members = [key for group in told["param_groups"] for key in group["params"]]
+    members = [key for group in state_dict["param_groups"] for key in group["params"]]
     if names.keys() != set(members) or len(set(names.values())) != len(names):
         names = {}  # some have no name: use numbers for all
     if len(set(members)) != len(members):
         raise IncompatibleState("an optimizer that has a parameter twice")
-    for group in told["param_groups"]:
+    for group in state_dict["param_groups"]:
         settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         groups.append({**settings, "params": [names.get(key, key) for key in group["params"]]})
-    extra = {key: value for key, value in told.items() if key not in ("state", "param_groups")}
+    extra = {key: value for key, value in state_dict.items() if key not in ("state", "param_groups")}
     member_keys = set(members)
-    foreign = {key: value for key, value in told["state"].items() if key not in member_keys}
+    foreign = {key: value for key, value in state_dict["state"].items() if key not in member_keys}
     if foreign:
         extra["state"] = foreign
     return {
-        "state": {names.get(key, key): value for key, value in told["state"].items() if key in member_keys},
+        "state": {names.get(key, key): value for key, value in state_dict["state"].items() if key in member_keys},
         "groups": groups,
         "extra": extra,
     }

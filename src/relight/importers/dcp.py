@@ -70,15 +70,15 @@ class Metadata:
             raise UnsafeContent("something other than DCP's metadata", where=where)
         return metadata
 
-    def _take(self, told: UnpickledObject) -> None:
+    def _take(self, metadata: UnpickledObject) -> None:
         places: dict[tuple[str, tuple[int, ...] | None], Value] = {}
-        for key, info in (told["storage_data"] or {}).items():
+        for key, info in (metadata["storage_data"] or {}).items():
             offset = key.state.get("offset")
             places[_text(key["fqn"]), None if offset is None else _numbers(offset)] = self._place(info)
         self._check_spans(places.values())
-        paths = told.state.get("planner_data")
+        paths = metadata.state.get("planner_data")
         paths = paths if isinstance(paths, dict) else {}
-        for name, entry in told["state_dict_metadata"].items():
+        for name, entry in metadata["state_dict_metadata"].items():
             path = _path(paths.get(_text(name)), name)
             if entry.name == "BytesStorageMetadata":
                 self.found[name] = path, places[name, None]

@@ -63,7 +63,7 @@ def detect_deepspeed(files: Files) -> Content | None:
     if not partitions:
         return _unpartitioned(files, model_state)
     stage = _stage(partitions[0].get("zero_stage"), where)
-    _all_there(partitions, where)
+    _check_count(partitions, where)
     content = Content("zero", f"DeepSpeed ZeRO stage {stage}, {_ranks(len(partitions))}{_version(model_state)}")
     shapes = _shapes(model_state, where)
     if stage == 3:
@@ -71,7 +71,7 @@ def detect_deepspeed(files: Files) -> Content | None:
         _stage3(content, model_state, other_states, partitions, shapes, where)
     else:
         _stage12(content, model_state, partitions, shapes, where)
-    _rest(content, model_state)
+    _take_rest(content, model_state)
     return content
 
 
@@ -102,9 +102,10 @@ def _several(files: Files, prefix: str, models: Mapping[re.Match[str], str], cou
 
 
 def _stage12(
-    content: Content, told: Mapping[str, Any], held: list[dict[str, Any]], shapes: list[dict[str, tuple[int, ...]]], where: str
-) -> None:
-    runs = _runs_by_mappings(held, where) if all("param_slice_mappings" in partition for partition in held) else None
+    content: Content, model_state: Mapping[str, Any], partitions: list[dict[str, Any]],
+    shapes: list[dict[str, tuple[int, ...]]], where: str,
+) -> None:  # fmt: skip
+    runs = _runs_by_mappings(partitions, where) if all("param_slice_mappings" in partition for partition in partitions) else None
     if runs is None:
         raise IncompatibleState(
             "no param_slice_mappings: written by DeepSpeed before 0.8", where=where, hint="convert it with its own zero_to_fp32.py"
@@ -112,26 +113,26 @@ def _stage12(
     shape_of = {name: shape for group in shapes for name, shape in group.items()}
     if set(shape_of) != set(runs):
         raise CorruptCheckpoint(f"partitions of {len(runs)} parameters, but param_shapes lists {len(shape_of)}", where=where)
-    model = dict(_dict(told.get("module"), where))
+    model = dict(_dict(model_state.get("module"), where))
     names_of = {name: index for index, group in enumerate(shapes) for name in group}
-    bases = [_base(partition, where) for partition in held]
+    bases = [_base(partition, where) for partition in partitions]
     state: dict[str, dict[str, Any]] = {}
     for name, shape in shape_of.items():
         group = names_of[name]
-        flats = [_list(partition.get("single_partition_of_fp32_groups"), where) for partition in held]
+        flats = [_list(partition.get("single_partition_of_fp32_groups"), where) for partition in partitions]
         model[name] = _whole(
             [FlatRange(_flat(flats[rank], group, where), *bounds) for rank, bounds in runs[name]], shape, ("fp32", name), where
         )
         state[name] = _moments(bases, group, dict(runs[name]), name, shape, where)
     content.components["model"] = ImportedComponent(MODULE, model)
     _optimizer(content, bases[0].get("param_groups"), [list(group) for group in shapes], state, where)
-    _log_precision(content, told, set(shape_of))
+    _log_precision(content, model_state, set(shape_of))
 
 
-def _runs_by_mappings(held: list[dict[str, Any]], where: str) -> dict[str, list[tuple[int, tuple[int, int]]]]:
+def _runs_by_mappings(partitions: list[dict[str, Any]], where: str) -> dict[str, list[tuple[int, tuple[int, int]]]]:
     """Return, for each parameter, its elements in each rank's partition, in order."""
     ranges: dict[str, list[tuple[int, tuple[int, int]]]] = {}
-    for rank, partition in enumerate(held):
+    for rank, partition in enumerate(partitions):
         for group in _list(partition["param_slice_mappings"], where):
             for name, address in _dict(group, where).items():
                 if not isinstance(address, UnpickledObject) or not isinstance(address.state, dict):
@@ -162,7 +163,7 @@ def _moments(
 
 
 def _stage3(
-    content: Content, told: Mapping[str, Any], others: list[dict[str, Any]], held: list[dict[str, Any]],
+    content: Content, model_state: Mapping[str, Any], others: list[dict[str, Any]], partitions: list[dict[str, Any]],
     shapes: list[dict[str, tuple[int, ...]]], where: str,
 ) -> None:  # fmt: skip
     """Merge a checkpoint of ZeRO stage 3.
@@ -170,14 +171,14 @@ def _stage3(
     Each parameter is cut into equal pieces, one for each rank; the last piece is padded. A rank concatenates its pieces
     of all parameters.
     """
-    world = len(held)
+    world = len(partitions)
     shape_of = {name: shape for group in shapes for name, shape in group.items()}
     flats = [
         [_flat(_list(partition.get("fp32_flat_groups"), where), i, where) for i in range(len(_list(partition["fp32_flat_groups"], where)))]
-        for partition in held
+        for partition in partitions
     ]
-    bases = [_dict(partition.get("optimizer_state_dict"), where) for partition in held]
-    model = {key: value for key, value in _dict(told.get("module"), where).items() if key in (told.get("buffer_names") or ())}
+    bases = [_dict(partition.get("optimizer_state_dict"), where) for partition in partitions]
+    model = {key: value for key, value in _dict(model_state.get("module"), where).items() if key in (model_state.get("buffer_names") or ())}
     state: dict[str, dict[str, Any]] = {}
     offset = 0
     for name, shape in shape_of.items():
@@ -198,22 +199,22 @@ def _stage3(
         raise CorruptCheckpoint(
             f"partitions of {sum(math.prod(flat.shape) for flat in flats[0])} elements instead of {offset}", where=where
         )
-    _frozen(model, told, others, world, where)
+    _frozen(model, model_state, others, world, where)
     content.components["model"] = ImportedComponent(MODULE, model)
     _optimizer(content, bases[0].get("param_groups"), [list(group) for group in shapes], state, where)
-    _log_precision(content, told, set(shape_of))
+    _log_precision(content, model_state, set(shape_of))
 
 
 def _keyed(bases: list[dict[str, Any]], key: str, where: str) -> Any:
     return lambda rank, index: _flat(_dict(_dict(bases[rank].get("state"), where).get(index), where), key, where)
 
 
-def _spread(flats: Sequence[Spec], at: int, count: int, where: str) -> list[tuple[int, int, int]]:
-    """Return the elements ``at`` to ``at + count`` of a rank's concatenated flat tensors, as ``(index, start, count)``."""
+def _spread(flats: Sequence[Spec], offset: int, count: int, where: str) -> list[tuple[int, int, int]]:
+    """Return the elements ``offset`` to ``offset + count`` of a rank's concatenated flat tensors, as ``(index, start, count)``."""
     ranges, begin = [], 0
     for index, flat in enumerate(flats):
         length = math.prod(flat.shape)
-        lo, hi = max(at, begin), min(at + count, begin + length)
+        lo, hi = max(offset, begin), min(offset + count, begin + length)
         if lo < hi:
             ranges.append((index, lo - begin, hi - lo))
         begin += length
@@ -234,12 +235,12 @@ def _cut(runs: list[list[tuple[int, int, int]]], flat_of: Any, shape: tuple[int,
     return _whole(pieces, shape, key, where)
 
 
-def _frozen(model: dict[str, Any], told: Mapping[str, Any], others: list[dict[str, Any]], world: int, where: str) -> None:
+def _frozen(model: dict[str, Any], model_state: Mapping[str, Any], others: list[dict[str, Any]], world: int, where: str) -> None:
     """Add the parameters that are not trained. Each rank's model file has a piece of them."""
-    shapes = told.get("frozen_param_shapes")
+    shapes = model_state.get("frozen_param_shapes")
     if not shapes:
         return
-    files = [told, *others]
+    files = [model_state, *others]
     if len(files) != world:
         raise CorruptCheckpoint(f"frozen parameters of {world} ranks, in the files of {len(files)}", where=where)
     for name, shape in _dict(shapes, where).items():
@@ -255,9 +256,9 @@ def _frozen(model: dict[str, Any], told: Mapping[str, Any], others: list[dict[st
 # -- universal, and without partitions
 
 
-def _universal(files: Files, prefix: str, told: Mapping[str, Any]) -> Content:
+def _universal(files: Files, prefix: str, model_state: Mapping[str, Any]) -> Content:
     """Import ``zero/<parameter>/{fp32,exp_avg,…}.pt``: one file for each whole tensor."""
-    content = Content("universal", f"DeepSpeed universal checkpoint{_version(told)}")
+    content = Content("universal", f"DeepSpeed universal checkpoint{_version(model_state)}")
     where = files.where(f"{prefix}zero")
     parameters: dict[str, dict[str, Any]] = {}
     for name in sorted(files.stamps):
@@ -267,9 +268,13 @@ def _universal(files: Files, prefix: str, told: Mapping[str, Any]) -> Content:
             continue
         value = read_torch(files, name)
         parameters.setdefault(parameter, {})[file.removesuffix(".pt")] = value
-    shapes = _shapes(told, where)
-    shape_of = {name: shape for group in shapes for name, shape in group.items()} | _frozen_shapes(told, where)
-    model = {key: value for key, value in (told.get("module") or {}).items() if is_tensor(value)} if is_module(told.get("module")) else {}
+    shapes = _shapes(model_state, where)
+    shape_of = {name: shape for group in shapes for name, shape in group.items()} | _frozen_shapes(model_state, where)
+    model = (
+        {key: value for key, value in (model_state.get("module") or {}).items() if is_tensor(value)}
+        if is_module(model_state.get("module"))
+        else {}
+    )
     state: dict[str, dict[str, Any]] = {}
     for name, parts in parameters.items():
         shape = shape_of.get(name)
@@ -289,7 +294,7 @@ def _universal(files: Files, prefix: str, told: Mapping[str, Any]) -> Content:
     base = _dict(base, where)
     _common_scalars(base.get("state"), members, state)
     _optimizer(content, base.get("param_groups"), members, state, where)
-    _rest(content, told)
+    _take_rest(content, model_state)
     return content
 
 
@@ -314,8 +319,8 @@ def _common_scalars(common: Any, members: list[list[str]], state: dict[str, dict
             state[name] = {**{key: _scalar(value, (key, name)) for key, value in shared.items()}, **state[name]}
 
 
-def _frozen_shapes(told: Mapping[str, Any], where: str) -> dict[str, tuple[int, ...]]:
-    return {str(name): _shape(shape, where) for name, shape in _dict(told.get("frozen_param_shapes") or {}, where).items()}
+def _frozen_shapes(model_state: Mapping[str, Any], where: str) -> dict[str, tuple[int, ...]]:
+    return {str(name): _shape(shape, where) for name, shape in _dict(model_state.get("frozen_param_shapes") or {}, where).items()}
 
 
 def _param(value: Any) -> Any:
@@ -323,19 +328,19 @@ def _param(value: Any) -> Any:
     return value.get("param") if isinstance(value, dict) else value
 
 
-def _unpartitioned(files: Files, told: Mapping[str, Any]) -> Content:
+def _unpartitioned(files: Files, model_state: Mapping[str, Any]) -> Content:
     """Import a checkpoint without ZeRO: one file with the module and, in some cases, the optimizer in torch's form."""
     from relight.importers.content import is_optimizer, optimizer_of
 
-    content = Content("deepspeed", f"DeepSpeed checkpoint without ZeRO{_version(told)}")
-    content.components["model"] = ImportedComponent(MODULE, dict(_dict(told.get("module"), files.path)))
-    optimizer = told.get("optimizer")
+    content = Content("deepspeed", f"DeepSpeed checkpoint without ZeRO{_version(model_state)}")
+    content.components["model"] = ImportedComponent(MODULE, dict(_dict(model_state.get("module"), files.path)))
+    optimizer = model_state.get("optimizer")
     if isinstance(optimizer, dict) and is_optimizer(optimizer):
         content.components["optimizer"] = ImportedComponent(OPTIMIZER, optimizer_of(optimizer))
     elif optimizer is not None:
         content.kept["optimizer"] = optimizer
         content.left_out.append(("optimizer", "in DeepSpeed's own form: kept as values, no component takes it"))
-    _rest(content, told)
+    _take_rest(content, model_state)
     return content
 
 
@@ -361,32 +366,32 @@ def _optimizer(content: Content, groups: Any, members: list[list[str]], state: d
     )
 
 
-def _rest(content: Content, told: Mapping[str, Any]) -> None:
+def _take_rest(content: Content, model_state: Mapping[str, Any]) -> None:
     """Take the step, the scheduler and the client's state. The scaler is left out: it is an object of DeepSpeed's own."""
-    step = told.get("global_steps")
+    step = model_state.get("global_steps")
     content.step = step if type(step) is int and 0 <= step < 10**15 else None
-    scheduler = told.get("lr_scheduler")
+    scheduler = model_state.get("lr_scheduler")
     if isinstance(scheduler, dict) and scheduler:
         content.components["scheduler"] = ImportedComponent(SCHEDULER, scheduler)
-    content.kept |= {key: value for key, value in told.items() if key not in _TAKEN and type(key) is str and value is not None}
-    if told.get("shared_params"):
-        content.kept["shared_params"] = told["shared_params"]
+    content.kept |= {key: value for key, value in model_state.items() if key not in _TAKEN and type(key) is str and value is not None}
+    if model_state.get("shared_params"):
+        content.kept["shared_params"] = model_state["shared_params"]
     content.notes.append("DeepSpeed saves no random number generators")
     content.left_out.append(("loss scaler", "an object of DeepSpeed's own"))
 
 
-def _log_precision(content: Content, told: Mapping[str, Any], trained: set[str]) -> None:
-    module = _dict(told.get("module") or {}, "")
+def _log_precision(content: Content, model_state: Mapping[str, Any], trained: set[str]) -> None:
+    module = _dict(model_state.get("module") or {}, "")
     halves = [key for key, value in module.items() if key in trained and is_tensor(value) and value.shape and math.prod(value.shape)]
     if halves and any(module[key].dtype != "float32" for key in halves):
         content.left_out.append((f"{len(halves)} weights in 16 bits", "the fp32 weights that they were rounded from are taken"))
 
 
-def _all_there(held: list[dict[str, Any]], where: str) -> None:
-    counts = held[0].get("partition_count")
+def _check_count(partitions: list[dict[str, Any]], where: str) -> None:
+    counts = partitions[0].get("partition_count")
     expected = max(counts, default=0) if isinstance(counts, list) and all(type(count) is int for count in counts) else counts
-    if expected != len(held):
-        raise CorruptCheckpoint(f"files of {_ranks(len(held))}, but {str(expected)[:20]} wrote the checkpoint", where=where)
+    if expected != len(partitions):
+        raise CorruptCheckpoint(f"files of {_ranks(len(partitions))}, but {str(expected)[:20]} wrote the checkpoint", where=where)
 
 
 def _stage(value: Any, where: str) -> int:
@@ -396,10 +401,10 @@ def _stage(value: Any, where: str) -> int:
     return stage
 
 
-def _base(one: Mapping[str, Any], where: str) -> dict[str, Any]:
-    base = one.get("base_optimizer_state")
+def _base(partition: Mapping[str, Any], where: str) -> dict[str, Any]:
+    base = partition.get("base_optimizer_state")
     if isinstance(base, list):  # elastic checkpoints have one dict for each group, without padding
-        return {"state": dict(enumerate(base)), "param_groups": one.get("param_groups")}
+        return {"state": dict(enumerate(base)), "param_groups": partition.get("param_groups")}
     state_dict = _dict(base, where)
     return {"state": {}, **state_dict}
 
@@ -430,8 +435,8 @@ def _scalar(value: Any, key: Any) -> Any:
     return value
 
 
-def _shapes(told: Mapping[str, Any], where: str) -> list[dict[str, tuple[int, ...]]]:
-    shapes = told.get("param_shapes")
+def _shapes(model_state: Mapping[str, Any], where: str) -> list[dict[str, tuple[int, ...]]]:
+    shapes = model_state.get("param_shapes")
     groups = shapes if isinstance(shapes, list) else [shapes]
     groups_of_shapes = [{str(name): _shape(shape, where) for name, shape in _dict(group, where).items()} for group in groups]
     if len({name for group in groups_of_shapes for name in group}) != sum(map(len, groups_of_shapes)):
@@ -450,9 +455,9 @@ def _shape(value: Any, where: str) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _flat(held: Any, key: Any, where: str) -> Spec:
+def _flat(groups: Any, key: Any, where: str) -> Spec:
     try:
-        partition = held[key]
+        partition = groups[key]
     except (KeyError, IndexError, TypeError):
         raise CorruptCheckpoint(f"a partition is missing: {str(key)[:40]}", where=where) from None
     if not isinstance(partition, Spec) or not (len(partition.shape) == 1 or partition.in_order):
@@ -476,6 +481,6 @@ def _ranks(count: int) -> str:
     return f"{count} rank{'' if count == 1 else 's'}"
 
 
-def _version(told: Mapping[str, Any]) -> str:
-    version = told.get("ds_version")
+def _version(model_state: Mapping[str, Any]) -> str:
+    version = model_state.get("ds_version")
     return f", version {version}" if isinstance(version, str) and re.fullmatch(r"[\w.+-]{1,30}", version) else ""

@@ -56,12 +56,12 @@ def detect(path: str | os.PathLike[str]) -> DetectedCheckpoint:
 def detect_files(files: Files) -> DetectedCheckpoint:
     """Return the checkpoint in ``files``, like ``detect``."""
     try:
-        return _looked(files)
+        return _detected(files)
     except RecursionError:
         raise UnsafeContent("values nested too deeply", where=files.path) from None
 
 
-def _looked(files: Files) -> DetectedCheckpoint:
+def _detected(files: Files) -> DetectedCheckpoint:
     content = None
     if files.is_folder:
         for detector in FOLDERS:

@@ -14,7 +14,7 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, IncompatibleSt
 from relight.format import Digest
 from relight.format.strict import from_json
 from relight.importers.crc_ranges import Sums
-from relight.importers.held import ValueCache
+from relight.importers.value_cache import ValueCache
 
 ENTRIES_MAX = 200_000
 LEVELS_MAX = 8
@@ -75,7 +75,7 @@ class Files:
         """Subfolders that were read as separate checkpoints."""
         self.sums = Sums()
         """Checksums of the ranges that were read."""
-        self.held = ValueCache()
+        self.cache = ValueCache()
 
     @property
     def name(self) -> str:
@@ -92,7 +92,7 @@ class Files:
         if folder not in self.folders:
             raise CorruptCheckpoint("the folder is missing, or a link", where=self.where(folder))
         inner = Files(self.where(folder))
-        inner.sums, inner.held = self.sums, self.held
+        inner.sums, inner.cache = self.sums, self.cache
         self.within.append((folder, inner))
         return inner
 

@@ -48,7 +48,7 @@ def weights_in(files: Files) -> str:
 def read_weights(files: Files, name: str, folder: str = "") -> dict[str, Any]:
     """Return a model's tensors by name, from a file or from the shards that an index names."""
     if not name.endswith(".index.json"):
-        return _one(files, f"{folder}{name}")
+        return _read_module(files, f"{folder}{name}")
     where, index = files.where(f"{folder}{name}"), files.json(f"{folder}{name}")
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not places:
@@ -57,7 +57,7 @@ def read_weights(files: Files, name: str, folder: str = "") -> dict[str, Any]:
     for file in sorted({str(file_name) for file_name in places.values()}):
         if "/" in file:
             raise UnsafeContent(f"it names a file outside of the folder: {file[:80]!r}", where=where)
-        shards[file] = _one(files, files.inside(f"{folder}{file}", where))
+        shards[file] = _read_module(files, files.inside(f"{folder}{file}", where))
     tensors_by_name: dict[str, Any] = {}
     for key, file in places.items():
         if not isinstance(file, str) or key not in shards[file]:
@@ -69,7 +69,7 @@ def read_weights(files: Files, name: str, folder: str = "") -> dict[str, Any]:
     return tensors_by_name
 
 
-def _one(files: Files, name: str) -> dict[str, Any]:
+def _read_module(files: Files, name: str) -> dict[str, Any]:
     if is_safetensors(files, name):
         return dict(read_safetensors(files, name)[0])
     content = read_torch(files, name)
@@ -149,22 +149,22 @@ def _trainer_state(content: Content, files: Files) -> None:
     content.kept["trainer_state"] = state
 
 
-def _optimizer(content: Content, files: Files, at: str, names: tuple[str, ...]) -> None:
+def _optimizer(content: Content, files: Files, prefix: str, names: tuple[str, ...]) -> None:
     name = next((candidate for candidate in names if files.has(candidate)), None)
     if name is None:
         return
     state = read_torch(files, name)
     if is_optimizer(state):
-        content.components[at] = ImportedComponent(OPTIMIZER, optimizer_of(state))
+        content.components[prefix] = ImportedComponent(OPTIMIZER, optimizer_of(state))
     else:
-        content.kept[at] = state
-        content.left_out.append((at, "not as torch's are: kept as a value"))
+        content.kept[prefix] = state
+        content.left_out.append((prefix, "not as torch's are: kept as a value"))
 
 
-def _scheduler(content: Content, files: Files, at: str, names: tuple[str, ...]) -> None:
+def _scheduler(content: Content, files: Files, prefix: str, names: tuple[str, ...]) -> None:
     name = next((candidate for candidate in names if files.has(candidate)), None)
     if name is not None:
-        content.components[at] = ImportedComponent(SCHEDULER, read_torch(files, name))
+        content.components[prefix] = ImportedComponent(SCHEDULER, read_torch(files, name))
 
 
 def _rng(content: Content, files: Files) -> None:
@@ -183,13 +183,13 @@ def _rng(content: Content, files: Files) -> None:
     content.left_out.append(("rng", f"generators {why}: kept as values, and not restored"))
 
 
-def take_rng(content: Content, told: Any, keys: tuple[str, str, str]) -> bool:
+def take_rng(content: Content, states: Any, keys: tuple[str, str, str]) -> bool:
     """Take a process's generators as Relight's own. Return False if they have another form."""
-    if not isinstance(told, dict):
+    if not isinstance(states, dict):
         return False
-    devices = {kind: _states(told.get(kind)) for kind in ("cuda", "xpu")}
-    devices["cuda"] = devices["cuda"] or _states(told.get("torch_cuda_manual_seed"))
-    python, numpy, cpu = (told.get(key) for key in keys)
+    devices = {kind: _states(states.get(kind)) for kind in ("cuda", "xpu")}
+    devices["cuda"] = devices["cuda"] or _states(states.get("torch_cuda_manual_seed"))
+    python, numpy, cpu = (states.get(key) for key in keys)
     node = host_rng(python, numpy, cpu, devices)
     if node is None:
         return False

@@ -74,7 +74,7 @@ def import_checkpoint(
 
 
 def _bring_in(
-    found: DetectedCheckpoint,
+    detected: DetectedCheckpoint,
     store: ByteStore,
     run: str,
     *,
@@ -87,21 +87,21 @@ def _bring_in(
     force: bool,
 ) -> ImportReport:
     def written() -> None:
-        found.files.check_unchanged()
+        detected.files.check_unchanged()
         if before_commit is not None:
             before_commit()
 
     started = time.monotonic()
-    step_number = step if step is not None else found.step or 0
-    planted = plant(found.content, found.files, which)
+    step_number = step if step is not None else detected.step or 0
+    planted = plant(detected.content, detected.files, which)
     if not planted.items and not planted.parts:
-        raise IncompatibleState("no part of it matches the selection", where=found.path, hint=f"it has {', '.join(found.parts)}")
+        raise IncompatibleState("no part of it matches the selection", where=detected.path, hint=f"it has {', '.join(detected.parts)}")
     origin = {
-        "format": found.format, "kind": found.kind, "name": found.files.name[:200], "bytes": found.files.bytes_read,
-        "digest": hexdigest("\0".join([found.files.digest(), *sorted(which)]).encode()),
+        "format": detected.format, "kind": detected.kind, "name": detected.files.name[:200], "bytes": detected.files.bytes_read,
+        "digest": hexdigest("\0".join([detected.files.digest(), *sorted(which)]).encode()),
     }  # fmt: skip
     log = Log(store, run)
-    earlier = _there(store, run, origin, step_number, force, step is not None)
+    earlier = _imported_before(store, run, origin, step_number, force, step is not None)
     size = sum(item.source.length for item in planted.items)
     if earlier is not None:
         return ImportReport(earlier, step_number, size, len(planted.items), planted.left_out, time.monotonic() - started, there=True)
@@ -114,10 +114,10 @@ def _bring_in(
             SaveInfo(
                 step=step_number,
                 reason=SaveReason("import", "import"),
-                metrics=found.metrics,
+                metrics=detected.metrics,
                 user={**(user or {}), IMPORTED: {**origin, "left_out": [list(entry) for entry in planted.left_out[:100]]}},
                 components=planted.kinds,
-                exact=[f"imported from {found.format}", *found.notes],
+                exact=[f"imported from {detected.format}", *detected.notes],
             ),
             tree=planted.tree,
             items=planted.items,
@@ -129,7 +129,7 @@ def _bring_in(
     return ImportReport(report.id, step_number, size, len(planted.items), planted.left_out, time.monotonic() - started)
 
 
-def _there(store: ByteStore, run: str, told: dict[str, object], step: int, force: bool, named: bool) -> str | None:
+def _imported_before(store: ByteStore, run: str, source_facts: dict[str, object], step: int, force: bool, named: bool) -> str | None:
     """Return the id of an earlier import of the same source. Raise ``ConfigError`` if the run would resume from
     another checkpoint."""
     target = Run(store, run)
@@ -144,10 +144,12 @@ def _there(store: ByteStore, run: str, told: dict[str, object], step: int, force
                 source = target.open(checkpoint).root.user.get(IMPORTED)
             except (CorruptCheckpoint, UnsafeContent):
                 continue
-            if isinstance(source, dict) and all(source.get(key) == value for key, value in told.items()):
+            if isinstance(source, dict) and all(source.get(key) == value for key, value in source_facts.items()):
                 return checkpoint.id
             other_name = (
-                str(source.get("name")) if isinstance(source, dict) and source.get("name") != told["name"] and not named else other_name
+                str(source.get("name"))
+                if isinstance(source, dict) and source.get("name") != source_facts["name"] and not named
+                else other_name
             )
     newest = history.live[-1] if history.live else None
     if newest is not None and not force and (newest.step > step or newest.body.save_reason.kind != "import" or other_name):

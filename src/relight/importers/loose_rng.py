@@ -29,10 +29,10 @@ class LooseRng:
     left_out: list[tuple[str, str]] = field(default_factory=list)
 
 
-def loose_rng(told: Mapping[Any, Any]) -> LooseRng:
+def loose_rng(entries: Mapping[Any, Any]) -> LooseRng:
     """Find the generators in a dictionary of ``torch.save``: ``rng_state``, ``cuda_rng_state``, nested dictionaries of them."""
     result = LooseRng()
-    for key, value in told.items():
+    for key, value in entries.items():
         if type(key) is not str or not _NAMED.search(key) or _OWN.search(key):
             continue
         parts = dict(_parts(key, value, 0))

@@ -33,11 +33,11 @@ def detect_megatron(files: Files) -> Content | None:
         name = text if text == "release" else f"iter_{int(text):07d}" if re.fullmatch(r"[0-9]{1,15}", text) else ""
         if name not in files.folders:
             raise CorruptCheckpoint(f"it names the iteration {text[:20]!r}, which is missing", where=files.where(LATEST))
-        return _one(files.below(name))
-    return _one(files)
+        return _detect_in(files.below(name))
+    return _detect_in(files)
 
 
-def _one(files: Files) -> Content | None:
+def _detect_in(files: Files) -> Content | None:
     if files.has("metadata.json") and files.has("common.pt"):
         return _torch_dist(files)
     ranks = {match: name for name in files.stamps if (match := _RANK.fullmatch(name)) is not None and match[1] is None}
@@ -97,14 +97,14 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
     return entries
 
 
-def _optimizer(content: Content, told: Any, state: dict[str, dict[str, Any]]) -> None:
+def _optimizer(content: Content, common: Any, state: dict[str, dict[str, Any]]) -> None:
     """Take state under parameters' names. The files do not record which parameter is in which group, so settings are
     kept as values."""
-    groups = told.get("param_groups") if isinstance(told, dict) else None
-    if groups is None and isinstance(told, dict) and isinstance(told.get("optimizer"), dict):
-        groups = told["optimizer"].get("param_groups")
-    if told is not None:
-        content.kept["optimizer_common"] = told
+    groups = common.get("param_groups") if isinstance(common, dict) else None
+    if groups is None and isinstance(common, dict) and isinstance(common.get("optimizer"), dict):
+        groups = common["optimizer"].get("param_groups")
+    if common is not None:
+        content.kept["optimizer_common"] = common
     if not state:
         return
     masters = {name: entry[_MASTER] for name, entry in state.items() if _MASTER in entry}

@@ -88,19 +88,19 @@ def detect_legacy(files: Files, ranks: Mapping[re.Match[str], str]) -> Content:
     return content
 
 
-def take_rest(content: Content, told: Mapping[Any, Any]) -> None:
+def take_rest(content: Content, state: Mapping[Any, Any]) -> None:
     """Take everything but the tensors of the model and the optimizer: step, scheduler, generators, other values."""
-    step = told.get("iteration")
+    step = state.get("iteration")
     content.step = step if type(step) is int and 0 <= step < 10**15 else None
-    scheduler = told.get("opt_param_scheduler")
+    scheduler = state.get("opt_param_scheduler")
     if isinstance(scheduler, dict):
         content.components["scheduler"] = ImportedComponent(SCHEDULER, scheduler)
     handled = re.compile(r"optimizer|opt_param_scheduler|model\d*|rng_state")
-    content.kept |= {key: value for key, value in told.items() if type(key) is str and not handled.fullmatch(key)}
-    if "args" in told:
-        content.kept["args"] = _arguments(told["args"]) or told["args"]
-    if "rng_state" in told:
-        content.kept["rng_state"] = told["rng_state"]
+    content.kept |= {key: value for key, value in state.items() if type(key) is str and not handled.fullmatch(key)}
+    if "args" in state:
+        content.kept["args"] = _arguments(state["args"]) or state["args"]
+    if "rng_state" in state:
+        content.kept["rng_state"] = state["rng_state"]
         content.left_out.append(("rng", "Megatron's generators of several ranks and regions: kept as values, and not restored"))
 
 
@@ -109,7 +109,7 @@ class _Sizes:
 
     def __init__(self, files: Files, first: Mapping[Any, Any], shown: str) -> None:
         arguments = _arguments(first.get("args"))
-        self._files, self._told, self._shown = files, arguments, shown
+        self._files, self._arguments, self._shown = files, arguments, shown
         self.tensor, self.pipeline = self.number("tensor_model_parallel_size"), self.number("pipeline_model_parallel_size")
         self.layers, self.virtual = self.number("num_layers"), self.number("virtual_pipeline_model_parallel_size", 1)
         for name, usual in _USUAL.items():
@@ -123,7 +123,7 @@ class _Sizes:
 
     def number(self, name: str, otherwise: int | None = None) -> int:
         """Return a positive argument. Raise ``IncompatibleState`` if it is missing."""
-        value = self._told.get(name)
+        value = self._arguments.get(name)
         value = otherwise if value is None else value
         if type(value) is not int or not 0 < value < 2**40:
             raise _refusal(self._files, f"{self._shown}, and its arguments lack {name}, without which they cannot be merged")
@@ -138,26 +138,26 @@ class _Sizes:
         if not isinstance(version, (int, float)) or not version >= 2:
             old = str(version)[:10]
             raise _refusal(self._files, f"{self._shown} of version {old}: before 2, queries, keys and values are in another order")
-        groups = self.number("num_query_groups", heads) if self._told.get("group_query_attention") else heads
+        groups = self.number("num_query_groups", heads) if self._arguments.get("group_query_attention") else heads
         channels = self.number("kv_channels", max(1, self.number("hidden_size") // heads))
-        if groups % self.tensor or self._told.get("attention_output_gate"):
+        if groups % self.tensor or self._arguments.get("attention_output_gate"):
             raise _refusal(self._files, f"{self._shown} with {groups} groups of queries on {self.tensor} ranks, which is not supported")
-        if type(self._told.get("swiglu")) is not bool:
+        if type(self._arguments.get("swiglu")) is not bool:
             raise _refusal(self._files, f"{self._shown}, and its arguments lack swiglu, without which they cannot be merged")
-        self.gated, inner = self._told["swiglu"], self.number("ffn_hidden_size")
+        self.gated, inner = self._arguments["swiglu"], self.number("ffn_hidden_size")
         self.whole = {
             "vocabulary": self.number("padded_vocab_size"), "qkv": channels * (heads + 2 * groups), "heads": channels * heads,
             "inner": inner * (2 if self.gated else 1), "between": inner,
         }  # fmt: skip
 
 
-def _stage(files: Files, told: Mapping[tuple[int, int], Mapping[Any, Any]], place: tuple[int, int], sizes: _Sizes) -> dict[str, Any]:
+def _stage(files: Files, states: Mapping[tuple[int, int], Mapping[Any, Any]], place: tuple[int, int], sizes: _Sizes) -> dict[str, Any]:
     """Return one range of layers, merged, under its own numbers."""
     virtual, pipeline = place
     key = f"model{virtual}" if sizes.virtual > 1 else "model"
     shares = []
     for tensor in range(sizes.tensor):
-        share = told[tensor, pipeline].get(key)
+        share = states[tensor, pipeline].get(key)
         check_walkable(share, files.path)
         shares.append({name: tensor_piece for name, tensor_piece in joined(share).items() if not name.endswith("_extra_state")})
     if not shares[0] or any(share.keys() != shares[0].keys() for share in shares):
@@ -221,16 +221,16 @@ def _numbered(files: Files, stages: Sequence[dict[str, Any]], sizes: _Sizes, con
     return merged
 
 
-def _drop_copy(files: Files, name: str, tensor: Any, found: dict[str, Any], sizes: _Sizes, content: Content) -> None:
+def _drop_copy(files: Files, name: str, tensor: Any, state: dict[str, Any], sizes: _Sizes, content: Content) -> None:
     """Drop the last stage's copy of a tied embedding; take the first stage's. When it is read, both are compared."""
-    first = next((candidate for candidate in found if _EMBEDDING.fullmatch(candidate)), None)
+    first = next((candidate for candidate in state if _EMBEDDING.fullmatch(candidate)), None)
     if first is None or not sizes.tied or not (_TIED.fullmatch(name) or name == first):
         raise _refusal(files, f"{name[:120]!r} is in several stages, and is not a tied embedding")
-    first_tensor = found[first]
+    first_tensor = state[first]
     if (first_tensor.dtype, first_tensor.shape) != (tensor.dtype, tensor.shape):
         raise CorruptCheckpoint(f"{first[:80]!r} is tied to {name[:80]!r}, of another shape or dtype", where=files.path)
     source = _Alike([first_tensor.source(), tensor.source()], f"{files.path}: {name[:120]}")
-    found[first] = AssembledTensor(first_tensor.dtype, first_tensor.shape, source, ("megatron", files.path, "tied", first))
+    state[first] = AssembledTensor(first_tensor.dtype, first_tensor.shape, source, ("megatron", files.path, "tied", first))
     if name != first:
         content.notes.append(f"{name} is the last stage's copy of {first}, which is taken")
 

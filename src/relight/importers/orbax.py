@@ -141,7 +141,7 @@ def _zarr(files: Files, prefix: str, name: str) -> AssembledTensor:
     for box in boxes_of(shape, chunks, dtype, where):
         numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
         files.size(f"{folder}/{separator.join(map(str, numbers)) or '0'}")
-    return chunked_array(dtype, shape, chunks, read, where, files.held)
+    return chunked_array(dtype, shape, chunks, read, where, files.cache)
 
 
 def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> AssembledTensor:
@@ -184,12 +184,12 @@ def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> AssembledTensor
 
         return np.ascontiguousarray(data).view(f"V{DTYPES[dtype].itemsize}")
 
-    return chunked_array(dtype, shape, chunks, read, where, files.held)
+    return chunked_array(dtype, shape, chunks, read, where, files.cache)
 
 
-def _dtype(told: Any, where: str) -> str:
-    name = told if isinstance(told, str) else ""
+def _dtype(name_in_file: Any, where: str) -> str:
+    name = name_in_file if isinstance(name_in_file, str) else ""
     dtype = _NUMPY.get(name[1:]) if name[:1] in ("<", "|") else name if name in DTYPES else None
     if dtype is None:
-        raise IncompatibleState(f"dtype {str(told)[:40]}, which Relight has no name for", where=where)
+        raise IncompatibleState(f"dtype {str(name_in_file)[:40]}, which Relight has no name for", where=where)
     return dtype

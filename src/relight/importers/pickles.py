@@ -156,7 +156,7 @@ class _Machine:
                 count = code - 0x84
                 stack[-count:] = [self._tuple(self._plain(stack[-count:]))]
             elif code == ord("t"):
-                stack.append(self._tuple(self._marked()))
+                stack.append(self._tuple(self._pop_to_mark()))
             elif code in (0x8A, 0x8B):
                 length = self._number(_U1 if code == 0x8A else _U4)
                 if length > LONG_BYTES_MAX:
@@ -181,37 +181,37 @@ class _Machine:
             item = stack.pop()
             self._list().append(item)
         elif code == ord("e"):
-            items = self._marked()
+            items = self._pop_to_mark()
             self._list().extend(items)
         elif code == ord("s"):
             value, key = stack.pop(), stack.pop()
             self._set(self._dict(), [key, value])
         elif code == ord("u"):
-            pairs = self._marked()
+            pairs = self._pop_to_mark()
             self._set(self._dict(), pairs)
         elif code == 0x90:
-            items = self._marked()
-            target = self._of(set)
+            items = self._pop_to_mark()
+            target = self._top_of_kind(set)
             self._check_keys(target, items)
             target.update(items)
         elif code == 0x91:
-            members = self._marked()
+            members = self._pop_to_mark()
             self._check_keys(None, members)
             self._tuple(members)
             made_set = frozenset(members)
             self._levels[id(made_set)] = made_set, self._level(members)
             stack.append(made_set)
         elif code == ord("l"):
-            stack.append(self._marked())
+            stack.append(self._pop_to_mark())
         elif code == ord("d"):
-            pairs = self._marked()
+            pairs = self._pop_to_mark()
             mapping: dict[Any, Any] = {}
             self._set(mapping, pairs)
             stack.append(mapping)
         elif code == ord("0"):
             stack.pop()
         elif code == ord("1"):
-            self._marked()
+            self._pop_to_mark()
         elif code == ord("2"):
             stack.append(stack[-1])
         elif code == ord("R"):
@@ -289,11 +289,11 @@ class _Machine:
 
     def _list(self) -> list[Any]:
         top = self._stack[-1]
-        return top.items if type(top) is UnpickledObject and self._strangers else self._of(list)  # type: ignore[no-any-return]
+        return top.items if type(top) is UnpickledObject and self._strangers else self._top_of_kind(list)  # type: ignore[no-any-return]
 
     def _dict(self) -> dict[Any, Any]:
         top = self._stack[-1]
-        return top.pairs if type(top) is UnpickledObject and self._strangers else self._of(dict)  # type: ignore[no-any-return]
+        return top.pairs if type(top) is UnpickledObject and self._strangers else self._top_of_kind(dict)  # type: ignore[no-any-return]
 
     def _tuple(self, items: list[Any]) -> tuple[Any, ...]:
         """Return a tuple that is not nested too deeply to be hashed: the interpreter hashes by recursion, without a
@@ -310,13 +310,13 @@ class _Machine:
     def _level(self, items: list[Any]) -> int:
         return 1 + max((self._levels.get(id(item), (item, 1))[1] for item in items if type(item) in (tuple, frozenset)), default=0)
 
-    def _of(self, kind: type) -> Any:
+    def _top_of_kind(self, kind: type) -> Any:
         top = self._stack[-1]
         if type(top) is not kind:
             raise self._unsafe(f"a {kind.__name__} is changed that is a {type(top).__name__}")
         return top
 
-    def _marked(self) -> list[Any]:
+    def _pop_to_mark(self) -> list[Any]:
         stack = self._stack
         position = len(stack) - 1
         while stack[position] is not _MARK:

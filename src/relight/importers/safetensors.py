@@ -56,10 +56,10 @@ def read_safetensors(files: Files, name: str) -> tuple[dict[str, Spec], dict[str
     return dict(specs), metadata
 
 
-def _spec(key: str, told: Any, home: Home, begin: int, where: str) -> tuple[str, Spec]:
-    if not isinstance(told, dict) or not {"dtype", "shape", "data_offsets"} <= told.keys():
+def _spec(key: str, entry: Any, home: Home, begin: int, where: str) -> tuple[str, Spec]:
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise UnsafeContent(f"{key[:80]!r} has an invalid entry in the header", where=where)
-    shape, offsets, dtype = told["shape"], told["data_offsets"], told["dtype"]
+    shape, offsets, dtype = entry["shape"], entry["data_offsets"], entry["dtype"]
     for numbers in (shape, offsets):
         if (
             not isinstance(numbers, list)

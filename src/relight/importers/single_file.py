@@ -43,38 +43,38 @@ def detect_file(files: Files, name: str = "") -> Content | None:
     return from_dict("torch", f"{writer} file", loaded, files.where(name))
 
 
-def from_dict(kind: str, format: str, told: Any, where: str) -> Content:
+def from_dict(kind: str, format: str, loaded: Any, where: str) -> Content:
     """Return the content of a script's own dict, a module's state, or an optimizer's."""
     content = Content(kind, format)
-    if (state := pickled_module(told)) is not None:
+    if (state := pickled_module(loaded)) is not None:
         content.notes.append("model: saved as an object; its state is taken, its class is not")
-        told = state
-    if kind_of(told) == MODULE:
-        content.module("model", told)
-    elif is_optimizer(told):
-        content.components["optimizer"] = ImportedComponent(OPTIMIZER, optimizer_of(told))
-    elif isinstance(told, dict):
-        content.take(told)
+        loaded = state
+    if kind_of(loaded) == MODULE:
+        content.module("model", loaded)
+    elif is_optimizer(loaded):
+        content.components["optimizer"] = ImportedComponent(OPTIMIZER, optimizer_of(loaded))
+    elif isinstance(loaded, dict):
+        content.take(loaded)
     else:
-        raise IncompatibleState(f"it holds {described(told)} instead of a state dict or a dict of state dicts", where=where)
+        raise IncompatibleState(f"it holds {described(loaded)} instead of a state dict or a dict of state dicts", where=where)
     return content
 
 
-def lightning(told: dict[Any, Any]) -> Content:
+def lightning(checkpoint: dict[Any, Any]) -> Content:
     """Return the content of a ``.ckpt`` of Lightning's ``Trainer``.
 
     It has one module, numbered optimizers and schedulers. Loops and callbacks are kept as values.
     """
-    version = told.get(_LIGHTNING)
+    version = checkpoint.get(_LIGHTNING)
     content = Content("lightning", f"Lightning {version} .ckpt" if isinstance(version, str) and len(version) < 30 else "Lightning .ckpt")
-    state = told["state_dict"]
+    state = checkpoint["state_dict"]
     if kind_of(state) == MODULE:
         content.components["model"] = ImportedComponent(MODULE, state)
     else:
         content.kept["state_dict"] = state
         content.left_out.append(("model", "its state is not a module's: kept as values"))
     for key, kind, name in (("optimizer_states", OPTIMIZER, "optimizer"), ("lr_schedulers", SCHEDULER, "scheduler")):
-        states = told.get(key)
+        states = checkpoint.get(key)
         states = states if isinstance(states, list) else []
         for index, state_entry in enumerate(states):
             component = name if len(states) == 1 else f"{name}_{index}"
@@ -85,13 +85,15 @@ def lightning(told: dict[Any, Any]) -> Content:
             else:
                 content.kept[component] = state_entry
                 content.left_out.append((component, "not as torch's are: kept as a value"))
-    content.step = told["global_step"] if type(told.get("global_step")) is int and 0 <= told["global_step"] < 10**15 else None
+    content.step = (
+        checkpoint["global_step"] if type(checkpoint.get("global_step")) is int and 0 <= checkpoint["global_step"] < 10**15 else None
+    )
     done = ("state_dict", "optimizer_states", "lr_schedulers")
-    content.kept |= {key: value for key, value in told.items() if key not in done and type(key) is str}
-    if "loops" in told:
+    content.kept |= {key: value for key, value in checkpoint.items() if key not in done and type(key) is str}
+    if "loops" in checkpoint:
         content.left_out.append(("loops", "Lightning's own position in its data: kept as values, no component takes it"))
     content.notes.append("Lightning saves no random number generators")
-    _callback_metrics(content, told.get("callbacks"))
+    _callback_metrics(content, checkpoint.get("callbacks"))
     return content
 
 

@@ -137,10 +137,10 @@ class _Tree:
         tiled = Tiled(dtype, shape, [(box, source) for box, (_, source) in boxes.items()], f"{self._where}: {path[:80]}")
         return AssembledTensor(dtype, shape, tiled, (self._files.path, path))
 
-    def _dtype(self, told: Any) -> str:
-        leaf = DTYPE_LEAVES.get(told) if isinstance(told, str) else None
+    def _dtype(self, name: Any) -> str:
+        leaf = DTYPE_LEAVES.get(name) if isinstance(name, str) else None
         if leaf is None or leaf.meta not in DTYPES:
-            raise IncompatibleState(f"dtype {str(told)[:40]}, which Relight has no name for", where=self._where)
+            raise IncompatibleState(f"dtype {str(name)[:40]}, which Relight has no name for", where=self._where)
         return str(leaf.meta)
 
 

@@ -57,16 +57,16 @@ def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
     storages_by_key: dict[str, tuple[str, int]] = {}
     spans: dict[str, FileRange] = {}
 
-    def storage(told: Any) -> Storage:
+    def storage(reference: Any) -> Storage:
         if not (
-            isinstance(told, tuple)
-            and len(told) == 6
-            and told[0] == "storage"
-            and isinstance(told[1], StorageKind)
-            and isinstance(told[2], str)
+            isinstance(reference, tuple)
+            and len(reference) == 6
+            and reference[0] == "storage"
+            and isinstance(reference[1], StorageKind)
+            and isinstance(reference[2], str)
         ):
             raise UnsafeContent("a storage reference that is not in torch's form", where=where)
-        _, kind, key, _, count, part = told
+        _, kind, key, _, count, part = reference
         if part is not None or type(count) is not int or not 0 <= count < 2**62:
             raise IncompatibleState("storages that are parts of others", where=where, hint="save it again with torch 1.6 or newer")
         length = count * DTYPES[kind.dtype].itemsize

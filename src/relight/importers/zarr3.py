@@ -67,7 +67,7 @@ def read_zarr3(files: Files, home: str) -> AssembledTensor:
 
     for box in boxes_of(shape, outer, "uint8", where):
         files.size(f"{home}/{name_of(tuple(start // extent for start, extent in zip(box.start, outer, strict=True)))}")
-    return chunked_array(dtype, shape, inner, read, where, files.held)
+    return chunked_array(dtype, shape, inner, read, where, files.cache)
 
 
 class _Shards:
@@ -81,7 +81,7 @@ class _Shards:
 
     def chunk(self, file: str, box: Box, limit: int) -> Iterator[bytes]:
         """Yield the encoded bytes of the chunk at ``box``."""
-        index: bytes = self._files.held.get(("index", self._files.where(file)), lambda: self._read(file), len)
+        index: bytes = self._files.cache.get(("index", self._files.where(file)), lambda: self._read(file), len)
         number = 0
         for start, whole, extent, count in zip(box.start, self._outer, self._inner, self._counts, strict=True):
             number = number * count + start % whole // extent
@@ -124,9 +124,9 @@ def _table() -> tuple[int, ...]:
     return tuple(table)
 
 
-def _codecs(told: Any, dtype: str, where: str) -> Codecs:
+def _codecs(metadata: Any, dtype: str, where: str) -> Codecs:
     """Return the codecs of a chunk. Raise ``IncompatibleState`` for a codec that Relight does not read."""
-    names = [_named(codec, where) for codec in told] if isinstance(told, list) and len(told) < 10 else []
+    names = [_named(codec, where) for codec in metadata] if isinstance(metadata, list) and len(metadata) < 10 else []
     if len(names) == 1 and names[0][0] == "sharding_indexed":
         first_name = names[0][1]
         inside = _codecs(first_name.get("codecs"), dtype, where)
@@ -149,9 +149,9 @@ def _check_order(given: dict[str, Any], itemsize: int, where: str) -> None:
         raise IncompatibleState("numbers of another byte order", where=where)
 
 
-def _names(told: Any, where: str) -> Any:
+def _names(metadata: Any, where: str) -> Any:
     """Return a function from a chunk's numbers to its name."""
-    kind, configuration = _named(told, where)
+    kind, configuration = _named(metadata, where)
     separator = configuration.get("separator", "/" if kind == "default" else ".")
     if kind not in ("default", "v2") or separator not in (".", "/"):
         raise IncompatibleState("chunk names of an unknown form", where=where)
@@ -160,11 +160,11 @@ def _names(told: Any, where: str) -> Any:
     return lambda numbers: separator.join(("c", *map(str, numbers)))
 
 
-def _named(told: Any, where: str) -> tuple[str, dict[str, Any]]:
+def _named(extension: Any, where: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the configuration of an extension point of zarr 3."""
-    if isinstance(told, str):
-        return told, {}
-    configuration = told.get("configuration", {}) if isinstance(told, dict) else None
-    if not isinstance(told, dict) or not isinstance(told.get("name"), str) or not isinstance(configuration, dict):
+    if isinstance(extension, str):
+        return extension, {}
+    configuration = extension.get("configuration", {}) if isinstance(extension, dict) else None
+    if not isinstance(extension, dict) or not isinstance(extension.get("name"), str) or not isinstance(configuration, dict):
         raise UnsafeContent("not metadata of zarr 3", where=where)
-    return told["name"], configuration
+    return extension["name"], configuration

@@ -47,15 +47,15 @@ def checkpointer(accelerator: Accelerator, path: str | os.PathLike[str], **given
     if accelerator.scaler is not None:
         state["accelerate_scaler"] = accelerator.scaler
 
-    def ask() -> dict[str, Any]:
+    def get_state() -> dict[str, Any]:
         return {"step": accelerator.step, "epochs": {name: loader.iteration for name, loader in loaders.items()}}
 
-    def tell(saved: dict[str, Any]) -> None:
+    def set_state(saved: dict[str, Any]) -> None:
         accelerator.step = saved["step"]
         for name, loader in loaders.items():
             loader.iteration = saved["epochs"][name]  # the loader seeds its sampler with this when its epoch begins
 
-    return Checkpointer(path, state={**state, "accelerate": StateFunctions(ask, tell)}, **options)
+    return Checkpointer(path, state={**state, "accelerate": StateFunctions(get_state, set_state)}, **options)
 
 
 def _own(value: Any) -> Any:

@@ -40,10 +40,10 @@ from relight.observe import emit
 from relight.store import open_bytes
 from relight.store.urls import split_run
 
-_PASSED_OVER = (CorruptCheckpoint, UnsafeContent, StoreUnavailable)
+_SKIPPABLE = (CorruptCheckpoint, UnsafeContent, StoreUnavailable)
 
 
-class _Told(NamedTuple):
+class _ReadOrder(NamedTuple):
     """Data that ranks send with their plans: checkpoints in reading order, and the coordinator's number of ranks."""
 
     ids: tuple[str, ...]
@@ -131,7 +131,7 @@ class StorageReader(_StorageReader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Add to the plan the id of the checkpoint that it was made for."""
         assert self._found is not None
-        plan.storage_data = _Told((self._found.checkpoint.id,), 0)
+        plan.storage_data = _ReadOrder((self._found.checkpoint.id,), 0)
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -140,16 +140,16 @@ class StorageReader(_StorageReader):
         They begin with the oldest one that a rank has chosen: that rank found newer ones damaged.
         """
         order = [checkpoint.id for checkpoint in candidates(self._open_run().history(), self.which)]
-        chosen = {checkpoint_id for plan in plans if isinstance(plan.storage_data, _Told) for checkpoint_id in plan.storage_data.ids}
+        chosen = {checkpoint_id for plan in plans if isinstance(plan.storage_data, _ReadOrder) for checkpoint_id in plan.storage_data.ids}
         first = max((order.index(checkpoint_id) for checkpoint_id in chosen if checkpoint_id in order), default=0)
         for plan in plans:
-            plan.storage_data = _Told(tuple(order[first:]), len(plans))
+            plan.storage_data = _ReadOrder(tuple(order[first:]), len(plans))
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what the plan requests, from the first checkpoint in which everything is readable."""
         assert self._found is not None
-        order = plan.storage_data if isinstance(plan.storage_data, _Told) else _Told((self._found.checkpoint.id,), 0)
+        order = plan.storage_data if isinstance(plan.storage_data, _ReadOrder) else _ReadOrder((self._found.checkpoint.id,), 0)
         together = order.world > 1 and dist.is_initialized() and dist.get_world_size() == order.world
         ids = order.ids if order.world == 1 or together else order.ids[:1]
         failed: list[RelightError] = []
@@ -161,7 +161,7 @@ class StorageReader(_StorageReader):
                 done: Future[None] = Future()
                 done.set_result(None)
                 return done
-            if self.which != "latest" or not isinstance(outcome, _PASSED_OVER):
+            if self.which != "latest" or not isinstance(outcome, _SKIPPABLE):
                 raise outcome
             failed.append(outcome)
             if number + 1 < len(ids):
@@ -227,48 +227,48 @@ def _open(run: Run, view: LogView, checkpoint: Checkpoint) -> _Found:
     return _Found(checkpoint, opened, joined, description)
 
 
-def _metadata_of(found: _Found, checkpoint_id: str) -> Metadata:
+def _metadata_of(candidate: _Found, checkpoint_id: str) -> Metadata:
     entries: dict[str, Any] = {}
-    for name, entry in found.description.entries.items():
+    for name, entry in candidate.description.entries.items():
         if entry.kind == VALUE:
             entries[name] = BytesStorageMetadata()
             continue
-        index = _tensor(found, name)
-        tensor = found.joined.tensors[index]
-        boxes = [piece.box for piece in found.joined.pieces[index]] or [whole(tensor.shape)]
+        index = _tensor(candidate, name)
+        tensor = candidate.joined.tensors[index]
+        boxes = [piece.box for piece in candidate.joined.pieces[index]] or [whole(tensor.shape)]
         chunks = [ChunkStorageMetadata(torch.Size(box.start), torch.Size(box.size)) for box in boxes]
         entries[name] = TensorStorageMetadata(TensorProperties(dtype=TORCH_DTYPES[tensor.dtype]), torch.Size(tensor.shape), chunks)
-    paths = {name: entry.path for name, entry in found.description.entries.items() if entry.path is not None}
-    return Metadata(entries, paths if found.description.mapped else None, {}, StorageMeta(checkpoint_id=checkpoint_id))
+    paths = {name: entry.path for name, entry in candidate.description.entries.items() if entry.path is not None}
+    return Metadata(entries, paths if candidate.description.mapped else None, {}, StorageMeta(checkpoint_id=checkpoint_id))
 
 
-def _tensor(found: _Found, name: str) -> int:
+def _tensor(candidate: _Found, name: str) -> int:
     """Return the number of the tensor with that flat name."""
-    entry = found.description.entries.get(name)
+    entry = candidate.description.entries.get(name)
     if entry is None or entry.kind != TENSOR:
-        raise IncompatibleState(f"checkpoint {found.checkpoint.id} has no tensor of that name", where=name)
-    leaf = node_at(found.joined.tree, entry.at(name), found.where)
+        raise IncompatibleState(f"checkpoint {candidate.checkpoint.id} has no tensor of that name", where=name)
+    leaf = node_at(candidate.joined.tree, entry.at(name), candidate.where)
     if not isinstance(leaf, Leaf) or leaf.kind != "tensor":
-        raise UnsafeContent(f"{name[:80]!r} is listed as a tensor, but is not one", where=found.where)
+        raise UnsafeContent(f"{name[:80]!r} is listed as a tensor, but is not one", where=candidate.where)
     return leaf.tensors[0]
 
 
-def _fill(found: _Found, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
-    joined = found.joined
+def _fill(candidate: _Found, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
+    joined = candidate.joined
     regions: dict[int, list[Region]] = {}
     tensors: list[tuple[ReadItem, torch.Tensor]] = []
     values: list[tuple[ReadItem, Thunk]] = []
-    memory = FreshTensors(joined.tensors, lambda index: check_pieces(found.opened, joined, index))
+    memory = FreshTensors(joined.tensors, lambda index: check_pieces(candidate.opened, joined, index))
     for item in items:
         name = item.storage_index.fqn
         if item.type == LoadItemType.BYTE_IO:
-            entry = found.description.entries.get(name)
+            entry = candidate.description.entries.get(name)
             if entry is None or entry.kind != VALUE:
-                raise IncompatibleState(f"checkpoint {found.checkpoint.id} has no value of that name", where=name)
+                raise IncompatibleState(f"checkpoint {candidate.checkpoint.id} has no value of that name", where=name)
             position = entry.at(name)
-            values.append((item, thunks(node_at(joined.tree, position, found.where), name, memory)))
+            values.append((item, thunks(node_at(joined.tree, position, candidate.where), name, memory)))
             continue
-        index = _tensor(found, name)
+        index = _tensor(candidate, name)
         offset = item.storage_index.offset
         start = tuple(a + b for a, b in zip(offset or (0,) * len(item.storage_offsets), item.storage_offsets, strict=True))
         box = Box(start, tuple(item.lengths))
@@ -287,10 +287,10 @@ def _fill(found: _Found, items: Sequence[ReadItem], planner: LoadPlanner) -> Non
         else:
             sinks[index] = sink
     for each in passes:
-        by_part = sinks_by_part(each, joined.tensors, joined.pieces, len(found.opened.parts))
-        for part, wanted in zip(found.opened.parts, by_part, strict=True):
+        by_part = sinks_by_part(each, joined.tensors, joined.pieces, len(candidate.opened.parts))
+        for part, wanted in zip(candidate.opened.parts, by_part, strict=True):
             if wanted:
-                read_tensors(found.opened, part, wanted)
+                read_tensors(candidate.opened, part, wanted)
     touch_all([target for _, target in tensors])
     for item, target in tensors:
         planner.commit_tensor(item, target)
@@ -308,7 +308,7 @@ def _worst(error: RelightError | None) -> RelightError | None:
     errors = [(rank, error_of(outcome[0]), outcome[1]) for rank, outcome in enumerate(outcomes) if outcome is not None]
     if not errors:
         return None
-    rank, kind, message = min(errors, key=lambda failure: (issubclass(failure[1], _PASSED_OVER), failure[0]))
+    rank, kind, message = min(errors, key=lambda failure: (issubclass(failure[1], _SKIPPABLE), failure[0]))
     if rank == dist.get_rank() and error is not None:
         return error
     return kind(f"rank {rank}: {message}", hint="that rank's own log has all of it")

@@ -28,7 +28,7 @@ def value_of(handle: int, span: FileRange, where: str) -> Any:
     """
     archive = TorchArchive(handle, span, where)
     try:
-        return _Values(handle, where, 16 * span.length, archive.said + VALUES_MORE).value(archive.content(), 0)
+        return _Values(handle, where, 16 * span.length, archive.pickle_bytes + VALUES_MORE).value(archive.content(), 0)
     except (TypeError, RuntimeError, KeyError) as error:
         raise UnsafeContent(f"values that cannot be made: {str(error)[:100]}", where=where) from None
 

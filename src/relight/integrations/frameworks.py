@@ -103,15 +103,15 @@ def read_as_file(path: str | os.PathLike[str], options: Mapping[str, Any]) -> An
 
 
 class StateFunctions:
-    """A component made of two functions: ``ask`` returns its state, and ``tell`` restores it."""
+    """A component made of two functions: ``get_state`` returns its state, and ``set_state`` restores it."""
 
-    def __init__(self, ask: Callable[[], dict[str, Any]], tell: Callable[[dict[str, Any]], None]) -> None:
-        self._ask, self._tell = ask, tell
+    def __init__(self, get_state: Callable[[], dict[str, Any]], set_state: Callable[[dict[str, Any]], None]) -> None:
+        self._get_state, self._set_state = get_state, set_state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the result of ``ask``."""
-        return self._ask()
+        """Return the result of ``get_state``."""
+        return self._get_state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Pass the state to ``tell``."""
-        self._tell(state)
+        """Pass the state to ``set_state``."""
+        self._set_state(state)

@@ -63,7 +63,7 @@ class LightningCheckpoints(Checkpoint):
         checkpointer_options(options, {})
         self._path, self._resume, self._options = path, resume, options
         self._ckpt: Checkpointer | None = None
-        self._told = self._waits = 0
+        self._reported_step = self._waits = 0
         self._metrics: dict[str, Any] = {}
         self._loaders: dict[str, object] = {}
         self.best_model_path = ""
@@ -88,15 +88,15 @@ class LightningCheckpoints(Checkpoint):
         self._ckpt = Checkpointer(self._path, **checkpointer_options(options, {**state, **self._loaders}))
         if self._resume:
             self._ckpt.restore()
-        self._told = trainer.global_step
+        self._reported_step = trainer.global_step
         iter(trainer.fit_loop._data_fetcher)  # type: ignore[call-overload] # the iterator that setup_data created was not watched
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Record a completed step, and save if it is due; after validation if validation follows."""
         trainer.fit_loop.restarting = False  # otherwise Lightning would skip plateau schedulers at this epoch's end
-        if trainer.global_step == self._told:
+        if trainer.global_step == self._reported_step:
             return  # gradients are still being accumulated
-        self._told = self._waits = trainer.global_step
+        self._reported_step = self._waits = trainer.global_step
         self._metrics = numbers(trainer.callback_metrics)
         if not (trainer.is_last_batch or _validates(trainer, batch_idx)):
             self._step()

@@ -54,7 +54,7 @@ class TrainerCheckpoints(TrainerCallback):
         self._chosen: str | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._rng: RngSnapshot | None = None
-        self._told, self._metrics = 0, dict[str, Any]()
+        self._reported_step, self._metrics = 0, dict[str, Any]()
 
     def resume(self, trainer: Trainer, which: str | int = "latest") -> str | None:
         """Return the argument for ``trainer.train(resume_from_checkpoint=…)``: a folder with the Trainer's counters.
@@ -87,7 +87,7 @@ class TrainerCheckpoints(TrainerCallback):
             )
         options = {"fresh": not self._resume, **self._options}
         self._ckpt = Checkpointer(self._path, **checkpointer_options(options, self._components(self._trainer)))
-        self._told = state.global_step
+        self._reported_step = state.global_step
         if not self._resume:
             return
         begun = self._ckpt.restore(self._chosen or "latest")
@@ -122,8 +122,8 @@ class TrainerCheckpoints(TrainerCallback):
             self._folder.cleanup()
 
     def _step(self, state: TrainerState) -> None:
-        if self._ckpt is not None and state.global_step != self._told:
-            metrics, self._metrics, self._told = self._metrics, {}, state.global_step
+        if self._ckpt is not None and state.global_step != self._reported_step:
+            metrics, self._metrics, self._reported_step = self._metrics, {}, state.global_step
             self._ckpt.step(state.global_step - 1, **metrics)
 
     def _components(self, trainer: Trainer) -> dict[str, object]:

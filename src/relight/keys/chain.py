@@ -30,7 +30,7 @@ class Keychain:
         return f"Keychain({[provider.spec for provider in self.providers]!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_again, (tuple(provider.spec for provider in self.providers),))
+        return (_from_specs, (tuple(provider.spec for provider in self.providers),))
 
     @classmethod
     def from_specs(cls, specs: str | Sequence[str]) -> Keychain:
@@ -45,9 +45,9 @@ class Keychain:
         return [(provider.spec, provider.resolved()) for provider in self.providers]
 
     @classmethod
-    def from_wire(cls, told: Sequence[tuple[str, bytes | None]]) -> Keychain:
+    def from_wire(cls, message: Sequence[tuple[str, bytes | None]]) -> Keychain:
         """Return the keys that another process sent."""
-        return cls([resolve(spec) if value is None else _held(spec, Secret(value)) for spec, value in told])
+        return cls([resolve(spec) if value is None else _provider_with(spec, Secret(value)) for spec, value in message])
 
 
 def keychain_from_settings() -> Keychain | None:
@@ -81,11 +81,11 @@ def resolve(spec: str) -> Provider:
     raise ConfigError("invalid key spec: unknown kind", hint=f"valid specs: {_KNOWN}")
 
 
-def _again(specs: Sequence[str]) -> Keychain:
+def _from_specs(specs: Sequence[str]) -> Keychain:
     return Keychain.from_specs(specs)
 
 
-def _held(spec: str, value: Secret) -> Provider:
+def _provider_with(spec: str, value: Secret) -> Provider:
     return Passphrase(spec, value) if spec.startswith("passphrase:") else HeldKey(spec, value)
 
 

@@ -64,14 +64,14 @@ class StoreSecurity:
         }
 
     @classmethod
-    def from_wire(cls, told: dict[str, Any]) -> StoreSecurity:
+    def from_wire(cls, message: dict[str, Any]) -> StoreSecurity:
         """Return the settings that another process sent."""
-        keys, signer, trust = told["keys"], told["signer"], told["trust"]
+        keys, signer, trust = message["keys"], message["signer"], message["trust"]
         return cls(
             Keychain.from_wire(keys) if keys is not None else None,
             signer_of(*signer) if signer is not None else None,
             trust_of([spec for spec, _ in trust], [value for _, value in trust]) if trust is not None else None,
-            told["anchor"],
+            message["anchor"],
         )
 
     def to_line(self) -> bytes:

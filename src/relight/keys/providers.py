@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _DERIVING = threading.Lock()
 """Only one derivation at a time: two parallel ones deadlock in the library's lane threads (cryptography 50.0.2)."""
 os.register_at_fork(after_in_child=_DERIVING._at_fork_reinit)  # type: ignore[attr-defined]
-Told = dict[str, str | int]
+WrapParameters = dict[str, str | int]
 """Parameters of a slot's wrapping that unwrapping needs, such as salt and cost."""
 ARGON_MEMORY_KIB, ARGON_PASSES, ARGON_LANES = 64 << 10, 3, 4
 """Cost of one passphrase guess: RFC 9106's second recommendation."""
@@ -42,10 +42,10 @@ class Provider(Protocol):
     def fits(self, kind: str, kek: str) -> bool:
         """Return whether this key may open a slot of that kind and id."""
 
-    def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
-        """Return the wrapped ring key, bound to ``said`` (associated data), and the parameters for unwrapping."""
+    def wrap(self, key: Secret, associated_data: bytes) -> tuple[bytes, WrapParameters]:
+        """Return the wrapped ring key, bound to ``associated_data``, and the parameters for unwrapping."""
 
-    def unwrap(self, wrapped: bytes, told: Told, said: bytes, where: str) -> Secret:
+    def unwrap(self, wrapped: bytes, parameters: WrapParameters, associated_data: bytes, where: str) -> Secret:
         """Return the ring key. Raise ``WrongKey`` if it was wrapped by another key, or with other associated data."""
 
     def resolved(self) -> bytes | None:
@@ -70,13 +70,13 @@ class HeldKey:
         """See ``Provider``."""
         return kek == self.kek
 
-    def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
+    def wrap(self, key: Secret, associated_data: bytes) -> tuple[bytes, WrapParameters]:
         """See ``Provider``."""
-        return wrap(self._key, secrets.token_bytes(NONCE_BYTES), key.reveal(), said), {}
+        return wrap(self._key, secrets.token_bytes(NONCE_BYTES), key.reveal(), associated_data), {}
 
-    def unwrap(self, wrapped: bytes, told: Told, said: bytes, where: str) -> Secret:
+    def unwrap(self, wrapped: bytes, parameters: WrapParameters, associated_data: bytes, where: str) -> Secret:
         """See ``Provider``."""
-        return unwrap(self._key, wrapped, said, where)
+        return unwrap(self._key, wrapped, associated_data, where)
 
     def resolved(self) -> bytes | None:
         """See ``Provider``."""
@@ -120,31 +120,37 @@ class Passphrase(NamedKey):
         super().__init__(spec)
         self._passphrase = passphrase
 
-    def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
+    def wrap(self, key: Secret, associated_data: bytes) -> tuple[bytes, WrapParameters]:
         """See ``Provider``. Cost: 0.1 s and 64 MiB; with scrypt 0.5 s and 128 MiB."""
         salt = base64.b64encode(secrets.token_bytes(16)).decode()
-        told: Told = {"kdf": "argon2id", "salt": salt, "memory_kib": ARGON_MEMORY_KIB, "passes": ARGON_PASSES, "lanes": ARGON_LANES}
+        parameters: WrapParameters = {
+            "kdf": "argon2id",
+            "salt": salt,
+            "memory_kib": ARGON_MEMORY_KIB,
+            "passes": ARGON_PASSES,
+            "lanes": ARGON_LANES,
+        }
         if not _has_argon():
-            told = {"kdf": "scrypt", "salt": salt, "n": SCRYPT_N, "r": SCRYPT_R, "p": SCRYPT_P}
-        return wrap(self._derived(told, ""), secrets.token_bytes(NONCE_BYTES), key.reveal(), said), told
+            parameters = {"kdf": "scrypt", "salt": salt, "n": SCRYPT_N, "r": SCRYPT_R, "p": SCRYPT_P}
+        return wrap(self._derived(parameters, ""), secrets.token_bytes(NONCE_BYTES), key.reveal(), associated_data), parameters
 
-    def unwrap(self, wrapped: bytes, told: Told, said: bytes, where: str) -> Secret:
+    def unwrap(self, wrapped: bytes, parameters: WrapParameters, associated_data: bytes, where: str) -> Secret:
         """See ``Provider``. Cost: that of ``wrap``. The cost parameters in a slot are bounded."""
-        return unwrap(self._derived(told, where), wrapped, said, where)
+        return unwrap(self._derived(parameters, where), wrapped, associated_data, where)
 
     def resolved(self) -> bytes | None:
         """See ``Provider``."""
         return self._passphrase.reveal()
 
-    def _derived(self, told: Told, where: str) -> Secret:
+    def _derived(self, parameters: WrapParameters, where: str) -> Secret:
         from cryptography.exceptions import UnsupportedAlgorithm
 
         try:
-            kdf = _derivation(told, base64.b64decode(str(told.get("salt")), validate=True))
+            kdf = _derivation(parameters, base64.b64decode(str(parameters.get("salt")), validate=True))
         except ValueError:
             raise WrongKey("the slot's salt is malformed", where=where) from None
         except UnsupportedAlgorithm:
-            what = f"the OpenSSL of the library cryptography does not support {told.get('kdf')}"
+            what = f"the OpenSSL of the library cryptography does not support {parameters.get('kdf')}"
             raise ConfigError(what, hint="upgrade the library cryptography") from None
         if kdf is None:
             raise WrongKey("the slot needs a key derivation that this version of Relight does not support", where=where)
@@ -152,20 +158,20 @@ class Passphrase(NamedKey):
             return Secret(kdf.derive(self._passphrase.reveal()))
 
 
-def _derivation(told: Told, salt: bytes) -> Argon2id | Scrypt | None:
+def _derivation(parameters: WrapParameters, salt: bytes) -> Argon2id | Scrypt | None:
     """Return the key derivation with a slot's parameters; None if it is unknown, or its cost exceeds the bounds."""
     from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
     from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
     def number(name: str, least: int, most: int) -> int:
-        value = told.get(name)
+        value = parameters.get(name)
         return value if type(value) is int and least <= value <= most else 0
 
-    if told.get("kdf") == "argon2id":
+    if parameters.get("kdf") == "argon2id":
         memory, passes = number("memory_kib", 8 << 10, _ARGON_MEMORY_MAX_KIB), number("passes", 1, _ARGON_PASSES_MAX)
         lanes = number("lanes", 1, _ARGON_LANES_MAX)
         return Argon2id(salt=salt, length=32, iterations=passes, lanes=lanes, memory_cost=memory) if memory and passes and lanes else None
-    if told.get("kdf") == "scrypt" and len(salt) >= 8:
+    if parameters.get("kdf") == "scrypt" and len(salt) >= 8:
         n, r, p = number("n", 1 << 14, _SCRYPT_N_MAX), number("r", 8, _SCRYPT_R_MAX), number("p", 1, _SCRYPT_P_MAX)
         return Scrypt(salt=salt, length=32, n=n, r=r, p=p) if n and r and p and n & (n - 1) == 0 else None
     return None

@@ -12,7 +12,7 @@ from urllib.parse import urljoin, urlsplit
 
 from relight.errors import ConfigError, StoreUnavailable, WrongKey
 from relight.format.cipher import Secret, hkdf
-from relight.keys.providers import NamedKey, Told
+from relight.keys.providers import NamedKey, WrapParameters
 
 _TIMEOUT_S = 10
 PLAIN = "RELIGHT_KEYS_OVER_HTTP"
@@ -28,14 +28,16 @@ class KmsKey(NamedKey):
         super().__init__(spec)
         self._id = spec.partition(":")[2]
 
-    def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
+    def wrap(self, key: Secret, associated_data: bytes) -> tuple[bytes, WrapParameters]:
         """See ``Provider``. Cost: one request."""
-        answer = self._ask("encrypt", KeyId=self._id, Plaintext=key.reveal(), EncryptionContext=_context(said))
+        answer = self._ask("encrypt", KeyId=self._id, Plaintext=key.reveal(), EncryptionContext=_context(associated_data))
         return bytes(answer["CiphertextBlob"]), {}
 
-    def unwrap(self, wrapped: bytes, told: Told, said: bytes, where: str) -> Secret:
+    def unwrap(self, wrapped: bytes, parameters: WrapParameters, associated_data: bytes, where: str) -> Secret:
         """See ``Provider``. Cost: one request."""
-        return Secret(self._ask("decrypt", where, KeyId=self._id, CiphertextBlob=wrapped, EncryptionContext=_context(said))["Plaintext"])
+        return Secret(
+            self._ask("decrypt", where, KeyId=self._id, CiphertextBlob=wrapped, EncryptionContext=_context(associated_data))["Plaintext"]
+        )
 
     def _ask(self, call: str, where: str = "", **options: Any) -> Any:
         boto3, config, errors = _library("kms", "boto3", "botocore.config", "botocore.exceptions")
@@ -68,18 +70,21 @@ class VaultKey(NamedKey):
         if not self._mount or not self._name:
             raise ConfigError(f"{spec!r} does not name a key of Vault", hint="use vault:transit/KEY")
 
-    def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
-        """See ``Provider``. Cost: one request. A hash of ``said`` precedes the key, as not every Vault key type has associated data."""
-        text = base64.b64encode(_bound(said) + key.reveal()).decode()
+    def wrap(self, key: Secret, associated_data: bytes) -> tuple[bytes, WrapParameters]:
+        """See ``Provider``. Cost: one request.
+
+        A hash of ``associated_data`` precedes the key, because some Vault key types do not support associated data.
+        """
+        text = base64.b64encode(_bound(associated_data) + key.reveal()).decode()
         return str(self._ask("encrypt_data", plaintext=text)["ciphertext"]).encode(), {}
 
-    def unwrap(self, wrapped: bytes, told: Told, said: bytes, where: str) -> Secret:
+    def unwrap(self, wrapped: bytes, parameters: WrapParameters, associated_data: bytes, where: str) -> Secret:
         """See ``Provider``. Cost: one request."""
         answer = self._ask("decrypt_data", where, ciphertext=wrapped.decode("ascii", "replace"))
         data = base64.b64decode(str(answer["plaintext"]))
-        if not data.startswith(_bound(said)):
+        if not data.startswith(_bound(associated_data)):
             raise WrongKey("this slot was written for another store or ring key", where=where)
-        return Secret(data[len(_bound(said)) :])
+        return Secret(data[len(_bound(associated_data)) :])
 
     def _ask(self, call: str, where: str = "", **options: Any) -> Any:
         hvac, requests = _library("vault", "hvac", "requests")
@@ -143,9 +148,9 @@ def _library(extra: str, *names: str) -> list[Any]:
         raise ConfigError(f"keys of this kind need the library {names[0]}", hint=f"pip install 'relight[{extra}]'") from None
 
 
-def _context(said: bytes) -> dict[str, str]:
-    return {"relight": base64.b64encode(said).decode()}
+def _context(associated_data: bytes) -> dict[str, str]:
+    return {"relight": base64.b64encode(associated_data).decode()}
 
 
-def _bound(said: bytes) -> bytes:
-    return hkdf(said, b"", b"relight bound", 32)
+def _bound(associated_data: bytes) -> bytes:
+    return hkdf(associated_data, b"", b"relight bound", 32)

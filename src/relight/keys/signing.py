@@ -54,7 +54,7 @@ class Ed25519Signer:
         self.spec, self._private = spec, private
         self._key = Ed25519PrivateKey.from_private_bytes(private.reveal())
         self.public = self._key.public_key().public_bytes_raw()
-        self.by = _by("ed25519", self.public)
+        self.by = _signer_id("ed25519", self.public)
 
     def __repr__(self) -> str:
         return f"Ed25519Signer({self.by!r})"
@@ -75,7 +75,7 @@ class Ed25519Verifier:
         need_library()
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-        self.spec, self._public, self.by = spec, public, _by("ed25519", public)
+        self.spec, self._public, self.by = spec, public, _signer_id("ed25519", public)
         self._key = Ed25519PublicKey.from_public_bytes(public)
 
     def __repr__(self) -> str:
@@ -101,7 +101,7 @@ class HashSigner:
 
     def __init__(self, spec: str, key: Secret) -> None:
         self.spec, self._key = spec, key
-        self.by = _by("hash", hkdf(key.reveal(), b"", b"relight signer id", 32))
+        self.by = _signer_id("hash", hkdf(key.reveal(), b"", b"relight signer id", 32))
 
     def __repr__(self) -> str:
         return f"HashSigner({self.by!r})"
@@ -211,5 +211,5 @@ def _shared(rest: str) -> Secret:
     return Secret(hkdf(provider.resolved() or b"", b"", b"relight keyed hash", 32))
 
 
-def _by(kind: str, public: bytes) -> str:
+def _signer_id(kind: str, public: bytes) -> str:
     return f"{kind}:{blake3(public).hexdigest()[:16]}"

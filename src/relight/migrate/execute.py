@@ -85,12 +85,12 @@ def _run(engine: str, jobs: int, tasks: Sequence[MigrationTask]) -> Iterator[tup
             yield task, result
 
 
-def _take(report: MigrateReport, task: MigrationTask, said: dict[str, Any]) -> None:
-    if said["ok"]:
-        report.brought.append(said)
+def _take(report: MigrateReport, task: MigrationTask, result: dict[str, Any]) -> None:
+    if result["ok"]:
+        report.brought.append(result)
         report.bytes += task.bytes
     else:
-        report.failed.append((task.source, str(said["error"]), str(said["what"]), str(said["hint"])))
+        report.failed.append((task.source, str(result["error"]), str(result["what"]), str(result["hint"])))
 
 
 def _to_bring(plan: MigratePlan, session: int) -> Iterator[MigrationTask]:

@@ -14,8 +14,8 @@ from relight.format.names import STORE_FILE, is_run_name
 from relight.importers import DetectedCheckpoint, detect
 from relight.importers.bucket import SCHEMES, BucketFiles, Listing, is_bucket
 from relight.importers.detect import detect_files
+from relight.migrate.checkpoint_names import is_checkpoint_name
 from relight.migrate.journal import HOME
-from relight.migrate.looks import is_checkpoint_name
 
 NEVER = (".json", ".txt", ".md", ".yaml", ".yml", ".log", ".py", ".csv", ".jsonl", ".html", ".png", ".lock", ".toml", ".sh")
 """Suffixes of files that are never a checkpoint by themselves."""
@@ -236,9 +236,9 @@ def _inside(
             yield from _walk(what, path, skip, level + 1)
 
 
-def _step(name: str, found: DetectedCheckpoint) -> int:
-    if found.step is not None:
-        return found.step
+def _step(name: str, detected: DetectedCheckpoint) -> int:
+    if detected.step is not None:
+        return detected.step
     numbers = _NUMBER.findall(os.path.basename(name))
     return int(numbers[-1]) % 10**15 if numbers else 0
 

@@ -43,9 +43,9 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
         raise CheckpointNotFound("nothing was imported from there", where=f"{url}, from {old}")
     session = 0 if dry_run else journal.begin({"old": place_of(old), "back": sum(map(len, brought.values()))})
     report = RollBackReport()
-    for number, (run, mine) in enumerate(sorted(brought.items())):
+    for number, (run, imported_ids) in enumerate(sorted(brought.items())):
         if not dry_run:
-            ours = all(checkpoint.id in mine for checkpoint in fold(Log(store, run).read()).live)
+            ours = all(checkpoint.id in imported_ids for checkpoint in fold(Log(store, run).read()).live)
             if ours:  # then unfinished files belong to a killed session
                 Attempt.begin(store, run, reason=REASON)
                 execute_sweep(plan_sweep(store, run), store)
@@ -53,13 +53,13 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
         going: list[str] = []
 
         def decide(
-            view: LogView, mine: set[str] = mine, going: list[str] = going, report: RollBackReport = report
+            view: LogView, imported_ids: set[str] = imported_ids, going: list[str] = going, report: RollBackReport = report
         ) -> tuple[Body, int] | None:
             history = fold(view)
-            needed = {donor for checkpoint in history.live if checkpoint.id not in mine for donor in checkpoint.requires}
+            needed = {donor for checkpoint in history.live if checkpoint.id not in imported_ids for donor in checkpoint.requires}
             going.clear()
             for checkpoint in history.live:
-                if checkpoint.id in mine:
+                if checkpoint.id in imported_ids:
                     tags = history.tags_of(checkpoint.id)
                     if tags or checkpoint.id in needed:
                         report.kept.append((checkpoint.id, f"tagged {', '.join(tags)}" if tags else "a later checkpoint needs it"))
@@ -73,7 +73,7 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
             refuse_truncated(store, log)
             log.append(decide)
             history = fold(log.read())
-            gone = sorted(mine & history.retired.keys())
+            gone = sorted(imported_ids & history.retired.keys())
             report.left += delete_checkpoints(store, run, history, gone)[1]
             journal.write(session, number, {"kind": "back", "run": run, "ids": gone})
         if going:

@@ -74,15 +74,15 @@ def _bring(task: MigrationTask, journal: MigrationJournal) -> dict[str, Any]:
     source = detect(task.path)
     mark = {MIGRATED: {"journal": journal.prefix, "source": task.source}}
     smaller = IncrementalState(Compact(reuse=False, codecs="always")) if task.compress else None
-    turn = partial(_turn, task, journal)
+    turn = partial(_wait_for_turn, task, journal)
     report = import_checkpoint(source, open_bytes(task.url), task.run, step=task.step, before_commit=turn, user=mark, smaller=smaller)
     return {"id": report.id, "tensors": report.tensors, "format": source.format, "left_out": [list(item) for item in report.left_out[:100]]}
 
 
-def _turn(task: MigrationTask, journal: MigrationJournal) -> None:
+def _wait_for_turn(task: MigrationTask, journal: MigrationJournal) -> None:
     """Wait until the earlier task of the run has committed or failed.
 
-    Raise ``LeaseHeld`` if another session has begun: it is then in charge of the run, whose log would refuse this commit.
+    Raise ``LeaseHeld`` if another session has begun: that session owns the run, and the run's log would refuse this commit.
     """
     end, pause = time.monotonic() + TURN_S_MAX, _POLL_S[0]
     while task.after is not None and journal.read(task.session, task.after) is None:

@@ -101,12 +101,12 @@ def _rank(path: str, kinds: dict[str, str]) -> int:
     return _ORDER.index(kind) if kind in _ORDER else _ORDER.index("optimizer")
 
 
-def explain(found: Sequence[str], kinds: dict[str, str], restored: bool) -> str:
+def explain(names: Sequence[str], kinds: dict[str, str], restored: bool) -> str:
     """Return one sentence: the usual cause of the first difference."""
-    first = found[0]
+    first = names[0]
     head = first.split("/", 1)[0]
     kind = head if head in (SAMPLES, BATCHES, METRICS, "rng") else kinds.get(head, "")
-    loader_differs = any(kinds.get(path.split("/", 1)[0]) == "loader" for path in found)
+    loader_differs = any(kinds.get(path.split("/", 1)[0]) == "loader" for path in names)
     if kind == SAMPLES or (kind == BATCHES and loader_differs) or kind == "loader":
         return "the loader is not where it was: batches are skipped, repeated, or in another order"
     if kind == BATCHES:

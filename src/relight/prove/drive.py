@@ -39,7 +39,8 @@ class ProveOptions:
     lossy: Sequence[str] = ()
     """``PATTERN=WAY``: tensors that the killed run stores inexactly. The report then has the change in metrics instead of equality."""
     timeout_s: float = 3600.0
-    say: Callable[[str], None] = field(default=lambda text: None)
+    on_stage: Callable[[str], None] = field(default=lambda text: None)
+    """Receives a line when each of the three runs begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,11 @@ def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
     except PermissionError as error:
         raise ConfigError(f"the recordings cannot be written: {error}", where=str(folder), hint="name a directory of your own") from None
     last = n + k - 1
-    options.say(f"1/3 straight: {n + k} steps without interruption")
+    options.on_stage(f"1/3 straight: {n + k} steps without interruption")
     _start(options, folder, "straight", record_from=n - 1, stop_after=last, kill=False, run="straight")
-    options.say(f"2/3 killed: {n} steps, a save, SIGKILL")
+    options.on_stage(f"2/3 killed: {n} steps, a save, SIGKILL")
     _start(options, folder, "killed", record_from=n - 1, stop_after=n - 1, kill=True, run="killed")
-    options.say(f"3/3 resumed: {k} steps more")
+    options.on_stage(f"3/3 resumed: {k} steps more")
     _start(options, folder, "resumed", record_from=n, stop_after=last, kill=False, run="killed")
     straight = read_trace(folder / "straight.trace")
     killed = read_trace(folder / "killed.trace")

@@ -102,17 +102,17 @@ def _digest_item(item: Item) -> str:
     return hasher.hexdigest()[:32]
 
 
-def _values(node: Any, path: str, found: dict[str, str]) -> None:
+def _values(node: Any, path: str, values: dict[str, str]) -> None:
     if isinstance(node, dict):
         for key, value in node.items():
-            _values(value, join_path(path, key), found)
+            _values(value, join_path(path, key), values)
     elif isinstance(node, (list, tuple)):
         for index, value in enumerate(node):
-            _values(value, join_path(path, index, sequence=True), found)
+            _values(value, join_path(path, index, sequence=True), values)
     elif type(node) is not Leaf:
-        found[path] = hexed(node) if isinstance(node, float) else repr(node)
+        values[path] = hexed(node) if isinstance(node, float) else repr(node)
     elif not node.tensors:
-        found[path] = repr(node.meta)
+        values[path] = repr(node.meta)
 
 
 def _digest_any(value: Any) -> str:

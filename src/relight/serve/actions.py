@@ -168,12 +168,12 @@ class Actions:
         self._index.state(store, name)  # raises if the caller may not see this run
         return Run(self._index.reader(store).store, name)
 
-    def _one(self, fields: Mapping[str, str]) -> tuple[Run, Checkpoint]:
+    def _checkpoint(self, fields: Mapping[str, str]) -> tuple[Run, Checkpoint]:
         run = self._run(fields)
         return run, self._index.find(fields["store"], fields["run"], fields.get("which", "") or "latest")
 
     def _tag(self, fields: Mapping[str, str], who: Caller) -> Prepared:
-        run, checkpoint = self._one(fields)
+        run, checkpoint = self._checkpoint(fields)
         name = check_free(fields.get("name", ""))
         before = run.history().tags.get(name)
         summary = f"The tag {name} will name checkpoint {checkpoint.id} (step {checkpoint.step})" + (
@@ -188,7 +188,7 @@ class Actions:
         return _planned("Tag", summary, f"relight tag {_at(fields)} {name} {checkpoint.id}", (checkpoint.id, name, before)), do, facts
 
     def _branch(self, fields: Mapping[str, str], who: Caller) -> Prepared:
-        run, checkpoint = self._one(fields)
+        run, checkpoint = self._checkpoint(fields)
         to = check_run_name(fields.get("to", ""))
 
         def do() -> ActionOutcome:
@@ -210,7 +210,7 @@ class Actions:
         )
 
     def _pin(self, fields: Mapping[str, str], who: Caller) -> Prepared:
-        run, checkpoint = self._one(fields)
+        run, checkpoint = self._checkpoint(fields)
         hold_reason = holds_of(run.history()).get(checkpoint.id)
 
         def words(reason: str | None) -> str:
@@ -242,7 +242,7 @@ class Actions:
         )
 
     def _verify(self, fields: Mapping[str, str], who: Caller) -> Prepared:
-        run, checkpoint = self._one(fields)
+        run, checkpoint = self._checkpoint(fields)
         store = fields["store"]
 
         def verified(ok: bool) -> None:
@@ -305,7 +305,7 @@ class Actions:
         )
 
     def _promote(self, fields: Mapping[str, str], who: Caller) -> Prepared:
-        run, checkpoint = self._one(fields)
+        run, checkpoint = self._checkpoint(fields)
         stage = fields.get("stage", "") or STAGES[-1]
         if stage not in STAGES:
             raise ConfigError(f"{stage[:40]!r} is not a stage", hint=f"the stages are {', '.join(STAGES)}")
@@ -404,9 +404,9 @@ def _without(text: str, hidden: Sequence[str]) -> str:
     return text
 
 
-def _planned(name: str, says: str, command: str, what: object) -> Planned:
-    digest = hashlib.sha256(repr((name, says, command, what)).encode()).hexdigest()
-    return Planned(name, says, digest, command=command)
+def _planned(name: str, summary: str, command: str, what: object) -> Planned:
+    digest = hashlib.sha256(repr((name, summary, command, what)).encode()).hexdigest()
+    return Planned(name, summary, digest, command=command)
 
 
 def _at(fields: Mapping[str, str]) -> str:

@@ -63,7 +63,9 @@ _PROBLEMS = {
     413: "Body too long", 415: "Not application/json",
     422: "Invalid parameter or field", 429: "Too many requests", 503: "The store did not answer",
 }  # fmt: skip
-_RESPONSES: dict[int | str, dict[str, Any]] = {status: {"description": says, "model": ProblemAnswer} for status, says in _PROBLEMS.items()}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": description, "model": ProblemAnswer} for status, description in _PROBLEMS.items()
+}
 
 
 def status_of(error: RelightError) -> int:

@@ -31,7 +31,7 @@ from relight.serve.event_feed import EventFeed
 from relight.serve.guesses import Guesses
 from relight.serve.index import Index
 from relight.serve.jobs import Jobs
-from relight.serve.live import LOOK_S, PING_S, Hub
+from relight.serve.live import PING_S, TOKEN_CHECK_S, Hub
 from relight.serve.pages_render import HERE, render
 from relight.serve.probes import HEALTHY
 from relight.serve.reader import NOT_YET, POLL_S, StoreFollower, open_readers
@@ -161,7 +161,7 @@ def _streams(app: FastAPI, hub: Hub, state: TokenFile) -> None:
         return EventSourceResponse(hub.listen(store, run, asker, may_stay), ping=int(PING_S))
 
 
-def _remembered(ask: Callable[[Caller], bool], for_s: float = LOOK_S / 2) -> Callable[[Caller], bool]:
+def _remembered(ask: Callable[[Caller], bool], for_s: float = TOKEN_CHECK_S / 2) -> Callable[[Caller], bool]:
     """Cache the answers of ``ask`` for ``for_s`` seconds: a thousand streams of one token then cost one query."""
     cached: dict[Caller, tuple[float, bool]] = {}
 

@@ -57,9 +57,9 @@ HEADERS = {
 class HttpRefusal(Exception):
     """A request refused by the server, with the HTTP status and the seconds to wait before a retry."""
 
-    def __init__(self, status: int, says: str, wait_s: float = 0.0) -> None:
-        super().__init__(says)
-        self.status, self.says, self.wait_s = status, says, wait_s
+    def __init__(self, status: int, message: str, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status, self.message, self.wait_s = status, message, wait_s
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class AuthMiddleware:
         state["client"] = asker_of(self._proxies.client_of(_address(scope), headers.getlist("x-forwarded-for")))
         try:
             self._check_request(scope, headers)
-            who, csrf = await self._who(scope, headers)
+            who, csrf = await self._authenticate(scope, headers)
             state["asker"] = asker = _asker(who, state["client"])
             if scope["path"] not in OPEN and not scope["path"].startswith("/static/"):
                 self._limit(asker)
@@ -133,7 +133,7 @@ class AuthMiddleware:
             if who is None and scope["path"] not in OPEN and not scope["path"].startswith("/static/"):
                 raise HttpRefusal(401, "authentication required: log in, or send Authorization: Bearer rl_…")
             if scope["path"] not in UNCOUNTED:  # read the body before taking a slot: a slow client must not occupy one
-                received = await _whole(receive, BODY_BYTES_MAX if who is not None else LOGIN_BYTES_MAX)
+                received = await _read_body(receive, BODY_BYTES_MAX if who is not None else LOGIN_BYTES_MAX)
                 if received is None:
                     return
                 receive = received
@@ -144,7 +144,7 @@ class AuthMiddleware:
         state |= {"who": who, "csrf": csrf, "who_name": shown}
         with asking(who.scope if who is not None else NOTHING, asker), suppress(ClientDisconnect):
             if scope["path"] in UNCOUNTED:
-                await self._app(scope, _bounded(receive), sender)
+                await self._app(scope, _limit_body(receive), sender)
             elif scope["path"] == LOGIN:
                 await self._app(scope, receive, sender)
             elif await self.slots.take(asker):
@@ -181,7 +181,7 @@ class AuthMiddleware:
         if wait := self._all.wait_s(asker):
             raise HttpRefusal(429, "too many requests", wait)
 
-    async def _who(self, scope: Scope, headers: Headers) -> tuple[Caller | None, str]:
+    async def _authenticate(self, scope: Scope, headers: Headers) -> tuple[Caller | None, str]:
         """Return the caller and its CSRF token. Raise ``HttpRefusal`` for invalid credentials: they never fall back to anonymous access."""
         scope["state"]["bearer"] = False
         credentials = headers.getlist("authorization")
@@ -292,10 +292,10 @@ def answer(refused: HttpRefusal, headers: Headers) -> Response:
         if "text/html" in headers.get("accept", "") and not any(_is_bearer(line) for line in headers.getlist("authorization")):
             return RedirectResponse("/login", 303)
         extra_headers["www-authenticate"] = "Bearer"
-    return JSONResponse({"error": {"kind": "refused", "what": refused.says}}, refused.status, extra_headers)
+    return JSONResponse({"error": {"kind": "refused", "what": refused.message}}, refused.status, extra_headers)
 
 
-async def _whole(receive: Receive, most: int) -> Receive | None:
+async def _read_body(receive: Receive, most: int) -> Receive | None:
     """Read a request's body and return a channel that repeats it. None if the client disconnected.
 
     Raise ``HttpRefusal`` for more than ``most`` bytes.
@@ -318,7 +318,7 @@ async def _whole(receive: Receive, most: int) -> Receive | None:
     return repeated
 
 
-def _bounded(receive: Receive) -> Receive:
+def _limit_body(receive: Receive) -> Receive:
     """Limit a body of undeclared length. Raise ``HttpRefusal`` after ``BODY_BYTES_MAX`` bytes."""
     received = 0
 

@@ -24,11 +24,11 @@ from relight.monitoring.trace import trace_of
 from relight.serve.reader import NOT_YET, StoreFollower
 from relight.serve.values import AlertRow, RiskRow, SpanRow
 
-TELLS = ("save.span", "drain.done")
+SAVE_EVENTS = ("save.span", "drain.done")
 STEPS = "steps.done"
 CURVES_MAX, METRICS_MAX, POINTS_MAX = 200, 12, 4000
 """Runs with metrics from events, metrics of each run, and points of each metric. With more points, every other one is dropped."""
-SAVES_MAX, TOLD_MAX = 500, 2000
+SAVES_MAX, SAVE_EVENTS_MAX = 500, 2000
 """Maximum number of saves with kept events, in all runs together, and of events of each save."""
 POLL_S = 2.0
 ROUNDS_MAX = 50
@@ -54,30 +54,30 @@ class EventFeed:
         self._keep, self._kept_some = keep, bool(kept)
         self._alarms = Alarms(alerting, state, ledger, self._keeps)
         self._changed, self._poll_s, self._every_s = changed, poll_s, every_s
-        self._told: OrderedDict[tuple[str, str, str], list[FileEvent]] = OrderedDict()
+        self._save_events: OrderedDict[tuple[str, str, str], list[FileEvent]] = OrderedDict()
         self._curves: OrderedDict[tuple[str, str], dict[str, dict[int, float | None]]] = OrderedDict()
         self._lock = threading.Lock()
         self._ending = threading.Event()
-        self._looking: AlertLoop | None = None
+        self._alert_loop: AlertLoop | None = None
         self._thread = threading.Thread(target=self._follow, name="relight-serve-events", daemon=True)
 
     def start(self) -> None:
         """Begin to follow events, and to send alerts."""
         self._thread.start()
-        self._looking = AlertLoop(self._watcher, self._alarms, every_s=self._every_s, stop=self._ending)
+        self._alert_loop = AlertLoop(self._watcher, self._alarms, every_s=self._every_s, stop=self._ending)
 
     def close(self) -> None:
         """Stop both threads. A thread that does not end within seconds is left running; it is a daemon."""
         self._ending.set()
-        if self._looking is not None:
-            self._looking.stop()
+        if self._alert_loop is not None:
+            self._alert_loop.stop()
         if self._thread.is_alive():
             self._thread.join(5)
 
     def save(self, store: str, run: str, id_: str) -> tuple[float | None, list[SpanRow]]:
         """Return the seconds until a save was durable, and its phases by rank, in seconds from its start. None and [] without events."""
         with self._lock:
-            events = list(self._told.get((store, run, id_), ()))
+            events = list(self._save_events.get((store, run, id_), ()))
         trace = trace_of(store, run, id_, events) if events else None
         if trace is None:
             return None, []
@@ -124,7 +124,7 @@ class EventFeed:
     # -- inside
 
     def _runs(self) -> list[RunSeen]:
-        return self._looking.seen if self._looking is not None else []
+        return self._alert_loop.seen if self._alert_loop is not None else []
 
     def _seen(self, store: str, run: str) -> RunSeen | None:
         return next((row for row in self._runs() if (row.store, row.run) == (store, run)), None)
@@ -150,7 +150,14 @@ class EventFeed:
                 yield KnownRun(reader.store, error=f"the store has not answered for {format_duration(silent_s)}")
             else:
                 for state in now.runs.values():
-                    yield KnownRun(reader.store, state.name, state.history, state.told, state.accounts, state.error if state.unread else "")
+                    yield KnownRun(
+                        reader.store,
+                        state.name,
+                        state.history,
+                        state.recorded_incidents,
+                        state.accounts,
+                        state.error if state.unread else "",
+                    )
 
     def _follow(self) -> None:
         while not self._ending.is_set():
@@ -168,24 +175,24 @@ class EventFeed:
                     touched.add((event.head.store, event.head.run))
                     continue
                 id_ = event.fields.get("id")
-                if event.name not in TELLS or not isinstance(id_, str) or not 0 < len(id_) < 80:
+                if event.name not in SAVE_EVENTS or not isinstance(id_, str) or not 0 < len(id_) < 80:
                     continue
                 key = event.head.store, event.head.run, id_
                 with self._lock:
-                    events = self._told.setdefault(key, [])
-                    self._told.move_to_end(key)
-                    if len(events) < TOLD_MAX:
+                    events = self._save_events.setdefault(key, [])
+                    self._save_events.move_to_end(key)
+                    if len(events) < SAVE_EVENTS_MAX:
                         events.append(event)
-                    while len(self._told) > SAVES_MAX:
-                        self._told.popitem(last=False)
+                    while len(self._save_events) > SAVES_MAX:
+                        self._save_events.popitem(last=False)
                 touched.add(key[:2])
             if not new:
                 break
         return touched
 
-    def _steps(self, one: FileEvent) -> bool:
+    def _steps(self, event: FileEvent) -> bool:
         """Keep the metrics of an event about steps. Return whether it had any. Its fields are unchecked: they come from a file."""
-        steps, metrics = one.fields.get("steps"), one.fields.get("metrics")
+        steps, metrics = event.fields.get("steps"), event.fields.get("metrics")
         if not isinstance(steps, list) or not isinstance(metrics, dict):
             return False
         if not all(type(step) is int and 0 <= step < 1 << 53 for step in steps):
@@ -196,7 +203,7 @@ class EventFeed:
                 points_by_name[name] = {step: _finite(value) for step, value in zip(steps, values, strict=True)}
         if not points_by_name:
             return False
-        key = one.head.store, one.head.run
+        key = event.head.store, event.head.run
         with self._lock:
             curves = self._curves.setdefault(key, {})
             self._curves.move_to_end(key)

@@ -34,14 +34,14 @@ IDLE_S = 10.0
 SILENT_S = 10
 """Seconds that the kernel keeps a silent connection, rounded up to its next SYN-ACK (15 s). Then it is accepted."""
 SWEEP_S = 1.0
-LOOKED_AT_MAX = 16
+EVICTION_CANDIDATES_MAX = 16
 """Idle connections that are checked for one to close, at most."""
 CLOSING_MAX = 32
 """Closed connections with a descriptor that the loop has not freed yet. At this number, accepting pauses."""
 PROBES_MAX = 64
 """Health probes that are answered in one turn of the loop; further ones wait for the next turn."""
 CONNECTIONS_MAX, STREAMS_MAX, DESCRIPTORS_MAX = 4096, 2000, 16384
-BESIDE_STREAMS = 112
+REQUEST_CONNECTIONS = 112
 """Connections that event streams leave to requests."""
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -61,7 +61,7 @@ def bounds_of(descriptors: int, used: int) -> ConnectionLimits:
     """
     available = descriptors - used - max(64, min(512, descriptors // 8))
     connections = max(16, min(CONNECTIONS_MAX, available))
-    streams = min(STREAMS_MAX, connections - BESIDE_STREAMS) if connections > 4 * BESIDE_STREAMS else connections // 3
+    streams = min(STREAMS_MAX, connections - REQUEST_CONNECTIONS) if connections > 4 * REQUEST_CONNECTIONS else connections // 3
     return ConnectionLimits(connections, max(8, connections // 2), streams)
 
 
@@ -202,7 +202,7 @@ class Gate:
 
         A client that has sent bytes is not idle: its request only waits for the loop to read it.
         """
-        candidates = list(islice(oldest_first, LOOKED_AT_MAX))
+        candidates = list(islice(oldest_first, EVICTION_CANDIDATES_MAX))
         if not candidates:
             self.refused += 1
             return False
@@ -210,43 +210,43 @@ class Gate:
         self._shut(next((candidate for candidate in candidates if not candidate.has_unread()), candidates[0]))
         return True
 
-    def _shut(self, one: Connection) -> None:
+    def _shut(self, connection: Connection) -> None:
         """End the connection. A transport that has paused reading would not notice a shut socket, so it is aborted."""
-        self._forget(one)
-        self._closing.add(one)
-        if one.transport is not None:
-            one.transport.abort()
+        self._forget(connection)
+        self._closing.add(connection)
+        if connection.transport is not None:
+            connection.transport.abort()
             return
         with contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
+            connection.shutdown(socket.SHUT_RDWR)
 
-    def _forget(self, one: Connection) -> None:
-        number = one.fileno()
+    def _forget(self, connection: Connection) -> None:
+        number = connection.fileno()
         if self._open.pop(number, None) is not None:
             self._idle.pop(number, None)
-            self._count[one.asker] -= 1
-            if not self._count[one.asker]:
-                del self._count[one.asker]
+            self._count[connection.asker] -= 1
+            if not self._count[connection.asker]:
+                del self._count[connection.asker]
 
-    def closed(self, one: Connection) -> None:
+    def closed(self, connection: Connection) -> None:
         """Stop counting a connection: its descriptor is about to be freed."""
-        self._closing.discard(one)
-        self._forget(one)
+        self._closing.discard(connection)
+        self._forget(connection)
 
     def connection_of(self, number: int) -> Connection | None:
         """Return the open connection with this descriptor."""
         return self._open.get(number)
 
-    def mark(self, one: Connection, idle: bool, again: bool = False) -> None:
+    def mark(self, connection: Connection, idle: bool, again: bool = False) -> None:
         """Record whether the server waits for this client (``idle``). ``again``: restart the time of its wait."""
-        number = one.fileno()
-        if self._open.get(number) is not one:
+        number = connection.fileno()
+        if self._open.get(number) is not connection:
             return  # it was ended, and another connection may have its descriptor now
         if not idle:
             self._idle.pop(number, None)
         elif again or number not in self._idle:
-            one.since = time.monotonic()
-            self._idle[number] = one
+            connection.since = time.monotonic()
+            self._idle[number] = connection
             self._idle.move_to_end(number)
 
     def _sweep(self) -> None:

@@ -140,7 +140,7 @@ class Index:
     def runs(self, after: str | None, limit: int) -> ListPage[RunRow]:
         """Return runs of all stores: failed ones first, then late, good and idle ones."""
         now = self._clock()
-        ranked = sorted((_HEALTH[self._health(store, state, now)[0]], store, name) for store, name, state in self._all())
+        ranked = sorted((_HEALTH[self._health(store, state, now)[0]], store, name) for store, name, state in self._visible_runs())
         keys = [f"{rank}/{store}/{name}" for rank, store, name in ranked]
         picked, more = _page(ranked, keys, after, limit)
         rows = [self._row(store, self.state(store, name), now) for _, store, name in picked]
@@ -221,7 +221,7 @@ class Index:
 
         Tensors with equal hashes are not read.
         """
-        sides = [self._named(a), self._named(b)]
+        sides = [self._checkpoint_of_spec(a), self._checkpoint_of_spec(b)]
         total = sum(checkpoint.body.logical_bytes for _, _, checkpoint in sides)
         if asker().startswith(ANONYMOUS) and total > STRANGERS_BYTES_MAX:
             message = f"these checkpoints hold {total / 1e9:.0f} GB, more than is compared for clients without a token"
@@ -292,7 +292,9 @@ class Index:
     def incidents(self, after: str | None, limit: int) -> ListPage[IncidentRow]:
         """Return incidents of all runs, newest first."""
         rows = sorted(
-            (row for _, _, state in self._all() for row in state.incidents), key=lambda row: (row.id, row.store, row.run), reverse=True
+            (row for _, _, state in self._visible_runs() for row in state.incidents),
+            key=lambda row: (row.id, row.store, row.run),
+            reverse=True,
         )
         picked, more = _page(rows, [f"{row.id}/{row.store}/{row.run}" for row in rows], after, limit, reverse=True)
         return ListPage([_masked_incident(row) for row in picked], more, len(rows))
@@ -322,7 +324,7 @@ class Index:
     def settings(self) -> SettingsDetail:
         """Return tokens without their secrets, alert rules, and the retention rules of further tiers that runs recorded."""
         policies = []
-        for store, name, state in self._all():
+        for store, name, state in self._visible_runs():
             for note in state.history.notes[::-1]:
                 try:
                     tiers = decode_tiers(getattr(note.body, "data", {})) if getattr(note.body, "topic", "") == "tiers" else ()
@@ -334,7 +336,7 @@ class Index:
         alerts = self._around.alerts() if self._around is not None and everything() else []
         return SettingsDetail(list(self._tokens()) if everything() else [], alerts, policies)
 
-    def _all(self) -> list[tuple[str, str, RunState]]:
+    def _visible_runs(self) -> list[tuple[str, str, RunState]]:
         return [
             (follower.id, name, state)
             for follower in self._readers.values()
@@ -387,30 +389,30 @@ class Index:
         merged_points = {name: {**reported.get(name, {}), **dict(state.series.get(name, ()))} for name in {*reported, *state.series}}
         return {name: sorted(points.items()) for name, points in merged_points.items()}
 
-    def _save(self, store: str, run: str, one: Checkpoint) -> SaveRow:
+    def _save(self, store: str, run: str, checkpoint: Checkpoint) -> SaveRow:
         url = self._readers[store].store.url
-        seconds, spans = self._around.save(url, run, one.id) if self._around is not None else (None, [])
-        return SaveRow(one.id, one.step, one.time, seconds, one.body.new_bytes, spans)
+        seconds, spans = self._around.save(url, run, checkpoint.id) if self._around is not None else (None, [])
+        return SaveRow(checkpoint.id, checkpoint.step, checkpoint.time, seconds, checkpoint.body.new_bytes, spans)
 
-    def _tiers(self, store: str, state: RunState, one: Checkpoint) -> list[TierRow]:
+    def _tiers(self, store: str, state: RunState, checkpoint: Checkpoint) -> list[TierRow]:
         """Return this store, and every other followed store that has a copy of the checkpoint."""
-        rows = [TierRow(self._readers[store].url, True, one.body.stored_bytes)]
+        rows = [TierRow(self._readers[store].url, True, checkpoint.body.stored_bytes)]
         for follower in self._readers.values():
             if follower.id != store and reaches(follower.id):
                 for name, candidate in follower.now.runs.items():
-                    if reaches(follower.id, name) and any(copy.original_id == one.original_id for copy in candidate.history.live):
+                    if reaches(follower.id, name) and any(copy.original_id == checkpoint.original_id for copy in candidate.history.live):
                         rows.append(TierRow(follower.url, True, None))
                         break
         return rows
 
-    def _metadata(self, store: str, state: RunState, one: Checkpoint) -> tuple[list[TensorRow], list[tuple[str, Any]]] | None:
+    def _metadata(self, store: str, state: RunState, checkpoint: Checkpoint) -> tuple[list[TensorRow], list[tuple[str, Any]]] | None:
         """Return a checkpoint's tensors and facts, or None while a job reads them. The result is cached."""
-        key = f"open {store}/{state.name}@{one.id}"
-        job = self.jobs.ask(key, 0, lambda _: self._opened(store, state, one), quick=True, rows=lambda contents: len(contents[0]))
+        key = f"open {store}/{state.name}@{checkpoint.id}"
+        job = self.jobs.ask(key, 0, lambda _: self._opened(store, state, checkpoint), quick=True, rows=lambda contents: len(contents[0]))
         return job.result_within(GLANCE_S)
 
-    def _opened(self, store: str, state: RunState, one: Checkpoint) -> tuple[list[TensorRow], list[tuple[str, Any]]]:
-        opened = self._open(store, state, one)
+    def _opened(self, store: str, state: RunState, checkpoint: Checkpoint) -> tuple[list[TensorRow], list[tuple[str, Any]]]:
+        opened = self._open(store, state, checkpoint)
         storage = stored_of(opened)
         rows = [_tensor_row(tensor, *storage.get(tensor.name, (None, 1.0))) for tensor in whole_of(opened).tensors]
         rows.sort(key=lambda row: (-row.bytes, row.path))  # once: a page of 100,000 tensors costs no more than one of 200
@@ -420,28 +422,28 @@ class Index:
             ("created", root.created),
             ("world", root.world),
             ("exact", root.exact),
-            ("attempt", one.epoch),
+            ("attempt", checkpoint.epoch),
             ("parents", ", ".join(root.parents)),
-            ("requires", ", ".join(one.requires)),
-            ("directory", one.directory_in(state.name)),
-            ("new bytes", one.body.new_bytes),
-            ("lossy", one.body.lossy),
+            ("requires", ", ".join(checkpoint.requires)),
+            ("directory", checkpoint.directory_in(state.name)),
+            ("new bytes", checkpoint.body.new_bytes),
+            ("lossy", checkpoint.body.lossy),
         ]
         facts += [(f"metric {name}", value) for name, value in root.metrics.items()]
         facts += [(f"metadata {name}", value) for name, value in root.user.items()]
         facts += [(f"environment {name}", value) for name, value in root.environment.items() if name != "argv"]
         return rows, [(name, str(value)[:500]) for name, value in facts if value not in ("", None)][:FACTS_MAX]
 
-    def _open(self, store: str, state: RunState, one: Checkpoint) -> Opened:
-        return open_checkpoint(self._readers[store].store, state.name, one, store_id=state.view.store_id, run_id=state.view.run_id)
+    def _open(self, store: str, state: RunState, checkpoint: Checkpoint) -> Opened:
+        return open_checkpoint(self._readers[store].store, state.name, checkpoint, store_id=state.view.store_id, run_id=state.view.run_id)
 
-    def _named(self, spec: str) -> tuple[str, RunState, Checkpoint]:
+    def _checkpoint_of_spec(self, spec: str) -> tuple[str, RunState, Checkpoint]:
         run, separator, which = spec.rpartition("@")
         if not separator or not run or not which:
             raise ConfigError(f"{spec[:80]!r} names no checkpoint", hint="[STORE/]RUN@WHICH, such as demo@latest")
         store, slash, name = run.partition("/")
         if not slash:
-            holders = [holder for holder, run_directory, _ in self._all() if run_directory == dir_of(run)]
+            holders = [holder for holder, run_directory, _ in self._visible_runs() if run_directory == dir_of(run)]
             if len(holders) > 1:
                 raise ConfigError(
                     f"{len(holders)} stores have a run {run[:80]!r}", hint=", ".join(f"{holder}/{run}@{which}" for holder in holders)[:300]
@@ -495,21 +497,21 @@ def _seq(text: str) -> str:
     return text.zfill(12)
 
 
-def _checkpoint_row(one: Checkpoint, tags: Sequence[str], set_aside: set[str], known: VerificationResult | None) -> CheckpointRow:
+def _checkpoint_row(checkpoint: Checkpoint, tags: Sequence[str], set_aside: set[str], known: VerificationResult | None) -> CheckpointRow:
     why = (
         "suspect: its loss was abnormal"
-        if one.body.suspect
+        if checkpoint.body.suspect
         else "rolled back: training continued from an earlier checkpoint"
-        if one.id in set_aside
+        if checkpoint.id in set_aside
         else ""
     )
     if known is not None:
         why = f"damaged: {masked(known.damage)} (found by {known.by})"
-    return CheckpointRow(one.id, one.step, one.time, one.body.stored_bytes, None, not why, tags, why)
+    return CheckpointRow(checkpoint.id, checkpoint.step, checkpoint.time, checkpoint.body.stored_bytes, None, not why, tags, why)
 
 
-def _masked_incident(one: IncidentRow) -> IncidentRow:
-    return replace(one, why=masked(one.why), reason=masked(one.reason), words=masked(one.words))
+def _masked_incident(incident: IncidentRow) -> IncidentRow:
+    return replace(incident, why=masked(incident.why), reason=masked(incident.reason), words=masked(incident.words))
 
 
 def _tags_by_id(store: str, tags: dict[str, str]) -> dict[str, list[str]]:

@@ -28,11 +28,11 @@ Progress = Callable[[int], None]
 class PooledJob(Generic[T]):
     """One job. ``key`` identifies it, ``total`` is the number of bytes that it will read. ``quick``: it reads metadata only."""
 
-    def __init__(self, key: str, total: int, quick: bool = False, heard: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, key: str, total: int, quick: bool = False, on_progress: Callable[[], None] = lambda: None) -> None:
         self.key, self.total, self.bytes_done = key, total, 0
         self.quick, self.asker, self.asked_at, self.rows = quick, asker(), time.monotonic(), 1
         self.future: Future[T] = Future()
-        self._lock, self._heard = threading.Lock(), heard
+        self._lock, self._on_progress = threading.Lock(), on_progress
 
     @property
     def is_anonymous(self) -> bool:
@@ -48,7 +48,7 @@ class PooledJob(Generic[T]):
         """Count bytes that were read. Any thread may call it. Raise ``StoreUnavailable`` if the job is abandoned, which ends it."""
         with self._lock:
             self.bytes_done += count
-        self._heard()
+        self._on_progress()
         if self.is_abandoned:
             raise clients_left()
 

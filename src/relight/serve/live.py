@@ -16,7 +16,7 @@ STREAMS_OF_STRANGER_MAX = 32
 """Streams of one address without credentials."""
 TOGETHER_S = 0.25
 """Seconds within which changes are merged into one event."""
-LOOK_S = 0.5
+TOKEN_CHECK_S = 0.5
 """Seconds between checks of a stream's token: revoking the token ends the stream within a second."""
 PING_S = 15.0
 _NO_STORE = "\0"
@@ -106,7 +106,7 @@ class Hub:
             yield {"event": "hello", "data": "0"}
             while not self._ending and may_stay():
                 try:
-                    await asyncio.wait_for(stream.woken.wait(), LOOK_S)
+                    await asyncio.wait_for(stream.woken.wait(), TOKEN_CHECK_S)
                 except TimeoutError:
                     continue
                 stream.woken.clear()

@@ -48,7 +48,7 @@ def lineage(name: str, rows: Sequence[LineageRow], store: str) -> dict[str, Any]
     }
 
 
-def storage(one: StoreRow, detail: StorageDetail, now: float) -> dict[str, Any]:
+def storage(store_row: StoreRow, detail: StorageDetail, now: float) -> dict[str, Any]:
     """Return the template values of one store: tiers, growth, and what retention deletes next."""
     trend = [(moment, stored) for moment, stored in detail.trend]
     newest = trend[-1][0] if trend else 0.0
@@ -59,11 +59,11 @@ def storage(one: StoreRow, detail: StorageDetail, now: float) -> dict[str, Any]:
     full = detail.full_at
     forecast = f"Full {ago(now - full)} at the rate of the last week." if full else "No forecast: the store has no limit, or does not grow."
     return {
-        "id": one.id,
-        "name": one.name,
+        "id": store_row.id,
+        "name": store_row.name,
         "actions": [],
         "facts": [
-            ("Stored", size(one.bytes), plural(one.runs, "run")),
+            ("Stored", size(store_row.bytes), plural(store_row.runs, "run")),
             ("Full", ago(now - full) if full else NOTHING, "at the rate of the last week" if full else "no forecast"),
             (
                 "Retention deletes next",
@@ -81,7 +81,7 @@ def storage(one: StoreRow, detail: StorageDetail, now: float) -> dict[str, Any]:
             }
             for tier in detail.tiers
         ],
-        "trend": line([curve], [], f"bytes of {one.name} over {unit}") if len(trend) > 1 else None,
+        "trend": line([curve], [], f"bytes of {store_row.name} over {unit}") if len(trend) > 1 else None,
         "trend_data": chart_data(curve, [], unit),
         "forecast": f"{unit.capitalize()} before the newest save; bytes. {forecast}",
         "retention": [
@@ -116,24 +116,24 @@ def seconds_of(moment: float | str | None) -> float | None:
     return None if parsed is None else parsed.timestamp()
 
 
-def incident(one: IncidentRow, now: float) -> dict[str, Any]:
+def incident(row: IncidentRow, now: float) -> dict[str, Any]:
     """Return the template values of one incident."""
     return {
-        "kind": one.kind,
-        "why": one.why,
-        "action": one.action,
-        "reason": one.reason,
+        "kind": row.kind,
+        "why": row.why,
+        "action": row.action,
+        "reason": row.reason,
         "facts": [
-            ("When", when(one.at, now), ""),
-            ("Step", number(one.step), ""),
-            ("Rank", number(one.rank), ""),
-            ("Steps lost", number(one.steps_lost), ""),
-            ("Downtime", span(one.seconds), ""),
+            ("When", when(row.at, now), ""),
+            ("Step", number(row.step), ""),
+            ("Rank", number(row.rank), ""),
+            ("Steps lost", number(row.steps_lost), ""),
+            ("Downtime", span(row.seconds), ""),
         ],
-        "workers": "\n".join(str(worker) for worker in one.workers),
-        "clues": [[str(cell) for cell in (clue if isinstance(clue, list | tuple) else [clue])] for clue in one.clues],
-        "words": one.words,
-        "stacks": list(one.stacks.items()),
+        "workers": "\n".join(str(worker) for worker in row.workers),
+        "clues": [[str(cell) for cell in (clue if isinstance(clue, list | tuple) else [clue])] for clue in row.clues],
+        "words": row.words,
+        "stacks": list(row.stacks.items()),
     }
 
 
@@ -172,7 +172,7 @@ def audit(rows: Sequence[AuditRow], now: float) -> list[dict[str, Any]]:
     ]
 
 
-def settings(told: SettingsDetail, now: float) -> dict[str, Any]:
+def settings(detail: SettingsDetail, now: float) -> dict[str, Any]:
     """Return table rows of tokens without their secrets, alert rules, and retention rules."""
     state = {"valid": "good", "expired": "idle", "revoked": "failed"}
     return {
@@ -187,7 +187,7 @@ def settings(told: SettingsDetail, now: float) -> dict[str, Any]:
                 "health": state.get(token.state, "other"),
                 "state": token.state,
             }
-            for token in told.tokens
+            for token in detail.tokens
         ],
         "alerts": [
             {
@@ -197,7 +197,7 @@ def settings(told: SettingsDetail, now: float) -> dict[str, Any]:
                 "health": "failed" if rule.firing else "good",
                 "state": "firing" if rule.firing else "quiet",
             }
-            for rule in told.alerts
+            for rule in detail.alerts
         ],
-        "policies": [(str(name), str(rules)) for name, rules in told.policies],
+        "policies": [(str(name), str(rules)) for name, rules in detail.policies],
     }

@@ -84,7 +84,7 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
     }
 
 
-def one_tensor(detail: CheckpointDetail, path: str, told: Statistics | Working | str) -> dict[str, Any] | None:
+def one_tensor(detail: CheckpointDetail, path: str, result: Statistics | Working | str) -> dict[str, Any] | None:
     """Return the template values of one tensor: statistics, the progress of reading them, or an error. None if there is no such tensor."""
     tensor = next((tensor for tensor in detail.tensors if tensor.path == path), None)
     if tensor is None:
@@ -95,13 +95,13 @@ def one_tensor(detail: CheckpointDetail, path: str, told: Statistics | Working |
         ("Stored", share(tensor.ratio), "of its size"),
     ]
     context = {"path": tensor.path, "facts": facts, "histogram": None, "waiting": False}
-    if isinstance(told, str):
-        return {**context, "note": told}
-    if isinstance(told, Working):
-        return {**context, "note": f"{told.says}: {share(told.done)} so far", "waiting": True}
-    facts += [(name, number(value), "") for name, value in told.numbers]
-    picture = histogram(told.edges, told.counts, f"values of {tensor.path}") if told.counts else None
-    return {**context, "histogram": picture, "note": told.says}
+    if isinstance(result, str):
+        return {**context, "note": result}
+    if isinstance(result, Working):
+        return {**context, "note": f"{result.says}: {share(result.done)} so far", "waiting": True}
+    facts += [(name, number(value), "") for name, value in result.numbers]
+    picture = histogram(result.edges, result.counts, f"values of {tensor.path}") if result.counts else None
+    return {**context, "histogram": picture, "note": result.says}
 
 
 def group_of(path: str) -> str:
@@ -109,16 +109,19 @@ def group_of(path: str) -> str:
     return path.replace("/", ".").partition(".")[0]
 
 
-def shape(of: Sequence[int]) -> str:
+def shape(lengths: Sequence[int]) -> str:
     """Return a shape as text, such as ``2 × 3``. A scalar is a dot."""
-    return " × ".join(str(length) for length in of) or "·"
+    return " × ".join(str(length) for length in lengths) or "·"
 
 
-def compare(found: DiffDetail) -> dict[str, Any]:
+def compare(detail: DiffDetail) -> dict[str, Any]:
     """Return the template values of a comparison: a picture with a row for each layer, and tables of what differs."""
-    differing = [tensor for tensor in found.tensors if tensor.kind != "same"]
-    pieces = [StripItem(layer_of(tensor.name), tensor.name, tensor.share or 0.0, said_of(tensor), tensor.kind) for tensor in found.tensors]
-    count = {kind: sum(tensor.kind == kind for tensor in found.tensors) for kind in ("same", "changed", "added", "removed")}
+    differing = [tensor for tensor in detail.tensors if tensor.kind != "same"]
+    pieces = [
+        StripItem(layer_of(tensor.name), tensor.name, tensor.share or 0.0, difference_text(tensor), tensor.kind)
+        for tensor in detail.tensors
+    ]
+    count = {kind: sum(tensor.kind == kind for tensor in detail.tensors) for kind in ("same", "changed", "added", "removed")}
     return {
         "found": True,
         "facts": [
@@ -126,16 +129,16 @@ def compare(found: DiffDetail) -> dict[str, Any]:
             ("Changed", number(count["changed"]), ""),
             ("Only in B", number(count["added"]), ""),
             ("Only in A", number(count["removed"]), ""),
-            ("Other values", number(len(found.values)), ""),
+            ("Other values", number(len(detail.values)), ""),
         ],
-        "picture": strip(pieces, f"{plural(len(differing), 'tensor')} of {number(len(found.tensors))} differ") if differing else None,
+        "picture": strip(pieces, f"{plural(len(differing), 'tensor')} of {number(len(detail.tensors))} differ") if differing else None,
         "tensors": [
             {"name": tensor.name, "kind": tensor.kind, "share": tensor.share, "largest": tensor.largest}
             for tensor in sorted(differing, key=lambda tensor: (-(tensor.share or 0.0), tensor.name))[:TENSORS_MAX]
         ],
         "cut": f"The {TENSORS_MAX} that differ most, of {number(len(differing))}." if len(differing) > TENSORS_MAX else "",
-        "values": [(str(path), str(left), str(right)) for path, left, right in found.values[:VALUES_MAX]],
-        "values_cut": f"The first {VALUES_MAX} of {number(len(found.values))}." if len(found.values) > VALUES_MAX else "",
+        "values": [(str(path), str(left), str(right)) for path, left, right in detail.values[:VALUES_MAX]],
+        "values_cut": f"The first {VALUES_MAX} of {number(len(detail.values))}." if len(detail.values) > VALUES_MAX else "",
     }
 
 
@@ -149,8 +152,8 @@ def compared(answer: DiffDetail | Working) -> dict[str, Any]:
     return {"waiting": ""} | compare(answer)
 
 
-def said_of(one: DiffRow) -> str:
+def difference_text(row: DiffRow) -> str:
     """Return a tensor's difference in words."""
-    if one.kind != "changed":
-        return {"same": "equal", "added": "only in B", "removed": "only in A"}.get(one.kind, one.kind)
-    return f"{share(one.share)} of its values, at most by {number(one.largest)}"
+    if row.kind != "changed":
+        return {"same": "equal", "added": "only in B", "removed": "only in A"}.get(row.kind, row.kind)
+    return f"{share(row.share)} of its values, at most by {number(row.largest)}"

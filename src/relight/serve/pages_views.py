@@ -61,17 +61,17 @@ def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> 
     return {"facts": facts, "rows": shown, "stores": [_store_row(store_row, now) for store_row in stores]}
 
 
-def _store_row(one: StoreRow, now: float) -> dict[str, Any]:
-    fine = one.state == "ok"
+def _store_row(row: StoreRow, now: float) -> dict[str, Any]:
+    fine = row.state == "ok"
     return {
-        "href": part_of("storage", one.id),
-        "name": one.name,
+        "href": part_of("storage", row.id),
+        "name": row.name,
         "health": "good" if fine else "failed",
         "word": "read" if fine else "not read",
-        "error": "" if fine else one.state,
-        "runs": one.runs,
-        "bytes": one.bytes,
-        "read": when(one.read_at, now),
+        "error": "" if fine else row.state,
+        "runs": row.runs,
+        "bytes": row.bytes,
+        "read": when(row.read_at, now),
     }
 
 
@@ -201,35 +201,35 @@ def where_time_went(parts: Sequence[GoodputPart]) -> tuple[Markup | None, list[d
         for part in ordered
     ]
     rows = [{"what": part.kind, "cause": part.cause or NOTHING, "seconds": part.seconds, "share": part.seconds / total} for part in ordered]
-    return bar(shares, "Where the time went: " + ", ".join(f"{bar_part.name} {bar_part.says}" for bar_part in shares[:4])), rows
+    return bar(shares, "Where the time went: " + ", ".join(f"{bar_part.name} {bar_part.tooltip}" for bar_part in shares[:4])), rows
 
 
-def checkpoint_row(store: str, name: str, one: CheckpointRow, now: float) -> dict[str, Any]:
+def checkpoint_row(store: str, name: str, row: CheckpointRow, now: float) -> dict[str, Any]:
     """Return a table row of a checkpoint."""
     return {
-        "href": of_checkpoint(store, name, one.id),
-        "id": one.id,
-        "step": one.step,
-        "at": when(one.at, now),
-        "bytes": one.bytes,
-        "seconds": one.seconds,
-        "health": "good" if one.good else "failed",
-        "tags": list(one.tags),
+        "href": of_checkpoint(store, name, row.id),
+        "id": row.id,
+        "step": row.step,
+        "at": when(row.at, now),
+        "bytes": row.bytes,
+        "seconds": row.seconds,
+        "health": "good" if row.good else "failed",
+        "tags": list(row.tags),
     }
 
 
-def incident_row(one: IncidentRow, now: float) -> dict[str, Any]:
+def incident_row(row: IncidentRow, now: float) -> dict[str, Any]:
     """Return a table row of an incident."""
     return {
-        "href": at("incidents", one.store, one.run, one.id),
-        "at": when(one.at, now),
-        "run": one.run,
-        "kind": one.kind,
-        "step": one.step if one.step is None or one.step >= 0 else None,
-        "action": one.action,
-        "steps_lost": one.steps_lost,
-        "seconds": one.seconds,
-        "why": one.why,
+        "href": at("incidents", row.store, row.run, row.id),
+        "at": when(row.at, now),
+        "run": row.run,
+        "kind": row.kind,
+        "step": row.step if row.step is None or row.step >= 0 else None,
+        "action": row.action,
+        "steps_lost": row.steps_lost,
+        "seconds": row.seconds,
+        "why": row.why,
     }
 
 
@@ -244,20 +244,20 @@ def action(name: str, verb: str, hidden: Sequence[tuple[str, str]], *fields: tup
     }
 
 
-def task(told: Mapping[str, Any], now: float) -> dict[str, Any]:
+def task(facts: Mapping[str, Any], now: float) -> dict[str, Any]:
     """Return the template values of a task."""
-    state = told["state"]
+    state = facts["state"]
     word = {"running": "running", "ok": "done", "failed": "failed"}[state]
     return {
-        "name": {"save": "Save now", "drill": "Drill of a copy"}.get(told["verb"], told["verb"]),
+        "name": {"save": "Save now", "drill": "Drill of a copy"}.get(facts["verb"], facts["verb"]),
         "health": {"running": "idle", "ok": "good", "failed": "failed"}[state],
         "word": word,
-        "by": told["who"],
-        "began": when(told["began"], now),
-        "took": span(told["seconds"]),
-        "message": told["says"],
-        "details": told["details"],
-        "lines": told["lines"],
+        "by": facts["who"],
+        "began": when(facts["began"], now),
+        "took": span(facts["seconds"]),
+        "message": facts["says"],
+        "details": facts["details"],
+        "lines": facts["lines"],
     }
 
 

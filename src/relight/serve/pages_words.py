@@ -66,21 +66,21 @@ def plural(count: int, noun: str) -> str:
     return f"{number(count)} {noun}" if count == 1 else f"{number(count)} {noun}{'es' if noun.endswith(('s', 'x', 'ch')) else 's'}"
 
 
-def when(at: float | str | None, now: float) -> Markup:
-    """Format a time as how long ago it is, with the exact time as tooltip. ``at``: seconds since 1970, or ISO text."""
-    moment = moment_of(at)
+def when(time: float | str | None, now: float) -> Markup:
+    """Format a time as how long ago it is, with the exact time as tooltip. ``time``: seconds since 1970, or ISO text."""
+    moment = moment_of(time)
     if moment is None:
-        return Markup(escape(at if isinstance(at, str) and at else NOTHING))  # noqa: S704 - escaped
+        return Markup(escape(time if isinstance(time, str) and time else NOTHING))  # noqa: S704 - escaped
     exact = moment.strftime("%Y-%m-%d %H:%M:%S UTC")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(moment.isoformat(), exact, ago(now - moment.timestamp()))
 
 
-def moment_of(at: float | str | None) -> datetime | None:
+def moment_of(time: float | str | None) -> datetime | None:
     """Parse a time as seconds since 1970 or ISO text. Return None if it is invalid."""
     try:
-        if isinstance(at, str):
-            parsed = datetime.fromisoformat(at.replace("Z", "+00:00"))
+        if isinstance(time, str):
+            parsed = datetime.fromisoformat(time.replace("Z", "+00:00"))
             return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
-        return None if at is None else datetime.fromtimestamp(at, UTC)
+        return None if time is None else datetime.fromtimestamp(time, UTC)
     except (ValueError, OverflowError, OSError):
         return None

@@ -70,9 +70,9 @@ def bounded_storage(detail: StorageDetail) -> StorageDetail:
     return replace(detail, retention=detail.retention[:LISTED_MAX], retention_total=len(detail.retention))
 
 
-def bare(one: IncidentRow) -> IncidentRow:
+def bare(row: IncidentRow) -> IncidentRow:
     """Return an incident for a list: without stacks, last words, workers and clues, which only its own answer has."""
-    return replace(one, clues=(), stacks={}, words="", workers=())
+    return replace(row, clues=(), stacks={}, words="", workers=())
 
 
 def short_task(shown: dict[str, Any]) -> dict[str, Any]:

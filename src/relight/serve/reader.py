@@ -30,7 +30,7 @@ POLL_S = 2.0
 LATE_AFTER = 3.0
 """A run is late if its newest good checkpoint is older than this many usual intervals between saves, plus a minute."""
 IDLE_AFTER_S = 24 * 3600.0
-GAPS_LOOKED_AT = 20
+GAPS_MAX = 20
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RunState:
     """Faults of its log, or the reason why the log could not be read."""
     unread: bool = False
     """Whether the last read failed. The other fields then are those of the last successful read."""
-    told: Sequence[Incident] = ()
+    recorded_incidents: Sequence[Incident] = ()
     """The incidents as recorded by the supervisor."""
     bytes: int = 0
     gap_s: float | None = None
@@ -160,11 +160,13 @@ class StoreFollower:
             last_state = before or RunState(name, empty, History())
             return replace(
                 RunState(name, last_state.view, last_state.history, last_state.incidents, last_state.accounts, _words(error), unread=True),
-                told=last_state.told, bytes=last_state.bytes,
+                recorded_incidents=last_state.recorded_incidents, bytes=last_state.bytes,
             )  # fmt: skip
         if before is not None and not before.unread and before.view is view and seen == diary.names:
             return before
-        return replace(made(name, view, [incident_row(self.id, name, incident) for incident in incidents], accounts), told=incidents)
+        return replace(
+            made(name, view, [incident_row(self.id, name, incident) for incident in incidents], accounts), recorded_incidents=incidents
+        )
 
 
 def made(name: str, view: LogView, incidents: Sequence[IncidentRow] = (), accounts: Sequence[Account] = ()) -> RunState:
@@ -177,7 +179,7 @@ def made(name: str, view: LogView, incidents: Sequence[IncidentRow] = (), accoun
         if not checkpoint.body.suspect and checkpoint.id not in history.rolled_back_ids and checkpoint.id not in damaged
     ]
     good = fine[-1] if fine else None
-    times = [moment for checkpoint in history.live[-GAPS_LOOKED_AT:] if (moment := seconds_since_epoch(checkpoint.time)) is not None]
+    times = [moment for checkpoint in history.live[-GAPS_MAX:] if (moment := seconds_since_epoch(checkpoint.time)) is not None]
     gaps = [later - earlier for earlier, later in pairwise(times) if later > earlier]
     everything = sorted([*history.live, *history.retired.values()], key=lambda checkpoint: checkpoint.seq)
     series: dict[str, dict[int, float | None]] = {}
@@ -218,26 +220,26 @@ def trend_of(view: LogView) -> list[tuple[float, int]]:
     return points
 
 
-def incident_row(store: str, run: str, one: Incident) -> IncidentRow:
+def incident_row(store: str, run: str, incident: Incident) -> IncidentRow:
     """Return an incident as a row for pages."""
-    after = one.after
+    after = incident.after
     return IncidentRow(
-        one.id,
+        incident.id,
         store,
         run,
-        one.at,
-        one.kind,
-        one.why,
-        one.rank,
-        one.step if one.step >= 0 else None,
-        one.action,
-        one.reason,
+        incident.at,
+        incident.kind,
+        incident.why,
+        incident.rank,
+        incident.step if incident.step >= 0 else None,
+        incident.action,
+        incident.reason,
         after.steps_lost if after is not None else None,
         after.seconds.get("all") if after is not None else None,
-        [(str(clue.get("kind", "")), str(clue.get("what", "")), clue.get("weight", "")) for clue in one.clues],
-        one.stacks,
-        one.words,
-        one.workers,
+        [(str(clue.get("kind", "")), str(clue.get("what", "")), clue.get("weight", "")) for clue in incident.clues],
+        incident.stacks,
+        incident.words,
+        incident.workers,
     )
 
 

@@ -32,7 +32,7 @@ class StreamSlots:
 
     async def take(self, asker: str) -> bool:
         """Take a slot, or wait up to ``WAIT_S`` for one. Return False if too many requests wait, or no slot became free in time."""
-        if self._may(asker):
+        if self._may_take(asker):
             self._taken[asker] += 1
             return True
         own_waiting = sum(waiter == asker for waiter, _ in self._waiting)
@@ -47,14 +47,14 @@ class StreamSlots:
             async with asyncio.timeout(WAIT_S):
                 await asyncio.shield(turn)
         except TimeoutError:
-            return self._gave_up(asker, turn)
+            return self._leave_queue(asker, turn)
         except BaseException:
-            if self._gave_up(asker, turn):
+            if self._leave_queue(asker, turn):
                 self.give(asker)
             raise
         return True
 
-    def _gave_up(self, asker: str, turn: asyncio.Future[None]) -> bool:
+    def _leave_queue(self, asker: str, turn: asyncio.Future[None]) -> bool:
         """Stop waiting. Return whether the slot was assigned just before."""
         if turn.done():
             return True
@@ -67,12 +67,12 @@ class StreamSlots:
         if not self._taken[asker]:
             del self._taken[asker]
         for waiter in list(self._waiting):
-            if self._may(waiter[0]):
+            if self._may_take(waiter[0]):
                 self._waiting.remove(waiter)
                 self._taken[waiter[0]] += 1
                 waiter[1].set_result(None)
 
-    def _may(self, asker: str) -> bool:
+    def _may_take(self, asker: str) -> bool:
         if asker.startswith(ANONYMOUS):
             strangers = sum(count for holder, count in self._taken.items() if holder.startswith(ANONYMOUS))
             if strangers >= OF_ANONYMOUS or self._taken[asker] >= OF_ONE_ANONYMOUS:

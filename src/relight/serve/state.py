@@ -78,7 +78,7 @@ class TokenFile:
         token_id, secret = "".join(secrets.choice(letters) for _ in range(10)), secrets.token_urlsafe(32)
         now = self._clock()
         ends = now + lasts_s if lasts_s is not None else None
-        self._do("INSERT INTO tokens VALUES(?,?,?,?,?,?,?,NULL)", token_id, _hash(secret), name, role, scope, now, ends)
+        self._execute("INSERT INTO tokens VALUES(?,?,?,?,?,?,?,NULL)", token_id, _hash(secret), name, role, scope, now, ends)
         return token_id, f"rl_{token_id}.{secret}"
 
     def revoke(self, token_id: str) -> TokenRow:
@@ -86,14 +86,14 @@ class TokenFile:
         row = next((token for token in self.tokens() if token.id == token_id), None)
         if row is None:
             raise CheckpointNotFound(f"no token {token_id[:40]!r}", where=str(self.path), hint="relight token list shows them")
-        self._do("UPDATE tokens SET revoked=? WHERE id=? AND revoked IS NULL", self._clock(), token_id)
-        self._do("DELETE FROM sessions WHERE token=?", token_id)
+        self._execute("UPDATE tokens SET revoked=? WHERE id=? AND revoked IS NULL", self._clock(), token_id)
+        self._execute("DELETE FROM sessions WHERE token=?", token_id)
         return row
 
     def tokens(self) -> list[TokenRow]:
         """Return all tokens without their secrets, oldest first."""
         now = self._clock()
-        rows = self._do("SELECT id,name,role,scope,made,ends,revoked FROM tokens ORDER BY made,id")
+        rows = self._execute("SELECT id,name,role,scope,made,ends,revoked FROM tokens ORDER BY made,id")
         return [
             TokenRow(
                 token_id,
@@ -110,13 +110,13 @@ class TokenFile:
     def who(self, token: str) -> Caller | None:
         """Return the caller with this token; None if it is unknown, expired or revoked. Compared in constant time."""
         parsed = TOKEN.match(token)
-        rows = self._do("SELECT hash FROM tokens WHERE id=?", parsed[1]) if parsed else []
+        rows = self._execute("SELECT hash FROM tokens WHERE id=?", parsed[1]) if parsed else []
         stored_hash = rows[0][0] if rows else bytes(32)
         same = hmac.compare_digest(stored_hash, _hash(parsed[2] if parsed else ""))
         return self._valid(parsed[1]) if parsed and rows and same else None
 
     def _valid(self, token_id: str, session: str = "") -> Caller | None:
-        rows = self._do(
+        rows = self._execute(
             "SELECT name,role,scope FROM tokens WHERE id=? AND revoked IS NULL AND (ends IS NULL OR ends>?)", token_id, self._clock()
         )
         return Caller(rows[0][0], rows[0][1], rows[0][2], token_id, session) if rows else None
@@ -128,14 +128,14 @@ class TokenFile:
     def begin_session(self, who: Caller) -> str:
         """Start a browser session and return the value for its cookie. Delete expired sessions."""
         secret, now = secrets.token_urlsafe(32), self._clock()
-        self._do("DELETE FROM sessions WHERE ends<=?", now)
-        self._do("INSERT INTO sessions VALUES(?,?,?,?)", _hash(secret), who.token, secrets.token_urlsafe(32), now + SESSION_S)
+        self._execute("DELETE FROM sessions WHERE ends<=?", now)
+        self._execute("INSERT INTO sessions VALUES(?,?,?,?)", _hash(secret), who.token, secrets.token_urlsafe(32), now + SESSION_S)
         return secret
 
     def session_user(self, secret: str) -> tuple[Caller, str] | None:
         """Return the caller and the CSRF token of a session; None if the session or its token has ended."""
         rows = (
-            self._do("SELECT token,csrf FROM sessions WHERE hash=? AND ends>?", _hash(secret), self._clock())
+            self._execute("SELECT token,csrf FROM sessions WHERE hash=? AND ends>?", _hash(secret), self._clock())
             if 0 < len(secret) <= 64
             else []
         )
@@ -144,18 +144,18 @@ class TokenFile:
 
     def end_session(self, secret: str) -> None:
         """End a session: its cookie is invalid from now on."""
-        self._do("DELETE FROM sessions WHERE hash=?", _hash(secret))
+        self._execute("DELETE FROM sessions WHERE hash=?", _hash(secret))
 
     def keep_alarms(self, kept: bytes) -> None:
         """Store the alert states for the next server, in place of the earlier ones."""
-        self._do("INSERT INTO alarms VALUES(1,?) ON CONFLICT(one) DO UPDATE SET kept=excluded.kept", kept)
+        self._execute("INSERT INTO alarms VALUES(1,?) ON CONFLICT(one) DO UPDATE SET kept=excluded.kept", kept)
 
     def alarms(self) -> bytes:
         """Return the alert states that were stored last; empty if there are none."""
-        rows = self._do("SELECT kept FROM alarms")
+        rows = self._execute("SELECT kept FROM alarms")
         return bytes(rows[0][0]) if rows and isinstance(rows[0][0], bytes) else b""
 
-    def _do(self, words: str, *values: object) -> list[tuple[Any, ...]]:
+    def _execute(self, words: str, *values: object) -> list[tuple[Any, ...]]:
         try:
             with self._lock:
                 return self._db.execute(words, values).fetchall()

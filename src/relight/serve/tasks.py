@@ -41,7 +41,7 @@ class ServerTask:
     """Id of the checkpoint that the task is about; empty for none."""
     asker: str = ""
     """Quota key of the caller that started it."""
-    tells: Callable[[], None] = lambda: None
+    on_change: Callable[[], None] = lambda: None
     _then: list[Callable[[ActionOutcome], None]] = field(default_factory=list)
     """One callback for each caller: several may have asked for the same task, and each has an audit entry to end."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -59,7 +59,7 @@ class ServerTask:
         with self._lock:
             self.ended, self.done = now, done
             callbacks, self._then = self._then, []
-        self.tells()
+        self.on_change()
         failed: list[Exception] = []
         for callback in callbacks:
             try:
@@ -77,7 +77,7 @@ class ServerTask:
     def add_line(self, line: str) -> None:
         """Add a line of output, from the task's own thread. The last ``LINES_MAX`` lines are kept."""
         self.lines = [*self.lines, line[:500]][-LINES_MAX:]
-        self.tells()
+        self.on_change()
 
     def shown(self, now: float) -> dict[str, object]:
         """Return the task as plain values, without names of runs outside the caller's scope."""
@@ -105,7 +105,7 @@ class Tasks:
         Raise ``StoreUnavailable`` if too many tasks run, of all callers or of this one.
         """
         task = ServerTask(secrets.token_hex(8), verb, store, run, who, self._clock(), ending=self._ending, which=which, asker=asker())
-        task.tells = lambda: self._changed(store, {run})
+        task.on_change = lambda: self._changed(store, {run})
         with self._lock:
             if sum(each.done is None for each in self._known.values()) >= RUNNING_MAX:
                 hint = "try again when one has ended"

@@ -30,7 +30,7 @@ VERIFYING_MAX = 2
 """Verifications that read at the same time, each in its own process. Others wait: more would take CPU time from the pages."""
 _verifying = threading.BoundedSemaphore(VERIFYING_MAX)
 _END_S = 5.0
-_SAID_MAX = 1 << 20
+_OUTPUT_BYTES_MAX = 1 << 20
 
 
 def wait_for(task: ServerTask, run: Run, seq: int, timeout_s: float) -> ActionOutcome:
@@ -38,15 +38,15 @@ def wait_for(task: ServerTask, run: Run, seq: int, timeout_s: float) -> ActionOu
     began = time.monotonic()
     task.add_line(f"save requested, in record {seq} of the log")
 
-    def tell(answer: Answer) -> None:
+    def report(answer: Answer) -> None:
         if not answer.over:
             task.add_line(f"received on {answer.acknowledged_by}; it saves at the end of its step")
 
-    answer = wait_for_answer(run, seq, timeout_s, tell, task.ending)
+    answer = wait_for_answer(run, seq, timeout_s, report, task.ending)
     return ActionOutcome(answer.saved is not None, describe_outcome(answer, time.monotonic() - began))
 
 
-def verify(task: ServerTask, run: Run, one: Checkpoint, verified: Callable[[bool], None]) -> ActionOutcome:
+def verify(task: ServerTask, run: Run, checkpoint: Checkpoint, verified: Callable[[bool], None]) -> ActionOutcome:
     """Read every byte of a checkpoint and record the result in the run's log. ``verified`` is called with whether all are correct.
 
     A child process of low priority reads and hashes, so that the server's event loop has the interpreter for itself.
@@ -57,12 +57,12 @@ def verify(task: ServerTask, run: Run, one: Checkpoint, verified: Callable[[bool
         if task.ending.is_set():
             raise StoreUnavailable("the server ended before the verification began", retryable=True)
     try:
-        result = _verify_in_child(task, run, one.id)
+        result = _verify_in_child(task, run, checkpoint.id)
     finally:
         _verifying.release()
     lines = [f"{file}: {detail}" for file, detail in result.findings]
     if not result.is_silence:
-        record_checked(run.store, run.name, {one.id: lines[0] if lines else ""}, "relight serve")
+        record_checked(run.store, run.name, {checkpoint.id: lines[0] if lines else ""}, "relight serve")
     verified(not result.count)
     summary = f"damaged: {result.count} findings" if result.count else "every byte is as committed"
     return ActionOutcome(not result.count, summary, "\n".join(lines))
@@ -122,7 +122,7 @@ def drill(task: ServerTask, url: str, deadline_s: float = DRILL_S) -> ActionOutc
     ) as process:
         outputs: list[bytes] = []
         readers = [
-            threading.Thread(target=lambda: outputs.append(process.stdout.read(_SAID_MAX) if process.stdout else b""), daemon=True),
+            threading.Thread(target=lambda: outputs.append(process.stdout.read(_OUTPUT_BYTES_MAX) if process.stdout else b""), daemon=True),
             threading.Thread(target=_stream_output, args=(task, process), daemon=True),
         ]
         for reader in readers:

@@ -66,7 +66,7 @@ def parse(text: str, path: Path) -> dict[str, Any]:
             raise ConfigError(f"a line with more than {_DOTS_MAX} dots", where=f"{path}:{number}:1")
     try:
         table = tomllib.loads(text)
-        if _has_too_big(table):
+        if _has_int_beyond_64_bits(table):
             raise ValueError("a number of more than 64 bits")
         return table
     except tomllib.TOMLDecodeError as error:
@@ -80,7 +80,7 @@ def parse(text: str, path: Path) -> dict[str, Any]:
         raise ConfigError(f"{NOT_TOML}: {why}", where=str(path)) from None
 
 
-def _has_too_big(table: dict[str, Any]) -> bool:
+def _has_int_beyond_64_bits(table: dict[str, Any]) -> bool:
     """Return whether a whole number has more than TOML's 64 bits. Python's may be as long as the file, and can then not
     be printed."""
     rest: list[Any] = [table]
@@ -98,7 +98,7 @@ def value_of(text: str) -> Any:
         return text
     try:
         table = tomllib.loads(f"it = {text}")
-        return text if _has_too_big(table) else table["it"]
+        return text if _has_int_beyond_64_bits(table) else table["it"]
     except (tomllib.TOMLDecodeError, RecursionError, ValueError):
         return text
 

@@ -32,7 +32,7 @@ def marks(path: Path | None = None) -> dict[str, str]:
 
 
 def changed(before: dict[str, str], now: dict[str, str], tables: tuple[str, ...] = OF_RECOVERY) -> list[str]:
-    """Return the names of settings of these tables whose marks differ. Pure."""
+    """Return the names of settings in these tables with different marks. Pure."""
     names = sorted({*before, *now})
     return [name for name in names if name.startswith(tables) and before.get(name) != now.get(name)]
 

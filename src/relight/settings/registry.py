@@ -33,7 +33,7 @@ class Setting(NamedTuple):
 
 _SHORT = {"checkpoint.background": "RELIGHT_BACKGROUND", "supervise.grace_s": "RELIGHT_GRACE_S"}
 """Variables with names from before the naming scheme."""
-TOLD = (
+PROCESS_VARIABLES = (
     "RELIGHT_SETTINGS", "RELIGHT_PULSE", "RELIGHT_STACKS", "RELIGHT_BEFORE", "RELIGHT_SKIP", "RELIGHT_LR_CUT", "RELIGHT_SPLIT",
     "RELIGHT_SPIKES",
 )  # fmt: skip
@@ -62,7 +62,7 @@ _TIME, _SIZE, _COUNT, _YES = 'a time: "36h", or seconds', 'a size: "500GB", or b
 _SECONDS, _RATE = "seconds", "bytes a second"
 
 
-def _called(table: str, *rows: tuple[str, str, str, str]) -> tuple[Setting, ...]:
+def _argument_settings(table: str, *rows: tuple[str, str, str, str]) -> tuple[Setting, ...]:
     """Arguments of the function that ``[checkpoint.table]`` is named for."""
     return tuple(
         Setting(f"checkpoint.{table}.{name}", kind, default, doc, f"{_MAKERS[table]}({name}=)") for name, kind, default, doc in rows
@@ -78,7 +78,7 @@ _CHECKPOINT = (
         "what a start does if another process still trains its run",
         "Checkpointer(takeover=)",
     ),
-    *_called(
+    *_argument_settings(
         "adaptive",
         ("at_least", _TIME, "none", "the shortest interval between saves"),
         ("at_most", _TIME, "1h, or 100 times a save's cost", "the longest"),
@@ -91,7 +91,7 @@ _CHECKPOINT = (
         ("phases", "a table of names and factors", "none", "the factor of the interval in each phase that ckpt.phase names"),
         ("busy", "a table: disk, device", "none", "the share of use above which the interval is twice as long"),
     ),
-    *_called(
+    *_argument_settings(
         "every",
         ("steps", _COUNT, "never", "save after every n steps"),
         ("minutes", "a number above 0", "never", "save n minutes after the last save"),
@@ -100,7 +100,7 @@ _CHECKPOINT = (
         ("epochs", _COUNT, "never", "save at the end of every n training epochs"),
         ("loader", "a component's name", "the only loader", "the loader that epochs are counted by"),
     ),
-    *_called(
+    *_argument_settings(
         "keep",
         ("last", _COUNT, "no rule", "the newest n"),
         ("best", _COUNT, "no rule", "the best n, by metric"),
@@ -117,7 +117,7 @@ _CHECKPOINT = (
         ("undo_window", _TIME, "not at all", "how long a removed checkpoint can be brought back"),
         ("prune_abandoned", _YES, "false", "whether checkpoints that the newest good one does not descend from may go"),
     ),
-    *_called(
+    *_argument_settings(
         "limits",
         ("memory", "bytes", "what is there", "shared memory for snapshots, all slots together"),
         ("threads", _COUNT, "2", "number of threads that hash and copy"),
@@ -127,7 +127,7 @@ _CHECKPOINT = (
         ("when_busy", '"newest" or "queue"', "newest", "what becomes of a save that is due while no slot is free"),
         ("deadline_s", _SECONDS, "600", "the longest wait for the agent"),
     ),
-    *_called(
+    *_argument_settings(
         "compact",
         ("reuse", _YES, "true", "whether a chunk that an earlier save has is not stored again"),
         ("codecs", '"auto", "never" or "always"', "auto", "whether chunks are compressed"),
@@ -138,7 +138,7 @@ _CHECKPOINT = (
         ("coder", '"cpu" or "gpu"', "cpu", "who codes: nvCOMP on the GPU where it is there"),
         ("level", "a whole number from 1 to 19", "the fastest", "zstd's level: higher ones take more time and store less"),
     ),
-    *_called(
+    *_argument_settings(
         "peers",
         ("copies", "a whole number from 1 to 4", "none", "how many other nodes hold each node's snapshot whole"),
         ("data", "a whole number from 1 to 32", "1", "how many nodes a snapshot's pieces are spread over"),
@@ -156,11 +156,11 @@ _CHECKPOINT = (
 )
 
 
-def _in(table: str, *rows: tuple[str, str, str, str]) -> tuple[Setting, ...]:
+def _table_settings(table: str, *rows: tuple[str, str, str, str]) -> tuple[Setting, ...]:
     return tuple(Setting(f"{table}.{name}", kind, default, doc) for name, kind, default, doc in rows)
 
 
-_SUPERVISE = _in(
+_SUPERVISE = _table_settings(
     "supervise",
     ("failures", _COUNT, "10", "failures in a row without a step of progress that are allowed: the next one stops it"),
     ("same", _COUNT, "3", "failures that are alike, at the same step, until it stops"),
@@ -212,13 +212,15 @@ def _rule(name: str) -> tuple[Setting, ...]:
         ("runs", "a list of patterns", "all", "which runs it is for"),
         ("enabled", _YES, "true", "whether the rule is evaluated"),
     ]
-    return _in(f"alerts.rules.{name}", *([(limit, "a number from 0 up", number, "beyond which it holds")] if limit else []), *rows)
+    return _table_settings(
+        f"alerts.rules.{name}", *([(limit, "a number from 0 up", number, "beyond which it holds")] if limit else []), *rows
+    )
 
 
 _ALERTS = (
     Setting("alerts.to", "a list of addresses, env:NAME, file:PATH", "none", "where alerts are sent", secret=True),
     Setting("alerts.escalate_to", "a list of addresses", "none", "where alerts are sent as well if they persist", secret=True),
-    *_in(
+    *_table_settings(
         "alerts",
         ("min_severity", "info, warning or critical", "warning", "the least severity that is sent"),
         ("group_s", _SECONDS, "30", "how long an alert waits for others, to be sent together"),
@@ -227,10 +229,10 @@ _ALERTS = (
         ("quiet", 'a list of times: "22:00-07:00"', "never", "when only critical alerts are sent"),
         ("timezone", "a name: Europe/Berlin", "UTC", "whose time quiet is"),
     ),
-    *(one for name in RULES for one in _rule(name)),
+    *(setting for name in RULES for setting in _rule(name)),
 )
 _ENVIRONMENT = (
-    *_in(
+    *_table_settings(
         "environment",
         ("events", "a directory, or 0", "a private one", "where processes keep their events; 0: nowhere"),
         ("node", "a name", "the host's", "which node this is, where one machine counts as several"),
@@ -246,7 +248,7 @@ _ENVIRONMENT = (
     Setting("environment.trust", "specs: ed25519:PUBLIC KEY", "everybody", "whose signatures count", "trust="),
     Setting("environment.job_secret", "a spec: file:PATH, or none", "one node needs none", "what the nodes of a job share", secret=True),
     Setting("environment.anchor", "a store", "none", "where the end of each log is recorded", "anchor="),
-    *_in(
+    *_table_settings(
         "environment",
         ("audit", "a store", "none", "where the audit log is written"),
         ("core_dumps", _YES, "false", "whether processes that hold keys may leave core dumps"),
@@ -276,5 +278,5 @@ def nearest(name: str) -> str:
 
 def nearest_variable(name: str) -> str:
     """Return the environment variable that was likely meant; empty if none is similar."""
-    matches = get_close_matches(name, [*VARIABLES, *TOLD], 1, 0.75)
+    matches = get_close_matches(name, [*VARIABLES, *PROCESS_VARIABLES], 1, 0.75)
     return matches[0] if matches else ""

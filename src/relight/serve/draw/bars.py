@@ -18,12 +18,12 @@ class BarPart:
 
     name: str
     amount: float
-    says: str
+    tooltip: str
     kind: str = "other"
     """CSS class that selects its colour, named after the meaning."""
 
 
-def bar(shares: Sequence[BarPart], says: str) -> Markup:
+def bar(shares: Sequence[BarPart], description: str) -> Markup:
     """Return a stacked bar. Labels are shown where they fit; tooltips have the full text."""
     total = sum(share.amount for share in shares if share.amount > 0)
     parts, x = [], 0.0
@@ -32,17 +32,17 @@ def bar(shares: Sequence[BarPart], says: str) -> Markup:
             continue
         width = WIDTH * share.amount / total
         inside = [
-            element("title", f"{share.name}: {share.says}"),
+            element("title", f"{share.name}: {share.tooltip}"),
             element("rect", x=x, y=0, width=max(width - 1, 0.5), height=34, klass=f"share {share.kind}"),
         ]
         if fitting(share.name, width - 12) == share.name:
             inside.append(text(x + 7, 22, share.name, klass="on"))
         parts.append(element("g", *inside))
         x += width
-    return picture(WIDTH, 34, says, parts, "bar")
+    return picture(WIDTH, 34, description, parts, "bar")
 
 
-def usage(used: float, limit: float | None, says: str) -> Markup:
+def usage(used: float, limit: float | None, description: str) -> Markup:
     """Return a gauge. Above the limit it is full and has the class ``over``."""
     share = 0.0 if not limit or limit <= 0 else min(used / limit, 1.0)
     kind = "over" if limit and used > limit else "high" if share > 0.9 else "fine"
@@ -50,4 +50,4 @@ def usage(used: float, limit: float | None, says: str) -> Markup:
         element("rect", x=0, y=0, width=200, height=12, rx=3, klass="frame"),
         element("rect", x=0, y=0, width=200 * share, height=12, rx=3, klass=f"used {kind}"),
     ]
-    return picture(200, 12, says, parts, "usage")
+    return picture(200, 12, description, parts, "usage")

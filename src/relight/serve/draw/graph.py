@@ -30,7 +30,7 @@ class Fork:
     href: str = ""
 
 
-def graph(forks: Sequence[Fork], says: str) -> Markup:
+def graph(forks: Sequence[Fork], description: str) -> Markup:
     """Return the graph: steps from left to right, one row for each run, in the given order."""
     shown = forks[:_ROWS_MAX]
     steps = [step for fork in shown for step in (*fork.steps, *([fork.at] if fork.at is not None else []))]
@@ -81,4 +81,4 @@ def graph(forks: Sequence[Fork], says: str) -> Markup:
         name = text(_LEFT - 16, y + 4, fitting(fork.name, _LEFT - 24), klass="name", anchor="end")
         parts.append(link([element("title", fork.name), name], fork.href) if fork.href else name)
         parts.append(text(min(across(end) + 8, WIDTH - 2), y + 16, number(end) if fork.steps else "", klass="tick", anchor="end"))
-    return picture(WIDTH, _ROW * max(len(shown), 1) + 10, says, parts, "graph")
+    return picture(WIDTH, _ROW * max(len(shown), 1) + 10, description, parts, "graph")

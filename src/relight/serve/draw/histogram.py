@@ -12,7 +12,7 @@ from relight.serve.draw.svg import element, picture, text
 WIDTH, HEIGHT = 480, 140
 
 
-def histogram(edges: Sequence[float], counts: Sequence[int], says: str) -> Markup:
+def histogram(edges: Sequence[float], counts: Sequence[int], description: str) -> Markup:
     """Return a histogram. ``len(edges) == len(counts) + 1``. Heights are relative to the largest count."""
     top = max(counts, default=0)
     width = WIDTH / max(len(counts), 1)
@@ -35,4 +35,4 @@ def histogram(edges: Sequence[float], counts: Sequence[int], says: str) -> Marku
     if edges:
         parts.append(text(0, HEIGHT - 6, number(edges[0]), klass="tick"))
         parts.append(text(WIDTH, HEIGHT - 6, number(edges[-1]), klass="tick", anchor="end"))
-    return picture(WIDTH, HEIGHT, says, parts, "histogram")
+    return picture(WIDTH, HEIGHT, description, parts, "histogram")

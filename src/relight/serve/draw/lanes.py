@@ -24,7 +24,7 @@ class TimeRange:
     """The phase, which is also the CSS class of its colour."""
     begin_s: float
     end_s: float
-    says: str
+    tooltip: str
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RankRow:
     spans: Sequence[TimeRange]
 
 
-def lanes(rows: Sequence[RankRow], says: str, unit: str = "s") -> Markup:
+def lanes(rows: Sequence[RankRow], description: str, unit: str = "s") -> Markup:
     """Return a timeline: one row for each of ``rows``, time from left to right."""
     shown = rows[:_LANES_MAX]
     spans = [span for row in shown for span in row.spans if math.isfinite(span.begin_s) and math.isfinite(span.end_s)]
@@ -60,7 +60,7 @@ def lanes(rows: Sequence[RankRow], says: str, unit: str = "s") -> Markup:
         for span, track in placed:
             width = max(wide * (span.end_s - span.begin_s) / length, 4.0 if span.kind == "failure" else 1.5)
             inside = [
-                element("title", f"{row.name}, {span.kind}: {span.says}"),
+                element("title", f"{row.name}, {span.kind}: {span.tooltip}"),
                 element("rect", x=across(span.begin_s), y=y + 3 + track * tall, width=width, height=tall - 0.5, klass=f"span {span.kind}"),
             ]
             if tall > 11 and fitting(span.kind, width - 8) == span.kind:
@@ -68,7 +68,7 @@ def lanes(rows: Sequence[RankRow], says: str, unit: str = "s") -> Markup:
             parts.append(element("g", *inside))
     if len(rows) > len(shown):
         parts.append(text(_LEFT, height - 7, f"and {len(rows) - len(shown)} lanes more", klass="tick"))
-    return picture(WIDTH, height, says, parts, "lanes")
+    return picture(WIDTH, height, description, parts, "lanes")
 
 
 def _tracks(spans: Sequence[TimeRange]) -> list[tuple[TimeRange, int]]:

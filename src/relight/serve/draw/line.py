@@ -29,13 +29,13 @@ class Mark:
     """An event at an ``x``."""
 
     x: float
-    says: str
+    tooltip: str
     kind: str
     """``checkpoint``, a triangle below, or ``incident``, a diamond on a line."""
     href: str = ""
 
 
-def line(curves: Sequence[Curve], marks: Sequence[Mark], says: str) -> Markup:
+def line(curves: Sequence[Curve], marks: Sequence[Mark], description: str) -> Markup:
     """Return a chart with axes, curves and marks."""
     thin = [thinned(curve) for curve in curves]
     pairs = [(x, y) for curve in thin for x, y in zip(curve.x, curve.y) if math.isfinite(x) and math.isfinite(y)]
@@ -67,24 +67,24 @@ def line(curves: Sequence[Curve], marks: Sequence[Mark], says: str) -> Markup:
     for mark in marks:
         if not math.isfinite(mark.x):
             continue
-        x, title = across(mark.x), element("title", mark.says)
+        x, title = across(mark.x), element("title", mark.tooltip)
         if mark.kind == "incident":
             shape = [element("line", x1=x, x2=x, y1=_TOP, y2=foot), element("path", d=f"M{x:.1f} {_TOP - 6}l6 6l-6 6l-6-6z")]
         else:
             shape = [element("path", d=f"M{x:.1f} {foot - 9}l5 9h-10z")]
         inside = element("g", title, *shape, klass=f"mark {mark.kind}")
         parts.append(link([inside], mark.href) if mark.href else inside)
-    return picture(WIDTH, HEIGHT, says, parts, "line")
+    return picture(WIDTH, HEIGHT, description, parts, "line")
 
 
-def spark(values: Sequence[float], says: str) -> Markup:
+def spark(values: Sequence[float], description: str) -> Markup:
     """Return a small curve without axes."""
     ys = [value for value in values if math.isfinite(value)][-200:]
     low, high = _span(ys)
     if len(ys) < 2:
-        return picture(120, 24, says, [], "spark")
+        return picture(120, 24, description, [], "spark")
     path = "M" + "L".join(f"{2 + 116 * i / (len(ys) - 1):.1f} {22 - 20 * (y - low) / (high - low):.1f}" for i, y in enumerate(ys))
-    return picture(120, 24, says, [element("path", d=path, klass="curve of-0")], "spark")
+    return picture(120, 24, description, [element("path", d=path, klass="curve of-0")], "spark")
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:

@@ -22,12 +22,12 @@ class StripItem:
     name: str
     share: float
     """Fraction that differs, 0 to 1."""
-    says: str
+    tooltip: str
     kind: str = "changed"
     """``same``, ``changed``, ``added`` or ``removed``."""
 
 
-def strip(pieces: Sequence[StripItem], says: str) -> Markup:
+def strip(pieces: Sequence[StripItem], description: str) -> Markup:
     """Return a picture with a row for each ``row``, in the given order, and a cell for each item.
 
     A cell's shape shows the kind of difference, its shade how much differs.
@@ -47,7 +47,7 @@ def strip(pieces: Sequence[StripItem], says: str) -> Markup:
     height = _ROW * (len(shown) + (more > 0)) or _ROW
     if more > 0:
         parts.append(text(_LEFT, height - 7, f"and {more} rows more, in the table", klass="tick"))
-    return picture(WIDTH, height, says, parts, "strip")
+    return picture(WIDTH, height, description, parts, "strip")
 
 
 def _cell(piece: StripItem, x: float, y: float) -> Markup:
@@ -58,4 +58,4 @@ def _cell(piece: StripItem, x: float, y: float) -> Markup:
         "added": element("path", d=f"M{x + 6.5} {middle - 5}v10M{x + 1.5} {middle}h10", klass="cell added"),
         "removed": element("path", d=f"M{x + 2} {middle - 4}l9 9m0-9l-9 9", klass="cell removed"),
     }.get(piece.kind) or element("rect", x=x + 1, y=middle - 6, width=11, height=12, klass=f"cell changed depth-{depth}")
-    return element("g", element("title", f"{piece.name}: {piece.says}"), shape)
+    return element("g", element("title", f"{piece.name}: {piece.tooltip}"), shape)

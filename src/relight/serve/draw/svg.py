@@ -23,16 +23,16 @@ def element(tag: str, *inside: Markup | str, **attributes: object) -> Markup:
     return Markup(f"<{tag}{words}>{content}</{tag}>")  # noqa: S704 - every part of it was escaped above
 
 
-def picture(width: float, height: float, says: str, parts: Iterable[Markup], klass: str = "") -> Markup:
-    """Return a picture that scales with its container. ``says``: text alternative for screen readers."""
-    inside = Markup("").join([element("title", says), *parts])
+def picture(width: float, height: float, description: str, parts: Iterable[Markup], klass: str = "") -> Markup:
+    """Return a picture that scales with its container. ``description``: text alternative for screen readers."""
+    inside = Markup("").join([element("title", description), *parts])
     return element(
         "svg",
         inside,
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {_value(width)} {_value(height)}",
         role="group" if "<a " in inside else "img",
-        aria_label=printable(says),
+        aria_label=printable(description),
         klass=f"picture {klass}".strip(),
         preserveAspectRatio="xMidYMid meet",
     )
@@ -43,28 +43,28 @@ def link(inside: Sequence[Markup], href: str) -> Markup:
     return element("a", *inside, href=href, tabindex=-1)
 
 
-def text(x: float, y: float, says: str, *, klass: str | None = None, anchor: str | None = None) -> Markup:
+def text(x: float, y: float, content: str, *, klass: str | None = None, anchor: str | None = None) -> Markup:
     """Return a text element at a position."""
-    return element("text", says, x=x, y=y, klass=klass, text_anchor=anchor)
+    return element("text", content, x=x, y=y, klass=klass, text_anchor=anchor)
 
 
-def fitting(says: str, width: float, letter: float = 6.2) -> str:
+def fitting(content: str, width: float, letter: float = 6.2) -> str:
     """Return the text shortened to ``width``. The middle is cut: the ends of a tensor's path are more informative."""
     letters = int(width / letter)
-    says = printable(says)
-    if len(says) <= letters:
-        return says
+    content = printable(content)
+    if len(content) <= letters:
+        return content
     if letters < 4:
         return ""
     head_length = (letters - 1) // 3
-    return f"{says[:head_length]}…{says[len(says) - (letters - 1 - head_length) :]}"
+    return f"{content[:head_length]}…{content[len(content) - (letters - 1 - head_length) :]}"
 
 
-def printable(says: str) -> str:
+def printable(content: str) -> str:
     """Return untrusted text without invisible and bidirectional control characters, with at most ``_TEXT_MAX`` characters."""
-    says = with_names(says)
-    shown = "".join(letter if letter.isprintable() else "�" for letter in says[: _TEXT_MAX + 1])
-    return shown if len(says) <= _TEXT_MAX else shown[:_TEXT_MAX] + "…"
+    content = with_names(content)
+    shown = "".join(letter if letter.isprintable() else "�" for letter in content[: _TEXT_MAX + 1])
+    return shown if len(content) <= _TEXT_MAX else shown[:_TEXT_MAX] + "…"
 
 
 def _value(value: object) -> str:

@@ -20,7 +20,7 @@ class Tile:
 
     name: str
     size: float
-    says: str
+    tooltip: str
     """Its size and other facts, as text."""
     href: str = ""
     short: str = ""
@@ -39,7 +39,7 @@ class TileBox:
     height: float
 
 
-def treemap(tiles: Sequence[Tile], says: str) -> Markup:
+def treemap(tiles: Sequence[Tile], description: str) -> Markup:
     """Return the treemap, largest tiles first. Tiles beyond ``_TILES_MAX`` are merged into one."""
     shown = sorted((tile for tile in tiles if tile.size > 0), key=lambda tile: (-tile.size, tile.name))
     if len(shown) > _TILES_MAX:
@@ -50,7 +50,7 @@ def treemap(tiles: Sequence[Tile], says: str) -> Markup:
         ]
         shown.sort(key=lambda tile: -tile.size)
     boxes = squarify([tile.size for tile in shown], TileBox(0, 0, WIDTH, HEIGHT))
-    return picture(WIDTH, HEIGHT, says, [_tile(tile, box) for tile, box in zip(shown, boxes)], "treemap")
+    return picture(WIDTH, HEIGHT, description, [_tile(tile, box) for tile, box in zip(shown, boxes)], "treemap")
 
 
 def squarify(sizes: Sequence[float], inside: TileBox) -> list[TileBox]:
@@ -97,7 +97,7 @@ def _row(row: Sequence[float], inside: TileBox) -> tuple[list[TileBox], TileBox]
 
 def _tile(tile: Tile, box: TileBox) -> Markup:
     inside = [
-        element("title", f"{tile.name}: {tile.says}"),
+        element("title", f"{tile.name}: {tile.tooltip}"),
         element(
             "rect", x=box.x, y=box.y, width=max(box.width - 1, 0.5), height=max(box.height - 1, 0.5), klass=f"tile of-{tile.group % 8}"
         ),
@@ -105,8 +105,8 @@ def _tile(tile: Tile, box: TileBox) -> Markup:
     name = fitting(tile.short or tile.name, box.width - 24)
     if box.height > 17 and name and ("…" not in name or len(name) >= _CUT_LEAST):
         inside.append(text(box.x + 6, box.y + 15, name, klass="name"))
-        if box.height > 33 and len(tile.says) * 6.2 < box.width - 10:
-            inside.append(text(box.x + 6, box.y + 30, tile.says, klass="small"))
+        if box.height > 33 and len(tile.tooltip) * 6.2 < box.width - 10:
+            inside.append(text(box.x + 6, box.y + 30, tile.tooltip, klass="small"))
     if tile.href:
         return link(inside, tile.href)
     return element("g", *inside)

@@ -1,4 +1,4 @@
-"""Names by which a file or folder looks like a checkpoint, so that one that cannot be read is reported and not skipped. Pure."""
+"""Names that look like a checkpoint's. A file with such a name that cannot be read is reported and not skipped. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FOLDER = re.compile(r"^(checkpoint|ckpt|chkpt|snapshot|global_?step|step|iter|e
 
 
 def is_checkpoint_name(name: str, *, is_folder: bool) -> bool:
-    """Return whether a file or folder is called as frameworks and scripts call a checkpoint."""
+    """Return whether a file or folder has a name that frameworks and scripts give to checkpoints."""
     if is_folder:
         return bool(_FOLDER.match(name))
     return bool(_ENDING.search(name)) or bool(_WORD.search(name) and _SHARED_ENDING.match(name))

@@ -7,11 +7,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
-HELD_BYTES = 64 << 20
+CACHE_BYTES = 64 << 20
 
 
 class ValueCache:
-    """The last values that were read, ``HELD_BYTES`` in total, so that memory does not grow with the number of arrays.
+    """The last values that were read, ``CACHE_BYTES`` in total, so that memory does not grow with the number of arrays.
     Thread-safe.
 
     The newest value stays, whatever its size. A chunk in a temporary file counts too: it uses space in the file
@@ -35,7 +35,7 @@ class ValueCache:
             self._drop(key)
             self._values[key] = value, nbytes(value)
             self._bytes += self._values[key][1]
-            while self._bytes > HELD_BYTES and len(self._values) > 1:
+            while self._bytes > CACHE_BYTES and len(self._values) > 1:
                 self._drop(next(iter(self._values)))
         return value
 
