@@ -103,7 +103,7 @@ class Preset:
         head = [
             f"# relight preset {self.name}: {self.said}",
             f"# Expected: goodput {plan.goodput:.2%}; {_tb(self.memory_bytes)} of each node's memory for snapshots.",
-            f"# The numbers behind it: relight plan {self.model} --gpus {layout.gpus} --per-node {layout.per_node}{levels}",
+            f"# Source of the numbers: relight plan {self.model} --gpus {layout.gpus} --per-node {layout.per_node}{levels}",
         ]
         if self.first:
             head += ["#", "# Before the first start:", *(f"# {action}" for action in self.first)]
