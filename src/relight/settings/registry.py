@@ -85,7 +85,7 @@ _CHECKPOINT = (
         ("overhead", "a share between 0 and 1", "0.5", "what share of the steps' time saves may take"),
         ("total_steps", _COUNT, "not known", "how many steps there will be"),
         ("mtbf", _TIME, "published rates", "the time between failures of this job"),
-        ("loss", "a metric's name", "none", "the metric whose volatility makes saves more frequent"),
+        ("loss", "a metric's name", "none", "the metric; volatile values make saves more frequent"),
         ("drop", "a share between 0 and 1", "none", "by how much the loss must fall for the next save to come earlier"),
         ("bytes_per_second", _RATE, "no bound", "limit of the bytes that saves write to the store"),
         ("phases", "a table of names and factors", "none", "the factor of the interval in each phase that ckpt.phase names"),
@@ -168,7 +168,7 @@ _SUPERVISE = _table_settings(
     ("backoff_max_s", _SECONDS, "60.0", "the longest"),
     ("roll_backs", _COUNT, "3", "how often it goes back to before one onset"),
     ("node_failures", _COUNT, "3", "failures of its hardware within a day after which a machine leaves"),
-    ("skip", _COUNT, "1", "steps whose samples are skipped after a rollback"),
+    ("skip", _COUNT, "1", "number of steps to skip after a rollback, with their samples"),
     ("lr_cut", "a number above 0, at most 1", "1.0", "factor for the learning rates at each rollback"),
     ("split", _YES, "false", "whether micro-batches may be made smaller"),
     ("spikes", "a number from 0 to 86400", "10.0", "standard deviations above the median from which a loss counts as a spike"),
@@ -183,7 +183,7 @@ _SUPERVISE = _table_settings(
     ("recordings", "a path", "nowhere", "a directory for the recorded measurements"),
     ("pause", "a share from 0 to 0.9", "0.2", "share of the time that ranks pause while this node is too hot or under pressure"),
     ("lower_power", _YES, "false", "whether accelerators' power limits are lowered under heat"),
-    ("drain", _YES, "false", "whether a machine whose device is about to fail leaves the job"),
+    ("drain", _YES, "false", "whether a machine leaves the job if its device is about to fail"),
 )
 RULES = {
     "no_good_checkpoint": ("after_s", "3600", "critical", "0"),
@@ -227,7 +227,7 @@ _ALERTS = (
         ("repeat_s", _SECONDS, "14400", "after which an alert is sent again; 0: never"),
         ("escalate_after_s", _SECONDS, "1800", "after which a critical alert is also sent to escalate_to"),
         ("quiet", 'a list of times: "22:00-07:00"', "never", "when only critical alerts are sent"),
-        ("timezone", "a name: Europe/Berlin", "UTC", "whose time quiet is"),
+        ("timezone", "a name: Europe/Berlin", "UTC", "time zone of quiet"),
     ),
     *(setting for name in RULES for setting in _rule(name)),
 )
@@ -245,7 +245,7 @@ _ENVIRONMENT = (
     ),
     Setting("environment.key", "specs: file:PATH, env:NAME", "none", "where keys are that open and encrypt", "encrypt=", secret=True),
     Setting("environment.sign", "a spec: ed25519:file:PATH", "none", "who signs records", "sign=", secret=True),
-    Setting("environment.trust", "specs: ed25519:PUBLIC KEY", "everybody", "whose signatures count", "trust="),
+    Setting("environment.trust", "specs: ed25519:PUBLIC KEY", "all", "public keys with accepted signatures", "trust="),
     Setting("environment.job_secret", "a spec: file:PATH, or none", "one node needs none", "what the nodes of a job share", secret=True),
     Setting("environment.anchor", "a store", "none", "where the end of each log is recorded", "anchor="),
     *_table_settings(
