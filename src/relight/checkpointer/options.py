@@ -51,7 +51,7 @@ class RunOptions(NamedTuple):
 
 
 def checked(given: CompletedOptions, on_failure: str | FailurePolicy, metadata: Mapping[str, Any] | None) -> RunOptions:
-    """Return the options of which each is checked. Without ``keep``, the nearest tier's applies."""
+    """Return the checked options. Without ``keep``, the nearest tier's applies."""
     return RunOptions(
         check_trigger(given.save) if given.save is not None else None,
         check_keep(given.keep) or (given.tiers.nearest.keep if given.tiers is not None else Keep()),

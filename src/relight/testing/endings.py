@@ -78,7 +78,7 @@ if __name__ == "__main__":
 """
 """The command ``relight`` as a script, to be forked."""
 _SUPERVISED = ("relight.cli.run", "relight.supervise.launch")
-"""Modules of ``relight run``, besides those of a trainer."""
+"""Modules that ``relight run`` loads in addition to those of a trainer."""
 
 
 class Cell(NamedTuple):
