@@ -69,7 +69,7 @@ def test_public_names_are_pinned() -> None:
         "CheckpointNotFound", "Checkpointer", "Compact", "ConfigError", "CorruptCheckpoint", "Diverged", "Fenced", "IncompatibleState", "InternalError",
         "LeaseHeld",
         "Limits",
-        "NoSpace", "Peers", "RelightError", "ReplicasDiffer", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "Trigger", "TriggerInput", "UnsafeContent", "WrongKey", "adaptive", "best",
+        "NoMemory", "NoSpace", "Peers", "RelightError", "ReplicasDiffer", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "Trigger", "TriggerInput", "UnsafeContent", "WrongKey", "adaptive", "best",
         "every", "failure_policy", "flattened", "keep", "load", "open", "phase", "save", "standby", "tier",
     ]  # fmt: skip
     assert all(getattr(relight, name) for name in relight.__all__)

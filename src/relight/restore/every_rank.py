@@ -17,7 +17,7 @@ from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
 from relight.layout import Sink
 from relight.log import Checkpoint
-from relight.ranks.collective_errors import raise_on_all_ranks
+from relight.ranks.collective_errors import read_on_all_ranks
 from relight.ranks.rng_groups import gather_rng_positions
 from relight.restore.elastic_state import remap_rank_state
 from relight.restore.find import CopySource, Places, agreed, first_good, read_places
@@ -45,7 +45,7 @@ def _restore_first(request: RestoreRequest, near: MemorySources) -> Resumed:
     def attempt(copy: TierCopy) -> None:
         source = places.source_of(copy)
         # The garbage collector stays paused until all objects made for the restore are freed.
-        with raise_on_all_ranks(ranks, f"restoring checkpoint {copy.checkpoint.id}"), collector_paused():
+        with read_on_all_ranks(ranks, f"restoring checkpoint {copy.checkpoint.id}"), collector_paused():
             _restore(request, source, copy.checkpoint, result, near)
 
     # with several ranks, rank 0's log decides whether the run exists
@@ -59,7 +59,7 @@ def _read_in_order(request: RestoreRequest, result: Resumed) -> Places:
     """Read the logs on rank 0 first: other ranks then read at least the records that it read. Collective."""
     ranks, places = request.ranks, None
     for leads in (True, False) if ranks.several else (True,):
-        with raise_on_all_ranks(ranks, "reading the log"):
+        with read_on_all_ranks(ranks, "reading the log"):
             if leads == (ranks.world.rank == 0):
                 places = read_places(request, result)
     assert places is not None
@@ -70,12 +70,12 @@ def _restore(request: RestoreRequest, source: CopySource, checkpoint: Checkpoint
     ranks, components, view = request.ranks, request.components, source.view
     rank, world = ranks.world.rank, ranks.world.size
     # No rank may continue to the collective exchange while another rank aborts.
-    with raise_on_all_ranks(ranks, f"opening checkpoint {checkpoint.id}"):
+    with read_on_all_ranks(ranks, f"opening checkpoint {checkpoint.id}"):
         opened = open_checkpoint(source.store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
         opened = replace(opened, spares=source.spares)
     saved = saved_by(opened.root)
     alike = gather_rng_positions(ranks.world, components) if ranks.several and world != saved else ()
-    with raise_on_all_ranks(ranks, f"planning to restore checkpoint {checkpoint.id}"):
+    with read_on_all_ranks(ranks, f"planning to restore checkpoint {checkpoint.id}"):
         part, check = opened.parts[0], near.check(opened)
         joined = whole_of(opened) if len(opened.parts) > 1 else None
         if joined is None:
@@ -104,16 +104,16 @@ def _restore(request: RestoreRequest, source: CopySource, checkpoint: Checkpoint
     if ranks.several:
         plan.refuse(ranks.unused_on_all(plan.unused))
     reading = RestoreReader(opened, by_part, near)
-    with raise_on_all_ranks(ranks, f"restoring checkpoint {checkpoint.id} from memory"):
+    with read_on_all_ranks(ranks, f"restoring checkpoint {checkpoint.id} from memory"):
         reading.from_memory()
     reading.from_store(ranks)
     result.bytes_read, result.source = reading.bytes_read, reading.source
     # calls the components' own code, which may raise
-    with raise_on_all_ranks(ranks, f"finishing checkpoint {checkpoint.id}"):
+    with read_on_all_ranks(ranks, f"finishing checkpoint {checkpoint.id}"):
         plan.finish()
     if request.only is None:
         now = gather_rng_positions(ranks.world, components) if carried.alike else ()
-        with raise_on_all_ranks(ranks, f"seeding again after checkpoint {checkpoint.id}"):
+        with read_on_all_ranks(ranks, f"seeding again after checkpoint {checkpoint.id}"):
             carried.finish(rank, now)
     result.checkpoint = checkpoint
     result.values = plan.values

@@ -36,7 +36,7 @@ from relight.layout import Box, Sink
 from relight.layout.shards import boxes_of_run, intersection, placed, relative
 from relight.layout.sources import copy_bytes
 from relight.log import Checkpoint
-from relight.ranks.collective_errors import raise_on_all_ranks
+from relight.ranks.collective_errors import read_on_all_ranks
 from relight.ranks.gather import PIECE_BYTES, WEIGHTS, Rank0Exchange
 from relight.ranks.group import SINGLE_RANK
 from relight.ranks.one_writer import OneWriter
@@ -115,7 +115,7 @@ def _listed(request: RestoreRequest, result: Resumed, ranks: OneWriter) -> tuple
     """Return the copies to try, in rank 0's order: none for the latest of a fresh run. Only rank 0 has the places."""
     places: Places | None = None
     listing = _Listing([], [])
-    with raise_on_all_ranks(ranks, "reading the log"):
+    with read_on_all_ranks(ranks, "reading the log"):
         if ranks.leads:
             places = read_places(request, result)
             chosen = places.copies_of(reported(places.merged.history, request.which))
@@ -141,7 +141,7 @@ def _restore(
     joined: MergedCheckpoint | None = None
     message = b""
     doing = f"restoring checkpoint {checkpoint.id}"
-    with raise_on_all_ranks(ranks, doing), collector_paused():
+    with read_on_all_ranks(ranks, doing), collector_paused():
         if source is not None and near is not None:
             view = source.view
             opened = open_checkpoint(source.store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
@@ -155,7 +155,7 @@ def _restore(
                         check(number, index)
     manifest = from_msgpack(ranks.world.broadcast(message if ranks.leads else None, 0, doing), _Manifest)
     alike = gather_rng_positions(ranks.world, request.components) if ranks.world.size != manifest.saved else ()
-    with raise_on_all_ranks(ranks, doing), collector_paused():
+    with read_on_all_ranks(ranks, doing), collector_paused():
         plan, carried = _planned(request, manifest, checkpoint, ranks, alike)
     plan.refuse(ranks.unused_on_all(plan.unused))
     needs = {index: _boxes(sink, manifest.tensors[index]) for index, sink in plan.sinks.items() if manifest.tensors[index].length}
@@ -166,14 +166,14 @@ def _restore(
         result.source = "store"
     else:
         error = _send_bytes(opened, joined, plan.sinks, needs, near, ranks, result)
-    with raise_on_all_ranks(ranks, doing):
+    with read_on_all_ranks(ranks, doing):
         if error is not None:
             raise error
-    with raise_on_all_ranks(ranks, doing):
+    with read_on_all_ranks(ranks, doing):
         plan.finish()
     if request.only is None:
         now = gather_rng_positions(ranks.world, request.components) if carried.alike else ()
-        with raise_on_all_ranks(ranks, doing):
+        with read_on_all_ranks(ranks, doing):
             carried.finish(ranks.world.rank, now)
     result.checkpoint = checkpoint
     result.values = plan.values
