@@ -16,7 +16,7 @@ from relight.catalog.mapped import Mapped
 from relight.catalog.merged_parts import check_pieces, whole_of
 from relight.catalog.one_writer import apart
 from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest
-from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent, shown
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent, memory_refusals, shown
 from relight.format import decode_tree, encode_tree
 from relight.format.class_names import CLASSES
 from relight.format.collector import collector_paused
@@ -101,9 +101,8 @@ def load(
     which = which_of(which)
     check_bool(mmap, "load(mmap=…)")
     take_environment()  # it may set the place of the audit log
-    with recorded(
-        "load", f"{url}@{which}", ActionFacts(given={"url": url, "which": which, "only": only, **({"mmap": True} if mmap else {})})
-    ):
+    facts = ActionFacts(given={"url": url, "which": which, "only": only, **({"mmap": True} if mmap else {})})
+    with recorded("load", f"{url}@{which}", facts), memory_refusals(f"the state of {url}", str(which)):
         return _load(url, which, only, encrypt, mmap)
 
 

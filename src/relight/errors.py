@@ -10,6 +10,7 @@
     ├── ConfigError             change the call: an option is wrong
     ├── StoreUnavailable        try again: the store refused or failed an operation
     ├── NoSpace                 make room: disk, quota, inodes
+    ├── NoMemory                make room: memory of the process or of a device
     ├── LeaseHeld               wait: another process has the lease
     ├── Fenced                  stop: a newer attempt has taken over this run
     ├── WrongKey                set up: the key does not open this checkpoint
@@ -23,10 +24,12 @@ do) and ``retryable``. ``details`` lists the findings if there are several.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from relight.run_names import shown as shown_names
 
@@ -142,6 +145,12 @@ class NoSpace(StoreUnavailable):
     kind = "no_space"
 
 
+class NoMemory(RelightError):
+    """There is no memory for what a restore, a load or an import reads. The checkpoint is intact: an older one would need as much."""
+
+    kind = "no_memory"
+
+
 class LeaseHeld(RelightError):
     """Another process holds the lease that this operation needs exclusively."""
 
@@ -192,6 +201,45 @@ def is_fault(error: BaseException) -> bool:
     """Return whether ``error`` indicates a fault in code, not a failure of a store. A certificate's error, which is
     both ``ValueError`` and ``OSError``, is a failure of the store."""
     return isinstance(error, PROGRAMMING_ERRORS) and not isinstance(error, OSError)
+
+
+_NO_MEMORY = re.compile(
+    r"can't allocate memory|[Cc]annot allocate memory|[Uu]nable to allocate|\b[Oo]ut of memory|could not create a (primitive|memory object)"
+    r"|std::bad_alloc|mmap of \d+ bytes failed"
+)
+"""Messages of ``RuntimeError`` by which torch and its libraries report that memory was refused."""
+_FAILED_AT = re.compile(r"^\[enforce fail at [^\]]*\][^.]*\. ?")
+LESS_MEMORY = (
+    "give the process more memory, or read less at once: restore(only=[…]), relight.load(only=[…]), or relight.load(mmap=True), which "
+    "reads pages when they are used"
+)
+
+
+def is_no_memory(error: BaseException) -> bool:
+    """Return whether ``error`` is a refusal of memory, by the system or by a device's allocator."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None)
+
+
+def no_memory(error: BaseException, what: str, where: str = "", hint: str = LESS_MEMORY) -> NoMemory:
+    """Return the error for memory that was refused. ``what`` needs it; the refusal's own words follow, by which ``relight run`` knows a
+    device's memory from the machine's."""
+    first = next(iter(_FAILED_AT.sub("", str(error)).splitlines()), "")[:300] or type(error).__name__
+    made = NoMemory(f"no memory for {what}: {first}", where=where, hint=hint)
+    made.__cause__ = error
+    return made
+
+
+@contextmanager
+def memory_refusals(what: str, where: str = "") -> Iterator[None]:
+    """Raise ``NoMemory`` if memory is refused in the block. What allocates a tensor itself names that tensor."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        if isinstance(error, RelightError) or not is_no_memory(error):
+            raise
+        raise no_memory(error, what, where) from error
 
 
 _ADVICE = re.compile(r"\n(?=Search for `cuda|CUDA kernel errors might|For debugging consider|Compile with `TORCH)")

@@ -18,6 +18,7 @@ BROAD_MAY_STAND = {
     "commit/nvcomp.py": "a driver's, a library's: processors code then, and the choice says why",
     "checkpointer/lost_workers.py": "an ending after the script's uncaught error: an event, so that the first error's traceback is still printed",
     "checkpointer/metric_values.py": "a metric is of the script's own type, whose reading may raise anything; no save fails for it",
+    "supervise/prediction_thread.py": "a driver's library may raise anything: an event, and the job continues without predictions",
     "ranks/collective_errors.py": "other ranks wait to hear of it: told, and raised again",
     "ranks/several.py": "other ranks wait to hear of it: told, and raised again",
     "checkpointer/leaving.py": "the caller's exception counts more than a save that fails after it: an event",
@@ -67,7 +68,7 @@ def test_public_names_are_pinned() -> None:
         "CheckpointNotFound", "Checkpointer", "Compact", "ConfigError", "CorruptCheckpoint", "Diverged", "Fenced", "IncompatibleState", "InternalError",
         "LeaseHeld",
         "Limits",
-        "NoSpace", "Peers", "RelightError", "ReplicasDiffer", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "Trigger", "TriggerInput", "UnsafeContent", "WrongKey", "adaptive", "best",
+        "NoMemory", "NoSpace", "Peers", "RelightError", "ReplicasDiffer", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "Trigger", "TriggerInput", "UnsafeContent", "WrongKey", "adaptive", "best",
         "every", "failure_policy", "flattened", "keep", "load", "open", "phase", "save", "standby", "tier",
     ]  # fmt: skip
     assert all(getattr(relight, name) for name in relight.__all__)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import queue
 import sys
+import threading
 import time
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from relight.supervise import nvml as nvml_module
+from relight.supervise import own_memory
 from relight.supervise.classify import classify
 from relight.supervise.facts import FailureEvidence, Worker
 from relight.supervise.nvml import Nvml, find_nvml
@@ -127,6 +131,104 @@ def test_a_power_limit_is_lowered_where_that_is_allowed_and_given_back() -> None
     nvml.restore_power()
     nvml.close()
     assert Nvml(Library()).lower_power(0.8) == [], "a library without power limits"
+
+
+class Limited(Library):
+    """Two devices of 700 W. Instances share the limits, as processes of one machine do."""
+
+    limits: dict[int, int]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuses = False
+
+    def nvmlDeviceGetPowerManagementLimit(self, handle: int) -> int:
+        return self.limits[handle]
+
+    def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: int) -> list[int]:
+        return [200_000, 900_000]
+
+    def nvmlDeviceSetPowerManagementLimit(self, handle: int, milliwatts: int) -> None:
+        if self.refuses:
+            raise self.NVMLError(4)
+        self.limits[handle] = milliwatts
+
+    def nvmlDeviceGetUUID(self, handle: int) -> bytes:
+        return f"GPU-{handle}abc".encode()
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[int, int]:
+    """Return the devices' power limits. The lock file is the test's own."""
+    monkeypatch.setattr(own_memory, "MEMORY", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(Limited, "limits", {0: 700_000, 1: 700_000}, raising=False)
+    return Limited.limits
+
+
+def test_a_refused_restore_is_returned_and_tried_again(limits: dict[int, int]) -> None:
+    """The device keeps its low limit meanwhile, and is not lowered further."""
+    nvml = Nvml(library := Limited())
+    nvml.lower_power(0.8)
+    library.refuses = True
+    assert nvml.restore_power() == [(700.0, 560.0), (700.0, 560.0)]
+    library.refuses = False
+    assert nvml.lower_power(0.8) == [] and limits == {0: 560_000, 1: 560_000}
+    assert nvml.restore_power() == [] and limits == {0: 700_000, 1: 700_000}
+    nvml.close()
+
+
+def test_two_jobs_of_a_machine_restore_its_limits(limits: dict[int, int]) -> None:
+    """The second job would take the first one's limit for the usual one, and restore that."""
+    first, second = Nvml(Limited()), Nvml(Limited())
+    assert len(first.lower_power(0.8)) == 2 and second.lower_power(0.8) == []
+    first.restore_power()
+    second.restore_power()
+    assert limits == {0: 700_000, 1: 700_000}
+    assert len(second.lower_power(0.8)) == 2, "the first one has ended its turn"
+    second.restore_power()
+    first.close()
+    second.close()
+
+
+def test_a_limit_that_another_program_has_set_meanwhile_stays(limits: dict[int, int]) -> None:
+    """An operator has set 500 W."""
+    nvml = Nvml(Limited())
+    nvml.lower_power(0.8)
+    limits[0] = 500_000
+    assert nvml.restore_power() == [] and limits == {0: 500_000, 1: 700_000}
+    nvml.close()
+
+
+@pytest.mark.parametrize(
+    ("visible", "lowered"), [("1", {1}), ("GPU-0abc", {0}), ("GPU-1", {1}), ("0,1", {0, 1}), ("", {0, 1}), ("7", set())]
+)
+def test_only_the_job_s_own_devices_are_slowed(
+    limits: dict[int, int], monkeypatch: pytest.MonkeyPatch, visible: str, lowered: set[int]
+) -> None:
+    """Another job may use the others."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    nvml = Nvml(Limited())
+    nvml.lower_power(0.8)
+    assert {handle for handle, limit in limits.items() if limit < 700_000} == lowered
+    nvml.restore_power()
+    nvml.close()
+
+
+def test_a_driver_that_does_not_start_does_not_hold_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a dead device may never answer."""
+    library, never = Library(), threading.Event()
+    library.nvmlInit = never.wait  # type: ignore[method-assign, assignment]
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setattr(nvml_module, "FIND_S", 0.2)
+    assert find_nvml() is None
+    never.set()
+
+
+def test_another_package_of_that_name_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has none of the functions."""
+    monkeypatch.setitem(sys.modules, "pynvml", ModuleType("pynvml"))
+    assert find_nvml() is None
 
 
 def test_errors_that_the_driver_reports() -> None:

@@ -28,7 +28,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = page_at(tmp_path)
     assert read_beat(path) is None
     beat = Heartbeat(
-        7, "evaluating", 1.5, 2.5, 10, 3.5, 11, 3.25, 0.25, 9, 8, 4.5, 5, 5.5, 6.5, 7.5, 3, 99, 1, 1 << 30, 1,
+        7, "evaluating", 1.5, 2.5, 10, 3.5, 11, 3.25, 0.25, 9, 8, 4.5, 5, 5.5, 6.5, 7.5, 3, 99, 1, 1 << 30, 1, 8.5,
         "s3://store/with/ünïcode", "run",
     )  # fmt: skip
     HeartbeatPage(path).write(beat)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from relight.capture.tensors import TORCH_DTYPES
-from relight.errors import IncompatibleState, UnsafeContent
+from relight.errors import IncompatibleState, UnsafeContent, is_no_memory, no_memory
 from relight.format import Leaf, Tensor
 from relight.layout import Sink
 from relight.layout.sources import HostMemorySink
@@ -48,7 +48,7 @@ class FreshTensors:
             stored = self._tensors[index]
             dtype = TORCH_DTYPES.get(stored.dtype) or torch_dtype(stored)
             if stored.length and stored.pack in self._checked and self._mapped is None:
-                tensor = torch.empty(stored.shape, dtype=dtype, device="cpu")
+                tensor = allocated(stored, lambda: torch.empty(stored.shape, dtype=dtype, device="cpu"))
             else:
                 tensor = self.make(stored, partial(self._empty, index, stored, dtype))
             self._made[index] = tensor
@@ -65,7 +65,7 @@ class FreshTensors:
             if self._check is not None:
                 self._check(stored.pack)
             self._checked.add(stored.pack)
-        return empty()
+        return allocated(stored, empty)
 
     def _empty(self, index: int, stored: Tensor, dtype: torch.dtype) -> torch.Tensor:
         data = self._mapped(index) if self._mapped is not None else None
@@ -79,6 +79,16 @@ class FreshTensors:
         """Sinks for all tensors that were requested and must be read."""
         made = ((index, tensor) for index, tensor in self._made.items() if index not in self._filled)
         return {index: HostMemorySink(tensor.data_ptr(), tensor.nbytes, tensor) for index, tensor in made}
+
+
+def allocated(stored: Tensor, empty: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return ``empty()``, which makes a tensor for ``stored``. Raise ``NoMemory``, with its name and bytes, if memory is refused."""
+    try:
+        return empty()
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not is_no_memory(error):
+            raise
+        raise no_memory(error, f"a tensor of {stored.length:,} bytes", stored.name[:200]) from error
 
 
 def torch_dtype(stored: Tensor) -> torch.dtype:
@@ -98,7 +108,9 @@ def build(leaf: Leaf, memory: FreshTensors, path: str) -> Thunk:
         def run() -> Any:
             try:
                 return make()
-            except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            except (MemoryError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+                if is_no_memory(error):  # an intact checkpoint must not be taken for a damaged one
+                    raise no_memory(error, f"a value of kind {leaf.kind}", path) from error
                 raise UnsafeContent(f"a {leaf.kind} that cannot be rebuilt: {str(error)[:200]}", where=path) from error
 
         return run

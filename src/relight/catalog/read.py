@@ -22,7 +22,7 @@ import msgspec
 from relight.catalog.opened import Opened
 from relight.catalog.packs import StoredReader, files_of, location_text, open_pack
 from relight.comm.new_threads import ThreadPool
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, no_memory
 from relight.format import Digest, Part, Tensor
 from relight.format.manifest import Pack
 from relight.format.strict import shown
@@ -231,7 +231,11 @@ class _Work:
                 raise
 
     def _read(self, file: _OpenPack, run: ChunkRange) -> None:
-        buffer = self._rooms.get() or page_buffer(self._room_bytes)
+        try:
+            buffer = self._rooms.get() or page_buffer(self._room_bytes)
+        except (MemoryError, OSError) as error:
+            names = ", ".join(dict.fromkeys(shown(tensor.name) for want in run.wants[:3] for tensor, _ in want.takers[:1]))
+            raise no_memory(error, f"a buffer of {self._room_bytes:,} bytes to read {names}", file.key) from error
         try:
             data = file.reader.fetch(run.offset, run.length, buffer)
             if data is not None and self._threads:  # the device keeps reading while other threads hash

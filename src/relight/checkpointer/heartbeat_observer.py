@@ -64,7 +64,7 @@ class HeartbeatObserver:
         loss_step, loss = self._read(step, metrics.get("loss"))
         self._teller.stepped(step, loss)
         if ckpt._signals is None or not ckpt._signals.ending:
-            self._pauses.after_step(self._teller.path)
+            self._teller.paused(self._pauses.after_step(self._teller.path))
         jump = None if loss_step is None else self._spikes.update(loss_step, loss)
         if jump is not None:
             raise Diverged(jump.why, where=f"onset {jump.onset}", hint="relight run goes back to before it")

@@ -177,6 +177,13 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight prune RUN --keep-last 3 --dry-run",
     ),
     _entry(
+        r"\bNoMemory\b|\bno memory for (a tensor|a buffer|the state|the import|restoring|planning)",
+        "no_memory",
+        "a restore, a load or an import has no memory for what it reads; the checkpoint is intact",
+        "give the process more memory, or read less: restore(only=[…]), relight.load(only=[…]) or mmap=True",
+        "relight show RUN",
+    ),
+    _entry(
         r"\bUncertain\b|created, but its name may not be durable|it may have been created|cannot determine who wrote this record",
         "uncertain",
         "a commit was made and may not survive a power cut, or its answer was lost",

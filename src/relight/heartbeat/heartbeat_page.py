@@ -21,7 +21,7 @@ NOT_YET = -2
 """Value of ``Heartbeat.restored`` before anything was restored."""
 _MAGIC = b"rlpulse1"
 _COUNTER = struct.Struct("<Q")
-_BODY = struct.Struct("<Q32sddqdQddqqdqdddQQQQQ")
+_BODY = struct.Struct("<Q32sddqdQddqqdqdddQQQQQd")
 _TEXT_AT = 512
 _TEXTS = (1024, 256)
 """Bytes reserved for the run's store and for its name."""
@@ -67,6 +67,8 @@ class Heartbeat(NamedTuple):
     """Bytes that the process had at ``relight.standby()``; 0 if its script has no such call, or has not reached it."""
     unsupervised: int = 0
     """1: the ranks save and end because the supervisor of some of them, ``relight run``, is gone."""
+    paused_s: float = 0.0
+    """Seconds that this process has paused between its steps, up to the last completed step, because the supervisor asked for it."""
     url: str = ""
     run: str = ""
 

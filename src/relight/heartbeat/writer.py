@@ -29,6 +29,7 @@ class HeartbeatWriter:
         self._beat = Heartbeat(pid=os.getpid(), phase="starting", since=time.monotonic())
         self._lock = threading.Lock()
         self._asked: dict[int, float] = {}
+        self._paused_s = 0.0
         if path:
             try:
                 self._page = HeartbeatPage(path)
@@ -75,7 +76,14 @@ class HeartbeatWriter:
         now = time.monotonic()
         first = self._beat.first_at or now
         steps = self._beat.steps + 1
-        self._write(step=step, step_at=now, steps=steps, first_at=first, loss=loss, phase="training", since=now, expected_s=0.0)
+        self._write(
+            step=step, step_at=now, steps=steps, first_at=first, loss=loss, phase="training", since=now, expected_s=0.0,
+            paused_s=self._paused_s,
+        )  # fmt: skip
+
+    def paused(self, seconds: float) -> None:
+        """Add a pause between two steps. It is published with the next step, so that it belongs to that step's time."""
+        self._paused_s += seconds
 
     def writes(self, agent: int) -> None:
         """Publish the pid of the process that writes this one's saves; 0: this process."""

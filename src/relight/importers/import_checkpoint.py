@@ -15,7 +15,7 @@ from relight.commit import CommitTarget, SaveInfo, SaveRequest
 from relight.commit.chunk_index import IncrementalState
 from relight.commit.pack_writer import WriteLimits
 from relight.commit.save import save
-from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, IncompatibleState, UnsafeContent
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, IncompatibleState, UnsafeContent, memory_refusals
 from relight.format import hexdigest
 from relight.importers.found import DetectedCheckpoint, plant
 from relight.log import Log, fold
@@ -66,7 +66,8 @@ def import_checkpoint(
     audit log, the import is recorded there before anything is written.
     """
     facts = ActionFacts(run, after=run, given={"source": found.path, "step": step, "which": which})
-    with audit.recorded("import", f"{found.path} into {store.url}/{run}", facts):
+    doing = f"the import of {found.path}"
+    with audit.recorded("import", f"{found.path} into {store.url}/{run}", facts), memory_refusals(doing):
         return _bring_in(
             found, store, run, step=step, which=which, progress=progress, before_commit=before_commit, user=user, smaller=smaller,
             force=force,

@@ -45,6 +45,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "run.save": (logging.INFO, "the supervisor has the ranks save at the end of their step"),
     "run.straggler": (logging.WARNING, "the other ranks wait for one"),
     "run.notices": (logging.WARNING, "a source of cloud notices does not answer properly, and why; or it answers again"),
+    "run.refused": (logging.WARNING, "the system refused relight run a descriptor, memory, a thread or a process; training continues"),
     "run.load": (logging.WARNING, "the load of a node was reduced, or restored"),
     "agent.hung": (logging.WARNING, "the agent, which writes saves, was stuck and was killed"),
     "restore.lr_scaled": (logging.WARNING, "learning rates were lowered after a rollback"),

@@ -137,6 +137,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "run.save": ("why", "rank"),
     "run.straggler": ("rank", "share", "others"),
     "run.notices": ("url", "why"),
+    "run.refused": ("why",),
     "run.load": ("kind", "action", "reading_before", "reading_after"),
     "agent.hung": ("pid",),
     "restore.lr_scaled": ("factor",),

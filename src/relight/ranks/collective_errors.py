@@ -10,7 +10,7 @@ import msgspec
 from relight.comm import RankTimeout
 from relight.commit import Attempt
 from relight.commit.save import CommitTarget
-from relight.errors import error_of, known
+from relight.errors import error_of, known, memory_refusals
 from relight.log import History, Log
 from relight.ranks.group import RankGroup
 from relight.store import ByteStore
@@ -49,6 +49,13 @@ def raise_on_all_ranks(ranks: RankGroup, doing: str) -> Iterator[None]:
         raise error
     kind, text = failed[rank]
     raise error_of(kind)(f"rank {rank}: {text}", hint="read that rank's own log for the whole error") from error
+
+
+@contextmanager
+def read_on_all_ranks(ranks: RankGroup, doing: str) -> Iterator[None]:
+    """Run a block that reads, as ``raise_on_all_ranks`` does. All ranks raise ``NoMemory`` if memory is refused to one."""
+    with raise_on_all_ranks(ranks, doing), memory_refusals(doing):
+        yield
 
 
 def begin_attempt_on_all(ranks: RankGroup, store: ByteStore, run: str, reason: str, check: Callable[[History], None]) -> Attempt:

@@ -14,7 +14,7 @@ from relight.catalog.opened import Opened
 from relight.catalog.tiers import TierCopy
 from relight.format import Tensor, decode_tree
 from relight.layout import Sink
-from relight.ranks.collective_errors import raise_on_all_ranks
+from relight.ranks.collective_errors import read_on_all_ranks
 from relight.restore.find import Places, agreed, read_places
 from relight.restore.memory_sources import MemorySources
 from relight.restore.reader import RestoreReader
@@ -37,7 +37,7 @@ class ReadByEveryRank:
     def find(self, result: Resumed) -> CopiesToTry:
         """See ``RestoreTransport``. Rank 0 reads first: other ranks then read at least the records that it read."""
         for leads in (True, False) if self._ranks.several else (True,):
-            with raise_on_all_ranks(self._ranks, "reading the log"):
+            with read_on_all_ranks(self._ranks, "reading the log"):
                 if leads == (self._ranks.world.rank == 0):
                     self._places = read_places(self._request, result)
         places = self._places
@@ -51,7 +51,7 @@ class ReadByEveryRank:
         assert self._places is not None
         checkpoint, source, rank = copy.checkpoint, self._places.source_of(copy), self._ranks.world.rank
         # No rank may continue to the collective exchange while another rank aborts.
-        with raise_on_all_ranks(self._ranks, f"opening checkpoint {checkpoint.id}"):
+        with read_on_all_ranks(self._ranks, f"opening checkpoint {checkpoint.id}"):
             view = source.view
             opened = open_checkpoint(source.store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
             opened = replace(opened, spares=source.spares)
@@ -79,7 +79,7 @@ class ReadByEveryRank:
         else:
             by_part = [*sinks_by_part(sinks, joined.tensors, joined.pieces, len(opened.parts))]
         reading = RestoreReader(opened, by_part, self._near)
-        with raise_on_all_ranks(self._ranks, f"restoring checkpoint {opened.checkpoint.id} from memory"):
+        with read_on_all_ranks(self._ranks, f"restoring checkpoint {opened.checkpoint.id} from memory"):
             reading.from_memory()
         reading.from_store(self._ranks)
         return reading.bytes_read, reading.source

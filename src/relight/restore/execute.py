@@ -11,7 +11,7 @@ from relight.catalog.tiers import TierCopy
 from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
 from relight.heartbeat import heartbeat
-from relight.ranks.collective_errors import raise_on_all_ranks
+from relight.ranks.collective_errors import read_on_all_ranks
 from relight.ranks.one_writer import OneWriter
 from relight.ranks.rng_groups import gather_rng_positions
 from relight.restore.elastic_state import remap_rank_state
@@ -58,7 +58,7 @@ def _restore_first_good(request: RestoreRequest, transport: RestoreTransport) ->
 
     def attempt(copy: TierCopy) -> None:
         # The garbage collector stays paused until all objects made for the restore are freed.
-        with raise_on_all_ranks(request.ranks, f"restoring checkpoint {copy.checkpoint.id}"), collector_paused():
+        with read_on_all_ranks(request.ranks, f"restoring checkpoint {copy.checkpoint.id}"), collector_paused():
             _restore(request, transport, copy, result)
 
     if first_good(request, found.copies, attempt, result, found.tiers, found.silent):
@@ -71,7 +71,7 @@ def _restore(request: RestoreRequest, transport: RestoreTransport, copy: TierCop
     rank, world = ranks.world.rank, ranks.world.size
     stored = transport.open(copy)
     alike = gather_rng_positions(ranks.world, components) if ranks.several and world != stored.saved else ()
-    with raise_on_all_ranks(ranks, f"planning to restore checkpoint {checkpoint.id}"):
+    with read_on_all_ranks(ranks, f"planning to restore checkpoint {checkpoint.id}"):
         carried = remap_rank_state(
             stored.tree, components, rank=rank, world=world, saved=stored.saved, key=f"step {checkpoint.step}", own=stored.own, alike=alike
         )
@@ -83,11 +83,11 @@ def _restore(request: RestoreRequest, transport: RestoreTransport, copy: TierCop
         plan.refuse(ranks.unused_on_all(plan.unused))
     result.bytes_read, result.source = transport.read(plan.sinks)
     # calls the components' own code, which may raise
-    with raise_on_all_ranks(ranks, f"finishing checkpoint {checkpoint.id}"):
+    with read_on_all_ranks(ranks, f"finishing checkpoint {checkpoint.id}"):
         plan.finish()
     if request.only is None:
         now = gather_rng_positions(ranks.world, components) if carried.alike else ()
-        with raise_on_all_ranks(ranks, f"seeding again after checkpoint {checkpoint.id}"):
+        with read_on_all_ranks(ranks, f"seeding again after checkpoint {checkpoint.id}"):
             carried.finish(rank, now)
     result.checkpoint = checkpoint
     result.values = plan.values

@@ -15,7 +15,7 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, 
 from relight.log import Checkpoint, History, LogView, fold
 from relight.log.truncated import whole_log
 from relight.observe import emit
-from relight.ranks.collective_errors import raise_on_all_ranks
+from relight.ranks.collective_errors import read_on_all_ranks
 from relight.restore.request import RestoreRequest
 from relight.restore.result import Resumed
 from relight.store import ByteStore
@@ -164,12 +164,12 @@ def agreed(request: RestoreRequest, history: History) -> Iterator[Checkpoint]:
     )
     ids = msgspec.json.decode(wanted)
     if not ids:
-        with raise_on_all_ranks(ranks, "choosing a checkpoint"):
+        with read_on_all_ranks(ranks, "choosing a checkpoint"):
             if candidates(history, which):
                 raise StoreUnavailable("this rank sees checkpoints, and rank 0 sees none", hint="check that all ranks use the same store")
     for checkpoint_id in ids:
         checkpoint = history.find(checkpoint_id)
-        with raise_on_all_ranks(ranks, "choosing a checkpoint"):
+        with read_on_all_ranks(ranks, "choosing a checkpoint"):
             if checkpoint is None:
                 raise StoreUnavailable(f"checkpoint {checkpoint_id} is not in the log yet that this rank reads")
         assert checkpoint is not None

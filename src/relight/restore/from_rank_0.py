@@ -31,7 +31,7 @@ from relight.layout import Box, Sink
 from relight.layout.shards import boxes_of_run, intersection, placed, relative
 from relight.layout.sources import copy_bytes
 from relight.log import Checkpoint
-from relight.ranks.collective_errors import raise_on_all_ranks
+from relight.ranks.collective_errors import read_on_all_ranks
 from relight.ranks.gather import PIECE_BYTES, WEIGHTS, Rank0Exchange
 from relight.ranks.group import SINGLE_RANK
 from relight.ranks.one_writer import OneWriter
@@ -94,7 +94,7 @@ class ReadByRank0:
     def find(self, result: Resumed) -> CopiesToTry:
         """See ``RestoreTransport``. Only rank 0 knows the places."""
         listing = _Listing([], [])
-        with raise_on_all_ranks(self._ranks, "reading the log"):
+        with read_on_all_ranks(self._ranks, "reading the log"):
             if self._ranks.leads:
                 self._places = places = read_places(self._request, result)
                 chosen = places.copies_of(reported(places.merged.history, self._request.which))
@@ -110,7 +110,7 @@ class ReadByRank0:
     def open(self, copy: TierCopy) -> CheckpointView:
         """See ``RestoreTransport``."""
         message, doing = b"", f"opening checkpoint {copy.checkpoint.id}"
-        with raise_on_all_ranks(self._ranks, doing):
+        with read_on_all_ranks(self._ranks, doing):
             if self._places is not None and self._near is not None:
                 source = self._places.source_of(copy)
                 view = source.view
@@ -124,7 +124,7 @@ class ReadByRank0:
                         for index in range(len(stored.packs)):
                             check(number, index)
         manifest = from_msgpack(self._ranks.world.broadcast(message if self._ranks.leads else None, 0, doing), _Manifest)
-        with raise_on_all_ranks(self._ranks, doing):
+        with read_on_all_ranks(self._ranks, doing):
             tree, own = manifest.trees()
             self._tensors = manifest.tensors
             return CheckpointView(
@@ -136,7 +136,7 @@ class ReadByRank0:
         """See ``RestoreTransport``. Rank 0 reads each stored byte once, and sends it to the ranks that need it."""
         needs = {index: _boxes(sink, self._tensors[index]) for index, sink in sinks.items() if self._tensors[index].length}
         bytes_read, source = 0, "store"
-        with raise_on_all_ranks(self._ranks, "receiving the state"):
+        with read_on_all_ranks(self._ranks, "receiving the state"):
             if self._opened is None or self._near is None:
                 self._ranks.desk.send_message(msgspec.msgpack.encode(list(needs.items())), [0])
                 _receive_bytes(self._ranks.desk, sinks, self._tensors)

@@ -23,6 +23,7 @@ _WORDS: tuple[tuple[str, str, int], ...] = (
     (r"\bReplicasDiffer: ", "hardware", 92),
     (r"CUDA out of memory|torch\.OutOfMemoryError|HIP out of memory|CUBLAS_STATUS_ALLOC_FAILED", "device memory", 90),
     (r"\bMemoryError\b|DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|std::bad_alloc", "memory", 85),
+    (r"\bNoMemory: ", "memory", 85),
     (r"oom_kill event|oom-kill|OOMKilled|out-of-memory handler|Exceeded (job|step) memory limit", "memory", 85),
     (r"ibv_poll_cq|Got completion .*error|IBV_WC_\w+|transport retry counter exceeded", "network", 60),
     (r"failed finding central directory|archive is corrupted|unexpected EOF, expected \d+ more|pickle data was truncated", "storage", 80),

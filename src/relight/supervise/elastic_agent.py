@@ -27,11 +27,13 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from relight.observe import emit
 from relight.supervise.classify import is_a_loss
 from relight.supervise.decide import agreed
 from relight.supervise.departing import Departing
 from relight.supervise.facts import Decision, Worker
 from relight.supervise.procfs import sample_process
+from relight.supervise.refusals import limit_of, shown_refusal
 from relight.supervise.rendezvous_thread import LOST, Joining
 from relight.supervise.spare import Spares
 from relight.supervise.supervisor import Supervisor
@@ -69,6 +71,8 @@ class SupervisedAgent(LocalElasticAgent):
         self._meeting = ""
         """Name that all nodes give this incarnation; empty for one node."""
         self._lives = 0
+        self._is_refused = False
+        """Whether the system has refused a poll what it needs: reported once."""
         self._ends_ranks = False
         """Whether the job was asked to end, and its ranks are signalled: no signal interrupts the wait for them."""
         self._remaining_restarts = 1  # the supervisor decides about a restart, not a counter
@@ -133,10 +137,18 @@ class SupervisedAgent(LocalElasticAgent):
         if all(code == 0 for code in codes.values()):
             return torch_monitor(worker_group)
         self._end_if_announced()
-        hung = self._supervisor.poll()
-        if self._supervisor.steps:
-            # not earlier: spares would compete with the job's own imports
-            self._spares.fill(self._supervisor.ahead_bytes)
+        hung = ""
+        try:
+            hung = self._supervisor.poll()
+            if self._supervisor.steps:
+                # not earlier: spares would compete with the job's own imports
+                self._spares.fill(self._supervisor.ahead_bytes)
+        except (OSError, RuntimeError, MemoryError) as error:  # the ranks may train on: what this poll misses, a later one sees
+            if not (limit := limit_of(error)):
+                raise
+            if not self._is_refused:
+                self._is_refused = True
+                emit("run.refused", f"{shown_refusal(error, limit)}; hangs are not seen meanwhile", why=str(error)[:200])
         if hung:
             return self._fail(worker_group, context, hung)
         return RunResult(state=WorkerState.HEALTHY)

@@ -30,6 +30,7 @@ from relight.supervise.load import Load
 from relight.supervise.notices import Notices
 from relight.supervise.nvml import find_nvml
 from relight.supervise.prediction_thread import PredictionThread
+from relight.supervise.refusals import check_descriptors, limit_of, shown_refusal
 from relight.supervise.rendezvous import Forged, Meetings
 from relight.supervise.rendezvous_port import OWN_STORE
 from relight.supervise.rendezvous_thread import LOST, EndedElsewhere, Joining
@@ -130,6 +131,7 @@ def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) 
     config, command, arguments = _of_values(lambda: torchrun.config_from_args(options))
     if config.nproc_per_node < 1:
         raise ConfigError(f"a flag of torchrun has an invalid value: --nproc-per-node is {config.nproc_per_node}", hint="1 or more")
+    check_descriptors(config.nproc_per_node)
     secret = job_secret(config.max_nodes)
     if not isinstance(command, str):
         raise ConfigError("--run-path starts no processes, so there is nothing to supervise", hint="leave --run-path out")
@@ -156,6 +158,11 @@ def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) 
     spares = Spares(config.nproc_per_node if settings.start.spares else 0, (*USUAL, *settings.start.preload), script)
     try:
         return _run(config, command, arguments, supervisor, spares, grace_s, secret)
+    except (OSError, RuntimeError, MemoryError) as error:  # torch's agent has ended the ranks
+        if not (limit := limit_of(error)):
+            raise
+        supervisor.gave_up("stop", why := shown_refusal(error, limit))
+        return JobEnd(1, f"stopped: {why}", supervisor.where)
     finally:
         signal.signal(signal.SIGUSR1, before)
         spares.close()

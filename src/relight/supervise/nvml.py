@@ -6,15 +6,25 @@ Do not call it in the thread that watches the ranks: the driver of a dead device
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from relight.comm.new_threads import start
+from relight.observe import emit
 from relight.prediction import Accelerator
+from relight.supervise import own_memory
 
 XIDS_KEPT = 256
+FIND_S = 30.0
+"""Seconds that the driver may take to start. Without persistence mode it takes one or two for each device."""
+TURN = "relight-power-limits"
+"""Name of the lock file of the supervisor that has lowered power limits."""
 _WAIT_MS = 1000
 
 
@@ -26,11 +36,12 @@ class Nvml:
         self._nvml = library
         self._handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
         self._xids: deque[tuple[int, int]] = deque(maxlen=XIDS_KEPT)
-        self._limits: list[tuple[Any, int]] = []
-        """Devices with a lowered power limit, and the limit before in milliwatts."""
+        self._limits: list[tuple[Any, int, int]] = []
+        """Devices with a lowered power limit, the limit before and the lowered one, in milliwatts."""
+        self._turn = -1
         self._over = threading.Event()
         if self._handles:
-            threading.Thread(target=self._listen, name="relight-nvml", daemon=True).start()
+            start(threading.Thread(target=self._listen, name="relight-nvml", daemon=True))
 
     def read(self) -> list[Accelerator]:
         """Return a reading of each accelerator, NaN if it does not answer. Cost: milliseconds for each."""
@@ -50,26 +61,84 @@ class Nvml:
     def lower_power(self, share: float) -> list[tuple[float, float]]:
         """Lower each device's power limit to that share of it, or to the lowest limit that the device allows.
 
-        Needs root. Return the watts before and after of each device that allows it.
+        Needs root. Return the watts before and after of each device that allows it. None does while another supervisor
+        of this machine has lowered limits: each would take the other's limit for the usual one.
         """
-        done = []
-        for handle in self._handles:
-            with contextlib.suppress(self._nvml.NVMLError, AttributeError):
+        done: list[tuple[float, float]] = []
+        if not self._take_turn():
+            return done
+        lowered = [handle for handle, *_ in self._limits]  # a device that refused to restore its limit
+        for handle in self._own_handles():
+            if handle in lowered:
+                continue
+            with contextlib.suppress(*self._refusals):
                 before = int(self._nvml.nvmlDeviceGetPowerManagementLimit(handle))
                 least = int(self._nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[0])
                 after = max(least, int(before * share))
                 if after < before:
                     self._nvml.nvmlDeviceSetPowerManagementLimit(handle, after)
-                    self._limits.append((handle, before))
+                    self._limits.append((handle, before, after))
                     done.append((before / 1000, after / 1000))
+        if not self._limits:
+            self._end_turn()
         return done
 
-    def restore_power(self) -> None:
-        """Give each device the limit that it had."""
-        while self._limits:
-            handle, before = self._limits.pop()
-            with contextlib.suppress(self._nvml.NVMLError):
-                self._nvml.nvmlDeviceSetPowerManagementLimit(handle, before)
+    def restore_power(self) -> list[tuple[float, float]]:
+        """Give each device the limit that it had, unless another program has changed the limit meanwhile.
+
+        Return the watts that each refusing device should have, and has. The next call tries these again.
+        """
+        kept = []
+        for handle, before, after in self._limits:
+            try:
+                if int(self._nvml.nvmlDeviceGetPowerManagementLimit(handle)) == after:
+                    self._nvml.nvmlDeviceSetPowerManagementLimit(handle, before)
+            except self._refusals:
+                kept.append((handle, before, after))
+        self._limits = kept
+        if not kept:
+            self._end_turn()
+        return [(before / 1000, after / 1000) for _, before, after in kept]
+
+    @property
+    def _refusals(self) -> tuple[type[Exception], ...]:
+        return (self._nvml.NVMLError, AttributeError)
+
+    def _own_handles(self) -> list[Any]:
+        """Return the devices that ``CUDA_VISIBLE_DEVICES`` leaves to this job: another job may use the others."""
+        names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        if not names:
+            return self._handles
+        if all(name.isdecimal() for name in names):
+            return [handle for index, handle in enumerate(self._handles) if str(index) in names]
+        handles = []
+        for handle in self._handles:
+            with contextlib.suppress(*self._refusals):
+                uuid = self._nvml.nvmlDeviceGetUUID(handle)
+                uuid = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+                handles += [handle] if any(uuid.startswith(name) for name in names) else []
+        return handles
+
+    def _take_turn(self) -> bool:
+        """Take this machine's lock for power limits. Return whether this process has it. The kernel releases it at the process's end."""
+        if self._turn >= 0:
+            return True
+        try:
+            descriptor = os.open(own_memory.memory() / TURN, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return False
+        self._turn = descriptor
+        return True
+
+    def _end_turn(self) -> None:
+        if self._turn >= 0:
+            os.close(self._turn)
+            self._turn = -1
 
     def _read_accelerator(self, handle: Any) -> Accelerator:
         nvml = self._nvml
@@ -90,7 +159,7 @@ class Nvml:
     def _number(self, ask: Callable[[], Any]) -> float:
         try:
             return float(ask())
-        except (self._nvml.NVMLError, AttributeError):  # this device does not support it, or is gone
+        except self._refusals:  # this device does not support it, or is gone
             return float("nan")
 
     def _listen(self) -> None:
@@ -116,13 +185,29 @@ class Nvml:
 
 
 def find_nvml() -> Nvml | None:
-    """Return this node's accelerators; None without a library, a driver or a device."""
+    """Return this node's accelerators; None without a library, a driver or a device, or if the driver does not answer.
+
+    The driver is asked in a thread: that of a dead device may never answer, and the job must start all the same.
+    """
+    answers: queue.SimpleQueue[Nvml | None] = queue.SimpleQueue()
+    if not start(threading.Thread(target=lambda: answers.put(_open()), name="relight-find-nvml", daemon=True)):
+        return None
+    try:
+        return answers.get(timeout=FIND_S)
+    except queue.Empty:
+        why = f"the driver has not answered for {FIND_S:.0f} s"
+        emit("prediction.detector_disabled", f"accelerators are not sampled: {why}", detector="accelerators", why=why)
+        return None
+
+
+def _open() -> Nvml | None:
     try:
         library = import_module("pynvml")
-    except ImportError:
+        refusal = library.NVMLError
+    except (ImportError, AttributeError, OSError):  # another package may have that name
         return None
     try:
         library.nvmlInit()
         return Nvml(library) if library.nvmlDeviceGetCount() else None
-    except library.NVMLError:
+    except (refusal, AttributeError, OSError):
         return None

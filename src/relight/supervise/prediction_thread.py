@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from relight.comm.new_threads import start
 from relight.errors import ConfigError, RelightError
 from relight.heartbeat import Heartbeat
 from relight.heartbeat.ease import SHARE_MAX
@@ -24,6 +25,8 @@ EVERY_S = 1.0
 FREQUENT_INTERVAL_S = 60.0
 """Seconds between two saves while saves are made more often."""
 FREQUENT_FOR_S = 600.0
+CLOSE_S = 2.0
+"""Seconds to wait for the thread at the end, and then for a driver that must restore power limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +76,12 @@ class PredictionThread:
         self._over = threading.Event()
         self._steps: dict[int, Heartbeat] = {}
         self._step_s: dict[int, float] = {}
+        self._paused_s = 0.0
+        """Seconds that ranks of this node have paused."""
+        self._unheeded: list[Alarm] = []
+        """Alarms for which a load reduction was requested that has no effect yet."""
         self._thread = threading.Thread(target=self._run, name="relight-predict", daemon=True)
-        if settings.predict:
-            self._thread.start()
+        self._runs = settings.predict and start(self._thread)
 
     def failed(self, kind: str, cause: str) -> None:
         """Record that an incarnation failed, so that alarms before it count as correct."""
@@ -84,12 +90,27 @@ class PredictionThread:
     def close(self) -> None:
         """End the thread. The recorded samples are written first."""
         self._over.set()
-        if self._settings.predict:
-            self._thread.join(2 * EVERY_S)
+        if not self._runs:
+            return
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive() and self._load.is_reduced:  # it waits for a driver; another device may still answer
+            last = threading.Thread(target=self._load.close, name="relight-load", daemon=True)
+            if start(last):
+                last.join(CLOSE_S)
+            if last.is_alive():
+                text = "the driver of an accelerator does not answer: power limits that were lowered may stay lowered"
+                emit("run.load", text, kind="heat", action="kept", reading_before=None, reading_after=None)
 
     # -- inside
 
     def _run(self) -> None:
+        try:
+            self._predict()
+        except Exception as error:  # noqa: BLE001 - a driver's library may raise anything, and a thread's error reaches no process
+            why = f"{type(error).__name__}: {error}"
+            emit("prediction.detector_disabled", f"this node is no longer sampled: {why}", detector="all", why=why)
+
+    def _predict(self) -> None:
         while not (beats := self._ready()):
             if self._over.wait(EVERY_S):
                 return
@@ -118,10 +139,15 @@ class PredictionThread:
             for alarm in foresight.sample(sample):
                 averts = self._act(alarm)
                 if alarm.action == "reduce load":
-                    averts = self._load.reduce(alarm, sample)
-                if averts:
+                    self._unheeded += [alarm] if self._load.reduce(alarm, sample) else []
+                elif averts:
                     foresight.discard_alarm(alarm)
-            self._load.update(sample)
+            self._load.update(sample, self._paused_s)
+            if self._load.has_effect:  # a rank pauses at the end of its step only, or never
+                for alarm in self._unheeded:
+                    foresight.discard_alarm(alarm)
+            if self._load.has_effect or not self._load.is_reduced:
+                self._unheeded = []
 
     def _ready(self) -> Seen:
         beats = self._seen()
@@ -131,8 +157,11 @@ class PredictionThread:
         ranks = []
         for rank, (pid, beat) in sorted(self._seen().items()):
             before = self._steps.get(rank)
+            paused_s = beat.paused_s - (before.paused_s if before is not None and before.pid == beat.pid else 0.0)
+            self._paused_s += max(0.0, paused_s)
             if before is not None and before.pid == beat.pid and beat.steps > before.steps and before.steps:
-                self._step_s[rank] = (beat.step_at - before.step_at) / (beat.steps - before.steps)
+                # without the pauses: longer steps would raise an alarm about a slow link
+                self._step_s[rank] = (beat.step_at - before.step_at - paused_s) / (beat.steps - before.steps)
             elif before is None or before.pid != beat.pid:
                 self._step_s.pop(rank, None)
             self._steps[rank] = beat
