@@ -31,6 +31,7 @@ LATE_AFTER = 3.0
 """A run is late if its newest good checkpoint is older than this many usual intervals between saves, plus a minute."""
 IDLE_AFTER_S = 24 * 3600.0
 GAPS_MAX = 20
+"""Newest checkpoints from which to compute the usual interval between saves."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ VERIFYING_MAX = 2
 _verifying = threading.BoundedSemaphore(VERIFYING_MAX)
 _END_S = 5.0
 _OUTPUT_BYTES_MAX = 1 << 20
+"""Largest output of a child process that is read."""
 
 
 def wait_for(task: ServerTask, run: Run, seq: int, timeout_s: float) -> ActionOutcome:
