@@ -53,7 +53,7 @@ class TestSimulated(StoreSuite):
     def make(self, tmp_path: Path) -> ByteStore:
         return LocalStore("/store", disk=SimulatedDisk())
 
-    def test_no_room_is_said_before_anything_is_written(self, tmp_path: Path) -> None:
+    def test_no_room_is_reported_before_anything_is_written(self, tmp_path: Path) -> None:
         """The simulated disk has room for everything."""
 
 

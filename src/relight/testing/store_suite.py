@@ -343,7 +343,7 @@ class StoreSuite:
             put(store, f"file{_}", b"x")
         assert store.url
 
-    def test_no_room_is_said_before_anything_is_written(self, tmp_path: Path) -> None:
+    def test_no_room_is_reported_before_anything_is_written(self, tmp_path: Path) -> None:
         """A writer for a file larger than any disk raises ``NoSpace`` (or ``StoreUnavailable``) at once, and leaves no name."""
         store = self.make(tmp_path)
         if store.free_bytes() is None:
