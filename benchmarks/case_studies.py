@@ -48,7 +48,7 @@ def saved(folder: Path, warm: int, apart: int, count: int, small: bool) -> Path:
     return folder / "run"
 
 
-def told(*arguments: str) -> Any:
+def output_of(*arguments: str) -> Any:
     """Run a command and return its output of --json."""
     command = child_command("relight", *arguments)
     return json.loads(subprocess.run(command, env=child_environment(), stdout=subprocess.PIPE, check=True).stdout)
@@ -106,11 +106,11 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a GPT of 2 million parameters instead of 10")
     parser.add_argument("--out", type=Path, default=RESULTS / "case-studies.json")
     options = parser.parse_args()
-    whole = told(*PLAN)
+    whole = output_of(*PLAN)
     if options.train:
         with tempfile.TemporaryDirectory() as top:
             run = saved(Path(top), options.warm, options.apart, options.count, options.small)
-            stored = told(*PLAN, "--stored", str(run))["known"]["stored"]
+            stored = output_of(*PLAN, "--stored", str(run))["known"]["stored"]
     else:
         stored = {"value": measured_before(options.apart), "source": f"measured: mixed-S.json, {options.apart} steps apart"}
     report: dict[str, Any] = {"machine": describe(Path(tempfile.gettempdir())), "seeds": options.seeds, "targets": TARGETS, "cases": {}}
@@ -119,7 +119,9 @@ def main() -> None:
         "price_a_month": [whole["month"]["storage"], whole["month"]["storage"] * stored["value"]],
     }  # fmt: skip
     for name, scenario in CASES.items():
-        sides = {side: told("simulate", f"{scenario}-{side}", "--seeds", str(options.seeds), "--json")[0] for side in ("before", "after")}
+        sides = {
+            side: output_of("simulate", f"{scenario}-{side}", "--seeds", str(options.seeds), "--json")[0] for side in ("before", "after")
+        }
         report["cases"][name] = {side: summary(policies_of_side) for side, policies_of_side in sides.items()}
         for side, policies in report["cases"][name].items():
             for policy, outcome in policies.items():

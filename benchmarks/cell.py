@@ -35,7 +35,7 @@ from benchmarks.watch import MARK, Processes, own_status
 from benchmarks.workloads import Workload, build
 
 clock = time.perf_counter
-AT_WORK, LOOK_BACK_S = 0.01, 2.0
+AT_WORK, WINDOW_S = 0.01, 2.0
 """Share of a core, and seconds. Helpers that took more than this share in these last seconds are still busy with the
 save, and steps count as steps during the save until then."""
 WARM_UP = 2
@@ -50,11 +50,11 @@ class Parent:
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
 
-    def tell(self, **line: Any) -> None:
+    def send(self, **line: Any) -> None:
         print(json.dumps(line), file=self._out, flush=True)
 
     def ask(self, question: str) -> Any:
-        self.tell(ask=question)
+        self.send(ask=question)
         return json.loads(sys.stdin.readline())
 
 
@@ -203,7 +203,7 @@ class Cell:
 def busy(spent: list[tuple[float, float]]) -> bool:
     """Return whether helpers still work. ``spent``: moments, and the helpers' processor time until each."""
     now, total = spent[-1]
-    before = [(time_s, had) for time_s, had in spent if now - time_s >= LOOK_BACK_S]
+    before = [(time_s, had) for time_s, had in spent if now - time_s >= WINDOW_S]
     return not before or total - before[-1][1] > AT_WORK * (now - before[-1][0])
 
 
@@ -231,20 +231,20 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # some rivals hold a descriptor a tensor
     try:
         if options.rival == floors.NAME:
-            parent.tell(figures=floors.measure(options.folder, options.workload), version="")
+            parent.send(figures=floors.measure(options.folder, options.workload), version="")
             return
         rival = make(options.rival)
         reason = rival.why_not()
         if reason is not None:
-            parent.tell(why_not=reason)
+            parent.send(why_not=reason)
             return
         cell = Cell(rival, build(options.workload, options.seed), options.folder, parent)
-        parent.tell(figures=cell.run(), version=rival.version(), how=rival.how)
+        parent.send(figures=cell.run(), version=rival.version(), how=rival.how)
     except ImportError as error:
-        parent.tell(why_not=f"cannot be imported: {error}")
+        parent.send(why_not=f"cannot be imported: {error}")
     except Exception as error:
         traceback.print_exc()
-        parent.tell(error=f"{type(error).__name__}: {error}".splitlines()[0][:300])
+        parent.send(error=f"{type(error).__name__}: {error}".splitlines()[0][:300])
 
 
 if __name__ == "__main__":

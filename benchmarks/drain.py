@@ -82,7 +82,7 @@ def ours_get(url: str) -> None:
         read_tensors(opened, part, {index: Bytes(bytearray(tensor.length)) for index, tensor in enumerate(part.tensors)})
 
 
-def steps_beside(folder: Path, megabytes: int, bytes_per_second: float | None, seed: int) -> dict[str, float]:
+def steps_during_drain(folder: Path, megabytes: int, bytes_per_second: float | None, seed: int) -> dict[str, float]:
     """Return the median step of training on all cores, alone and while another process drains to the same disk."""
     import torch
 
@@ -152,7 +152,7 @@ def main() -> None:
                 print(json.dumps(report["rounds"][-1]), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    report["steps"] = [steps_beside(options.dir, options.megabytes, 50e6, seed) for seed in range(options.rounds)]
+    report["steps"] = [steps_during_drain(options.dir, options.megabytes, 50e6, seed) for seed in range(options.rounds)]
     report["step beside a drain of 50 MB/s / alone"] = statistics.median(steps["beside"] / steps["alone"] for steps in report["steps"])
     print(json.dumps(report["steps"]), report["step beside a drain of 50 MB/s / alone"])
     rounds = report["rounds"]

@@ -129,7 +129,7 @@ def one_coding(nursery: Nursery, agents: int, data: int, parity: int, size: int,
     try:
         town.all("fill", "c1", seq, [])
         for agent in town.agents:
-            agent.tell("fill", "c1", seq, agent.sizes)
+            agent.call("fill", "c1", seq, agent.sizes)
         busy = sum(town.all("cpu"))
 
         def protect() -> None:

@@ -198,8 +198,8 @@ def timed(world: int, folder: Path, rounds: int, way: str = "processes") -> dict
     """
     own_s, all_s = [], []
     for _ in range(rounds):
-        own_s.append(_behind_the_part(1, folder, way))
-        all_s.append(_behind_the_part(world, folder, way))
+        own_s.append(_after_the_part(1, folder, way))
+        all_s.append(_after_the_part(world, folder, way))
     own, many = statistics.median(own_s), statistics.median(all_s)
     bound = 0.005 + 0.001 * math.log2(world)
     return {
@@ -216,8 +216,8 @@ class _Seen:
         self.done: float | None = None
         self._world = world
 
-    def told(self, key: str, now: float) -> None:
-        """A name was made."""
+    def name_created(self, key: str, now: float) -> None:
+        """Record the time if the new name is a ready file, a part or a record."""
         name = key.rpartition("/")[2]
         if f"/{LOG_DIR}/" in key:
             self.done = now
@@ -225,12 +225,12 @@ class _Seen:
             self.ready = now
 
 
-def _behind_the_part(world: int, folder: Path, way: str) -> float:
+def _after_the_part(world: int, folder: Path, way: str) -> float:
     with tempfile.TemporaryDirectory(dir=folder) as root:
         own = Attempt.begin(LocalStore(root), "run").place
         if way == "threads":
             seen = [_Seen(world) for _ in range(world)]
-            _save_as_threads(own, [CountingStore(LocalStore(root), on_create=rank_seen.told) for rank_seen in seen], world)
+            _save_as_threads(own, [CountingStore(LocalStore(root), on_create=rank_seen.name_created) for rank_seen in seen], world)
             times = [(rank_seen.ready, rank_seen.done) for rank_seen in seen]
         else:
             times = _save_as_processes(own, root, world)
@@ -245,7 +245,7 @@ def _save_as_processes(own: CommitTarget, root: str, world: int) -> list[tuple[f
     def rank(number: int) -> None:
         seen = _Seen(world)
         try:
-            _save_as(number, world, own, CountingStore(LocalStore(root), on_create=seen.told), together.wait)
+            _save_as(number, world, own, CountingStore(LocalStore(root), on_create=seen.name_created), together.wait)
             queue.put((seen.ready, seen.done))
         except BaseException as error:
             together.abort()

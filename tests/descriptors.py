@@ -25,7 +25,7 @@ Resource = TypeVar("Resource", Descriptor, threading.Thread)
 
 
 def open_descriptors(target: str = "") -> set[Descriptor]:
-    """Return the open descriptors whose target contains ``target``."""
+    """Return the open descriptors with a target that contains ``target``."""
     descriptors = set[Descriptor]()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile, as the listing's own descriptor is
@@ -44,7 +44,7 @@ def new_descriptors(before: Collection[Descriptor], but: Collection[int] = (), t
 
 
 def new_threads(before: Collection[threading.Thread], prefix: str = "", wait_s: float = 0.0) -> set[threading.Thread]:
-    """Return the threads whose names begin with ``prefix``, if they run now and were not in ``before``.
+    """Return the running threads with names that begin with ``prefix`` and that were not in ``before``.
 
     They have ``wait_s`` seconds to end.
     """

@@ -37,7 +37,7 @@ class Watched:
     """The secrets and the output of one test."""
 
     secrets: set[bytes] = field(default_factory=set)
-    said: list[str] = field(default_factory=list)
+    output: list[str] = field(default_factory=list)
     folder: Path | None = None
 
 
@@ -75,23 +75,23 @@ def noted_secrets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
     def failed(self: RelightError, *args: Any, **options: Any) -> None:
         fail(self, *args, **options)
-        watched.said.append(f"{self!r} {self}")
+        watched.output.append(f"{self!r} {self}")
 
     def started(self: subprocess.Popen[Any], args: Any, *more: Any, **options: Any) -> None:
-        watched.said.append(str(args))
+        watched.output.append(str(args))
         note_settings(options.get("env") or {})
         start(self, args, *more, **options)
 
     def communicated(self: subprocess.Popen[Any], *given: Any, **options: Any) -> tuple[Any, Any]:
         outputs = communicate(self, *given, **options)
-        watched.said += [text if isinstance(text, str) else text.decode(errors="replace") for text in outputs if text]
+        watched.output += [text if isinstance(text, str) else text.decode(errors="replace") for text in outputs if text]
         return outputs
 
     monkeypatch.setattr(Secret, "__init__", noted)
     monkeypatch.setattr(RelightError, "__init__", failed)
     monkeypatch.setattr(subprocess.Popen, "__init__", started)
     monkeypatch.setattr(subprocess.Popen, "communicate", communicated)
-    undo = subscribe(lambda event: watched.said.append(repr(event)))
+    undo = subscribe(lambda event: watched.output.append(repr(event)))
     yield
     undo()
     note_settings(os.environ)
@@ -104,7 +104,7 @@ def leaks(watched: Watched, printed: Iterable[tuple[str, str]]) -> list[str]:
     if not secrets:
         return []
     searched = set().union(*map(forms, secrets))
-    texts = {"errors, events and command lines": "\n".join(watched.said).encode(errors="replace")}
+    texts = {"errors, events and command lines": "\n".join(watched.output).encode(errors="replace")}
     texts |= {name: text.encode(errors="replace") for name, text in printed}
     places = [where for where, data in texts.items() if any(form in data for form in searched)]
     for path in files:

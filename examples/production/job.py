@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cloud import Cloud
+from expecting import Unexpected, wait_until
 from onlookers import Onlookers
-from said import Unexpected, wait_until
 
 from relight.comm.ports import free_port
 
@@ -181,7 +181,7 @@ class Job:
         new_file.rename(self.plant / "until")
         return until
 
-    def goes_on(self, what: str) -> None:
+    def continues_after(self, what: str) -> None:
         """Wait until three more steps were executed."""
         before = self.lines()
         wait_until(lambda: self.lines() >= before + 3, f"training continues after {what}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from said import Unexpected, expect, wait_until
+from expecting import Unexpected, expect, wait_until
 
 from relight.comm.ports import free_port
 
@@ -135,8 +135,8 @@ class Onlookers:
         expect(any((entry["who"], entry["what"]) == ("operator", "tag") for entry in entries), "an operator's tag is in the audit log")
         self.job.relight("audit", "verify", self.audit)
 
-    def told(self, word: str) -> None:
-        """An alert that has this word came."""
+    def wait_for_alert(self, word: str) -> None:
+        """Wait for an alert that contains ``word``."""
         wait_until(lambda: any(word in alert for alert in self.alerts), f"an alert of {word!r}; there came {self.alerts}")
         expect(True, f"an alert came: {next(alert for alert in self.alerts if word in alert)}")
 

@@ -18,13 +18,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from cloud import Cloud  # noqa: E402
+from expecting import Unexpected, expect  # noqa: E402
 from job import NODES, Job  # noqa: E402
 from report import write_report  # noqa: E402
-from said import Unexpected, expect  # noqa: E402
 from stages import STAGES, Stage, preempted  # noqa: E402
 
 DISK_MB = 256
-APART, BEHIND = 15, 30
+APART, END_AFTER = 15, 30
 """Steps from one trouble to the next at least, and after the last one."""
 BUSY = "the next save came before it was sent"
 """Reason of peers for a part that was not sent, on a machine that has too much to do."""
@@ -77,7 +77,7 @@ def day(folder: Path, seed: int, most: int, stages: list[Stage], layout: tuple[s
             print(f"seed {seed}, step {max(job.losses())}: {(stage.__doc__ or '').strip()}", flush=True)
             job.stages.append((stage.__name__, time.time(), max(job.losses())))
             stage(job, rng)
-        steps = job.ends_in(BEHIND)
+        steps = job.ends_in(END_AFTER)
         job.end(0, "the run with its troubles")
         for where in (str(job.hot), job.cold):
             job.relight("verify", where, fine=(0, 1) if preempted in stages else (0,))

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from expecting import expect, wait_until
 from job import EACH, NODES, Job
-from said import expect, wait_until
 
 Stage = Callable[[Job, random.Random], None]
 
@@ -38,7 +38,7 @@ def seen(job: Job, rng: random.Random) -> None:
     counted = {"class": "killed"}
     wait_until(lambda: (job.onlookers.number("relight_failures_total", **counted) or 0) == kills, f"{kills} kills in the count")
     expect(True, f"Prometheus counts {kills} kills, as there were")
-    job.onlookers.told("failures")
+    job.onlookers.wait_for_alert("failures")
 
 
 def killed(job: Job, rng: random.Random) -> None:
@@ -48,7 +48,7 @@ def killed(job: Job, rng: random.Random) -> None:
     since = time.time()
     os.kill(job.ranks()[rng.randrange(NODES * EACH)], signal.SIGKILL)
     came(job, "killed", before)
-    job.goes_on("a kill")
+    job.continues_after("a kill")
     expect(job.agents() == agents, f"the agents of {' and '.join(sorted(agents))} have outlived it")
     expect(len(job.events("peers.failed", "peers.unreachable")) == left_out, "and each still holds the other's last save")
     sources = {event["source"] for event in job.events("restore.done") if event["time"] > since}
@@ -59,7 +59,7 @@ def outage(job: Job, rng: random.Random) -> None:
     """The object store does not answer for a while: training and near saves continue, and the copies are made later."""
     job.cloud.pause()
     try:
-        job.goes_on("an outage of the object store")
+        job.continues_after("an outage of the object store")
         job.saves_again(str(job.hot))
         time.sleep(rng.uniform(0, 3))
         newest = job.newest(str(job.hot))
@@ -75,7 +75,7 @@ def hang(job: Job, rng: random.Random) -> None:
     before = len(job.incidents())
     os.kill(job.ranks()[rng.randrange(NODES * EACH)], signal.SIGSTOP)
     came(job, "hang", before)
-    job.goes_on("a hang")
+    job.continues_after("a hang")
 
 
 def greedy(job: Job, rng: random.Random) -> None:
@@ -83,7 +83,7 @@ def greedy(job: Job, rng: random.Random) -> None:
     before = len(job.incidents())
     (job.plant / f"greedy-{rng.randrange(NODES * EACH)}").touch()
     came(job, "memory", before)
-    job.goes_on("a want of memory")
+    job.continues_after("a lack of memory")
 
 
 def poisoned(job: Job, rng: random.Random) -> None:
@@ -116,7 +116,7 @@ def full(job: Job, rng: random.Random) -> None:
 
     try:
         wait_until(waiting, "a save that finds no room, and training that continues")
-        job.goes_on("a save that found no room")
+        job.continues_after("a save without free room")
         (step,) = waiting()[:1] or [-1]
         expect(step >= 0, f"the save of step {step} waits while the disk is full, and training continues")
     finally:
@@ -156,7 +156,7 @@ def preempted(job: Job, rng: random.Random) -> None:
     expect(newest == last, f"the last step, {last}, was stored before the end")
     damage(job, newest, rng)
     job.start()
-    job.goes_on("a preemption and a damaged checkpoint")
+    job.continues_after("a preemption and a damaged checkpoint")
 
 
 def damage(job: Job, step: int, rng: random.Random) -> None:
@@ -197,7 +197,7 @@ def doubled(job: Job, rng: random.Random) -> None:
     job.end(1, "the supervisors that were there first", first)
     logs = "".join((job.folder / f"node{node}.log").read_text(errors="replace") for node in range(NODES))
     expect("another attempt has taken this run over" in logs, "the first supervisors report that another attempt has taken the run over")
-    job.goes_on("two supervisors on one run")
+    job.continues_after("two supervisors on one run")
     expect(len(job.ranks()) == NODES * EACH, "one group of ranks trains")
 
 

@@ -28,8 +28,8 @@ PACK = "pack-00000-000.safetensors"
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store whose run ``demo`` has four checkpoints. One byte in the third one's pack is wrong, which its metadata
-    and sizes do not show."""
+    """Return a store with a run ``demo`` of four checkpoints. The third one's pack has a wrong byte, which metadata and
+    sizes do not show."""
     fill(tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     flip(directory(tmp_path / "runs", 2) / PACK)

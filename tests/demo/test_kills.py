@@ -45,7 +45,7 @@ def test_plan_is_a_function_of_the_seed() -> None:
 
 
 def test_next_save() -> None:
-    """A save follows each step whose number plus one is a multiple of the interval."""
+    """A save follows each step with a number, plus one, that is a multiple of the interval."""
     assert [next_save(step, 5) for step in (0, 3, 4, 5)] == [4, 4, 4, 9]
 
 
@@ -81,7 +81,7 @@ def test_a_miss_is_tried_again_at_a_later_save() -> None:
     assert not aim.due(Scene(last=100, save="x"), 1.0)
 
 
-def test_a_kill_whose_step_has_passed_is_postponed() -> None:
+def test_a_kill_for_a_past_step_is_postponed() -> None:
     """If an attempt took longer than planned, the next kill waits until steps are done."""
     aim = Aim([PlannedKill(4, True, 0.0), PlannedKill(6, False, 0.0)], 5)
     aim.fired(9, inside_save=True)

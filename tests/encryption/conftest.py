@@ -11,12 +11,12 @@ from relight.keys import Keychain, write_key_file
 
 @pytest.fixture
 def key_file(tmp_path: Path) -> str:
-    """The spec of a fresh key."""
+    """Return the spec of a new key."""
     write_key_file(str(tmp_path / "the.key"))
     return f"file:{tmp_path / 'the.key'}"
 
 
 @pytest.fixture
 def keychain(key_file: str) -> Keychain:
-    """The same, resolved."""
+    """Return the key chain of ``key_file``."""
     return Keychain.from_specs(key_file)

@@ -1,7 +1,9 @@
-"""``make nonces``: encrypted saves, many of them killed somewhere, by attempts that follow each other, forked and not; every pair of key and nonce that was ever used is
-written into a ledger, and none may be there twice.
+"""``make nonces``:
 
-The ledger sees what the cipher is handed, in ``FileCipher``, in each process; that of a fork comes back by a pipe.
+make encrypted saves in consecutive attempts, forked and not, many of them killed. Every used pair of key and nonce is
+recorded in a ledger, and no pair may be there twice.
+
+The ledger records the arguments of the cipher, in ``FileCipher``, in each process. A fork sends its part by a pipe.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ FORKS_EVERY = 50
 
 
 class Ledger:
-    """Every pair of key and nonce, as the library is handed them."""
+    """Every pair of key and nonce that the library receives."""
 
     def __init__(self) -> None:
         self.pairs: Counter[tuple[bytes, bytes]] = Counter()
@@ -45,14 +47,14 @@ class Ledger:
             class Watched:
                 decrypt, decrypt_into = aes.decrypt, aes.decrypt_into
 
-                def encrypt(self, nonce: bytes, data: bytes, said: bytes) -> bytes:
+                def encrypt(self, nonce: bytes, data: bytes, associated: bytes) -> bytes:
                     pairs[key, bytes(nonce)] += 1
-                    encrypted: bytes = aes.encrypt(nonce, data, said)
+                    encrypted: bytes = aes.encrypt(nonce, data, associated)
                     return encrypted
 
-                def encrypt_into(self, nonce: bytes, data: memoryview, said: bytes, into: memoryview) -> Any:
+                def encrypt_into(self, nonce: bytes, data: memoryview, associated: bytes, into: memoryview) -> Any:
                     pairs[key, bytes(nonce)] += 1
-                    return aes.encrypt_into(nonce, data, said, into)
+                    return aes.encrypt_into(nonce, data, associated, into)
 
             return Watched()
 
@@ -66,7 +68,7 @@ def save(attempt: Attempt, step: int, size: int) -> None:
 
 
 def run(saves: int, seed: int, folder: Path) -> dict[str, Any]:
-    """What was done, and how many pairs came twice."""
+    """Return what was done, and how many pairs occurred twice."""
     write_key_file(str(folder / "key"))
     chain, draw, ledger = Keychain.from_specs(f"file:{folder / 'key'}"), random.Random(seed), Ledger()
     ledger.watch()
@@ -77,7 +79,7 @@ def run(saves: int, seed: int, folder: Path) -> dict[str, Any]:
         if len(beneath._files) > 400:
             beneath = MemoryStore()
             inner = Mortal(beneath)
-        store: ByteStore = EncryptedStore(inner, chain)  # a new process has its own data key; sometimes the same one goes on
+        store: ByteStore = EncryptedStore(inner, chain)  # a new process has its own data key; sometimes the same process continues
         attempts += 1
         try:
             attempt = Attempt.begin(store, "run")
@@ -105,7 +107,10 @@ def run(saves: int, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def _in_a_fork(attempt: Attempt, step: int, ledger: Ledger) -> None:
-    """The same attempt, its keys in memory, in a child that saves as well, and writes into the ledger what it used."""
+    """Continue the attempt in a child, with its keys in memory.
+
+    The child saves, too, and writes its pairs into the ledger.
+    """
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
@@ -124,7 +129,7 @@ def _in_a_fork(attempt: Attempt, step: int, ledger: Ledger) -> None:
 
 
 def main() -> int:
-    """Exit status 1 if any pair came twice."""
+    """Exit with status 1 if any pair occurred twice."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--saves", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -225,7 +225,9 @@ def test_a_reader_that_stays_moves_the_anchor_and_notices(lab: Lab, tmp_path: Pa
 
 @pytest.mark.parametrize("what", ["the log", "the run", "the store"])
 def test_a_run_that_vanished_is_refused(lab: Lab, what: str) -> None:
-    """Nothing left of a run that the anchor remembers is a roll-back to before its beginning, not a run that is absent."""
+    """If nothing is left of a run that the anchor remembers, that is a roll-back to before its beginning, and not a
+    missing run.
+    """
     gone = {"the log": lab.log(), "the run": lab.path / RUN, "the store": lab.path}[what]
     shutil.rmtree(gone)
     if what == "the store":
@@ -234,7 +236,7 @@ def test_a_run_that_vanished_is_refused(lab: Lab, what: str) -> None:
     assert what != "the store" or not (lab.path / "relight.json").exists()
 
 
-def test_a_reader_that_trusts_nobody_moves_no_signed_anchor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_without_trust_moves_no_signed_anchor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader without trust= cannot judge a signed log. Its read leaves the anchor unchanged for readers that can."""
     lab = Lab(tmp_path, True, monkeypatch)
     save(lab.open(), 1)
@@ -344,7 +346,7 @@ def test_a_writer_reports_records_that_its_anchor_does_not_follow(tmp_path: Path
         assert seen.count("anchor.failed") == 1, changed
 
 
-def test_an_append_does_not_fail_because_its_anchor_cannot_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_does_not_fail_if_its_anchor_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that was appended counts as appended, though a read for the anchor fails after it."""
     lab = Lab(tmp_path, False, monkeypatch)
     save(lab.open(anchor=""), 1)

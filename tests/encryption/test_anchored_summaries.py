@@ -1,4 +1,7 @@
-"""Summaries of logs that are signed, anchored or encrypted: what a summary stands for is bound as its records are."""
+"""Summaries of logs that are signed, anchored or encrypted:
+
+a summary has the guarantees of the records that it replaces.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,11 @@ class Place:
             self.options |= {"sign": f"ed25519:file:{path / 'sign'}", "trust": public}
 
     def open(self, **changed: Any) -> ByteStore:
-        """As a new process opens it."""
+        """Return the store as a new process opens it."""
         return open_bytes(self.path, guard=StoreSecurity.from_settings(**{**self.options, **changed}))
 
     def grow(self, records: int, **changed: Any) -> Log:
-        """Append so many NOTEs."""
+        """Append this many NOTEs."""
         log = Log(self.open(**changed), RUN)
         log.start()
         for _ in range(records):
@@ -44,13 +47,13 @@ class Place:
         return log
 
     def log(self) -> Path:
-        """The log's directory."""
+        """Return the log's directory."""
         return self.path / RUN / "log"
 
 
 @pytest.fixture(params=[False, True], ids=["unsigned", "signed"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """A log of 160 records and more, seen by its anchor."""
+    """Return a place with a log of 160 records and more, which its anchor has followed."""
     made = Place(tmp_path, request.param)
     made.grow(160)
     return made
@@ -70,7 +73,7 @@ def test_an_anchored_log_is_read_from_its_summary(place: Place) -> None:
 
 @pytest.mark.parametrize("last", [159, 130, 60])
 def test_a_log_that_was_rolled_back_is_refused(place: Place, last: int) -> None:
-    """Also if a summary stands for all that is left."""
+    """It is refused even if a summary replaces all remaining records."""
     for path in place.log().glob("*.json"):
         if int(path.stem) > last:
             path.unlink()
@@ -89,7 +92,7 @@ def test_records_that_a_writer_without_keys_appends_vouch_for_no_summary(place: 
 
 
 def test_a_signer_that_takes_unsigned_records_signs_for_no_reader_that_does_not(tmp_path: Path) -> None:
-    """Its summary may stand for records that the reader would not count."""
+    """Its summary may contain records that the reader would not count."""
     place = Place(tmp_path, True)
     place.grow(20, anchor="")
     place.grow(1, anchor="", sign="", trust=())
@@ -100,7 +103,7 @@ def test_a_signer_that_takes_unsigned_records_signs_for_no_reader_that_does_not(
 
 
 def test_an_encrypted_log_has_encrypted_summaries(tmp_path: Path) -> None:
-    """And readers begin at them."""
+    """Readers begin at the encrypted summaries."""
     place = Place(tmp_path, False)
     write_key_file(str(tmp_path / "key"))
     options = {"anchor": "", "encrypt": f"file:{tmp_path / 'key'}"}

@@ -39,7 +39,7 @@ def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def train(where: str | relight.Tiers, until: int, **options: object) -> tuple[list[float], int]:
-    """Losses of the steps that were made, and where it began."""
+    """Train. Return the losses of the steps, and the first step."""
     model, optimizer = parts()
     losses: list[float] = []
     with relight.Checkpointer(
@@ -58,7 +58,7 @@ def train(where: str | relight.Tiers, until: int, **options: object) -> tuple[li
 
 
 def secrets_of(key_file: str) -> list[bytes]:
-    """What may be nowhere: of the state, of what was told, of the key in each form it has."""
+    """Return the bytes that must not be in any file: of the state, of the metadata, and of the key in each encoding."""
     text = Path(key_file.removeprefix("file:")).read_text().strip().removeprefix(HEAD)
     key = base64.b64decode(text)
     value = torch.full((4,), VALUE).numpy().tobytes()
@@ -70,14 +70,16 @@ def found_in(data: bytes, secrets: list[bytes]) -> list[bytes]:
 
 
 def files_with(folder: Path, secrets: list[bytes]) -> list[str]:
-    """Files below it in which one of them is found."""
+    """Return the files below the folder that contain one of the secrets."""
     return [str(path) for path in folder.rglob("*") if path.is_file() and found_in(path.read_bytes(), secrets)]
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["trainer", "agent"])
 def test_a_run_in_two_tiers(tmp_path: Path, key_file: str, background: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """It resumes to the bit, from either tier; nothing of it lies anywhere in the clear, nor what opens it, in no file, event, log, list
-    of arguments or environment of a process."""
+    """The run resumes to the bit, from either tier.
+
+    No plaintext and no key is in any file, event, log, or list of arguments or environment of a process.
+    """
     straight, _ = train(str(tmp_path / "plain" / "run"), 8, background=False)
     near, far = tmp_path / "near", tmp_path / "far"
     tiers = relight.Tiers(hot=relight.tier(str(near / "run")), cold=relight.tier(str(far / "run")))
@@ -86,7 +88,7 @@ def test_a_run_in_two_tiers(tmp_path: Path, key_file: str, background: bool, cap
     messages: list[str] = []
     watched = {"agent": 0, "drain": 0}
 
-    def look() -> None:
+    def poll_children() -> None:
         for child in psutil.Process().children(recursive=True):
             try:
                 messages.append(f"{child.cmdline()} {child.environ()}")
@@ -108,9 +110,9 @@ def test_a_run_in_two_tiers(tmp_path: Path, key_file: str, background: bool, cap
             optimizer.step()
             losses.append(float(loss.detach()))
             ckpt.step(step, loss=losses[-1])
-            look()
+            poll_children()
         ckpt.save(3, metrics={"loss": losses[-1]}).wait(60, until="drained")
-        look()
+        poll_children()
     more, start = train(tiers, 6, encrypt=key_file, background=background, limits=relight.Limits(when_busy="queue"))
     assert start == 4
     secrets = secrets_of(key_file)
@@ -131,14 +133,14 @@ def test_a_run_in_two_tiers(tmp_path: Path, key_file: str, background: bool, cap
 
 
 def is_agent(one: psutil.Process) -> bool:
-    """Other tests' processes may be about to go."""
+    """Return whether the process is an agent. Other tests' processes may be ending."""
     with contextlib.suppress(psutil.Error):
         return "relight.agent.server" in one.cmdline()
     return False
 
 
-def test_an_agent_that_holds_keys_shows_its_memory_to_nobody(tmp_path: Path, key_file: str) -> None:
-    """It leaves no core dump, and is not dumpable."""
+def test_no_process_can_read_the_memory_of_an_agent_with_keys(tmp_path: Path, key_file: str) -> None:
+    """The agent leaves no core dump, and is not dumpable."""
     model, optimizer = parts()
     with relight.Checkpointer(
         str(tmp_path / "s" / "run"), model=model, optimizer=optimizer, save=relight.every(steps=1), background=True, encrypt=key_file
@@ -149,11 +151,11 @@ def test_an_agent_that_holds_keys_shows_its_memory_to_nobody(tmp_path: Path, key
         assert agents
         assert agents[0].rlimit(psutil.RLIMIT_CORE)[0] in (0, 1)
         owner = os.stat(f"/proc/{agents[0].pid}/environ").st_uid
-        assert owner == 0, "what is not dumpable is the superuser's to look at"
+        assert owner == 0, "only root may read a process that is not dumpable"
 
 
 def test_save_load_and_open(tmp_path: Path, key_file: str) -> None:
-    """Without a loop, by a spec, and by ``RELIGHT_KEY``."""
+    """``save``, ``load`` and ``open`` work without a loop, with a spec, and with ``RELIGHT_KEY``."""
     relight.save(tmp_path / "run", {"x": torch.arange(1000.0), "y": MARKER}, step=1, encrypt=key_file)
     assert relight.load(tmp_path / "run", encrypt=key_file)["y"] == MARKER
     store = relight.open(tmp_path / "run", encrypt=key_file)
@@ -183,7 +185,7 @@ def test_ranks(tmp_path: Path, key_file: str) -> None:
 
 
 def test_smaller_saves_are_encrypted_too(tmp_path: Path, key_file: str) -> None:
-    """Chunks that are shared and coded, under ``compact=``: restored to the bit, retired safely."""
+    """Chunks that are shared and coded, under ``compact=``, are restored to the bit and retired safely."""
     options = {
         "encrypt": key_file, "compact": relight.Compact(codecs="always", full_every=4), "keep": relight.keep(last=2), "background": False,
         "frozen": torch.arange(500_000.0),

@@ -22,7 +22,7 @@ from relight.testing.store_suite import StoreSuite, read_all, refuses, write_all
 
 
 def fresh_key(folder: Path, name: str = "a.key") -> Keychain:
-    """A new key in a new file."""
+    """Return a new key in a new file."""
     folder.mkdir(parents=True, exist_ok=True)
     write_key_file(str(folder / name))
     return Keychain.from_specs(f"file:{folder / name}")
@@ -32,37 +32,37 @@ OWN = frozenset({"relight.json", ".keys"})
 
 
 class TestOnDisk(StoreSuite):
-    """Over a directory."""
+    """An encrypted store over a directory."""
 
     own = OWN
 
     def make(self, tmp_path: Path) -> EncryptedStore:
-        """Encrypted, with a key beside it."""
+        """Return an encrypted store, with a key next to it."""
         store = EncryptedStore(LocalStore(tmp_path / "store"), fresh_key(tmp_path / "keys"))
         require_store(store)
         return store
 
 
 class TestInMemory(StoreSuite):
-    """Over memory."""
+    """An encrypted store over memory."""
 
     own = OWN
     across_processes = False
 
     def make(self, tmp_path: Path) -> EncryptedStore:
-        """Encrypted, with a key beside it."""
+        """Return an encrypted store, with a key next to it."""
         store = EncryptedStore(MemoryStore(), fresh_key(tmp_path / "keys"))
         require_store(store)
         return store
 
 
 class TestStriped(StoreSuite):
-    """Over two directories."""
+    """An encrypted store over two directories."""
 
     own = OWN | {"stripe.json"}
 
     def make(self, tmp_path: Path) -> EncryptedStore:
-        """Encrypted, with a key beside it."""
+        """Return an encrypted store, with a key next to it."""
         store = EncryptedStore(StripedStore([tmp_path / "a", tmp_path / "b"]), fresh_key(tmp_path / "keys"))
         require_store(store)
         return store
@@ -70,7 +70,7 @@ class TestStriped(StoreSuite):
 
 @pytest.fixture
 def store(tmp_path: Path, keychain: Keychain) -> EncryptedStore:
-    """Over memory, so that what lies beneath can be looked at and changed."""
+    """Return an encrypted store over memory, so that tests can read and change the underlying files."""
     encrypted = EncryptedStore(MemoryStore(), keychain)
     require_store(encrypted)
     return encrypted
@@ -119,7 +119,7 @@ def test_what_is_written_is_read(store: EncryptedStore, size: int) -> None:
 
 
 def test_ranges_are_read_past_the_page_cache(tmp_path: Path, keychain: Keychain) -> None:
-    """``fetch`` gives what ``read_into`` gives, wherever the range begins and ends."""
+    """``fetch`` returns what ``read_into`` reads, wherever the range begins and ends."""
     store = EncryptedStore(LocalStore(tmp_path / "s"), keychain)
     require_store(store)
     data = random.Random(1).randbytes(9 * PAGE_BYTES + 77)
@@ -145,7 +145,7 @@ def test_ranges_are_read_past_the_page_cache(tmp_path: Path, keychain: Keychain)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_pieces_in_any_order(store: EncryptedStore, data: st.DataObject) -> None:
-    """A file written in pieces of any length, in any order, perhaps shorter in the end than was announced, is the file."""
+    """A file with a gap is refused, and a page that is written twice: that would use a nonce twice."""
     size = data.draw(st.integers(1, 5 * PAGE_BYTES))
     body = random.Random(size).randbytes(size)
     cuts = sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=6))})
@@ -161,7 +161,7 @@ def test_any_pieces_in_any_order(store: EncryptedStore, data: st.DataObject) -> 
 
 
 def test_a_file_that_was_not_written_whole_is_not_finished(store: EncryptedStore) -> None:
-    """Neither with a gap, nor with a page written twice: that would use a nonce twice."""
+    """A file with a gap is refused, and a page that is written twice: that would use a nonce twice."""
     writer = store.write("a/gap", 4 * PAGE_BYTES)
     writer.write_at(2 * PAGE_BYTES, memoryview(bytes(PAGE_BYTES)))
     refuses(StoreUnavailable, writer.finish)
@@ -176,8 +176,11 @@ def test_a_file_that_was_not_written_whole_is_not_finished(store: EncryptedStore
     writer.abort()
 
 
-def test_what_the_store_refuses_is_said(tmp_path: Path, keychain: Keychain) -> None:
-    """An error of a write that was made in the background comes with the next one, or at the end; never does the file count as written."""
+def test_what_the_store_refuses_is_reported(tmp_path: Path, keychain: Keychain) -> None:
+    """An error of a write in the background is raised by the next write, or at the end.
+
+    The file never counts as written.
+    """
 
     class Full(MemoryStore):
         def write(self, key: str, size: int):  # type: ignore[no-untyped-def]
@@ -217,7 +220,7 @@ def _flipped(data: bytes | bytearray, at: int, bit: int) -> bytes:
 
 
 def test_every_byte_counts(store: EncryptedStore) -> None:
-    """One bit of any byte, of a small file's every one, and the file is refused, through ``get`` and through a reader."""
+    """If one bit of any byte is changed, the file is refused, by ``get`` and by a reader."""
     data = b"what was written" * 40
     store.put_once("run/log/1", data)
     whole = bytes(files(store)["run/log/1"])
@@ -235,7 +238,10 @@ def test_every_byte_counts(store: EncryptedStore) -> None:
 
 
 def test_every_page_is_where_it_was_written(store: EncryptedStore) -> None:
-    """A page in another's place, a page of another file, the tags exchanged, pages left out with an honest end: refused."""
+    """Refused:
+
+    a page in another page's place, a page of another file, exchanged tags, and removed pages with a valid end.
+    """
     size = 6 * PAGE_BYTES
     for key in ("run/a/pack", "run/b/pack"):
         write_all(store, key, random.Random(key).randbytes(size))
@@ -270,8 +276,8 @@ def test_every_page_is_where_it_was_written(store: EncryptedStore) -> None:
         assert error.where == "run/a/pack", what
 
 
-def test_a_file_is_of_use_only_where_it_was_written(tmp_path: Path, keychain: Keychain, store: EncryptedStore) -> None:
-    """Not under another name of its store, nor under its own in another store, though that has the same key."""
+def test_a_file_opens_only_where_it_was_written(tmp_path: Path, keychain: Keychain, store: EncryptedStore) -> None:
+    """A file is refused under another name, and under its own name in another store with the same key."""
     store.put_once("run/log/1", b"one")
     files(store)["run/log/2"] = files(store)["run/log/1"]
     refuses(CorruptCheckpoint, lambda: store.get("run/log/2", 99))
@@ -286,7 +292,7 @@ def test_a_file_is_of_use_only_where_it_was_written(tmp_path: Path, keychain: Ke
     refuses((CorruptCheckpoint, WrongKey), lambda: other.get("run/log/1", 99))
 
 
-def test_nothing_in_the_clear_is_taken(store: EncryptedStore) -> None:
+def test_plaintext_files_are_refused(store: EncryptedStore) -> None:
     """A file that was written without the key is refused, whatever its contents."""
     store.put_once("run/log/1", b"one")
     for forged in (b"plain", b"x" * 1000, MAGIC, b"y" * 300 + MAGIC):
@@ -305,7 +311,7 @@ def test_another_key_opens_nothing(tmp_path: Path, store: EncryptedStore) -> Non
     refuses(WrongKey, lambda: other.put_once("run/log/2", b"two"))
 
 
-def test_a_store_is_what_it_says_it_is(tmp_path: Path, keychain: Keychain) -> None:
+def test_a_store_is_encrypted_exactly_if_its_record_states_it(tmp_path: Path, keychain: Keychain) -> None:
     """An encrypted store cannot be opened without a key, nor a plain store with one.
 
     Either would not be what its user expects.
@@ -318,8 +324,8 @@ def test_a_store_is_what_it_says_it_is(tmp_path: Path, keychain: Keychain) -> No
     assert "rekey" in refuses(WrongKey, lambda: require_store(EncryptedStore(plain, keychain))).hint
 
 
-def test_what_lies_there_says_nothing(store: EncryptedStore) -> None:
-    """No run of bytes that was written is in any file beneath; equal files differ; so do equal writings of one name."""
+def test_underlying_files_reveal_nothing(store: EncryptedStore) -> None:
+    """No run of written bytes is in any underlying file. Equal files differ, and so do equal writes of one name."""
     marker = b"a secret of this training run"
     for key in ("run/a", "run/b"):
         put(store, key, marker * 10_000)

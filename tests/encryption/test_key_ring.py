@@ -35,20 +35,20 @@ DATA = random.Random(7).randbytes(300_000)
 
 @pytest.fixture
 def specs(tmp_path: Path) -> list[str]:
-    """Four keys."""
+    """Return the specs of four new keys."""
     for number in range(4):
         write_key_file(str(tmp_path / f"{number}.key"))
     return [f"file:{tmp_path / f'{number}.key'}" for number in range(4)]
 
 
 def save(store: ByteStore, step: int, run: str = "run") -> None:
-    """One checkpoint."""
+    """Save one checkpoint."""
     items = [Item("x", "uint8", (len(DATA),), "param", Bytes(DATA))]
     Attempt.begin(store, run).save(SaveRequest(SaveInfo(step=step), tree=encode_tree({}), items=items))
 
 
 def sound(inner: ByteStore, *specs: str) -> int:
-    """How many checkpoints these keys show, all of them whole; ``WrongKey`` if they open nothing."""
+    """Return how many checkpoints these keys open, all of them undamaged. Raise ``WrongKey`` if they open nothing."""
     store: ByteStore = EncryptedStore(inner, Keychain.from_specs(list(specs))) if specs else inner
     read_store(store)
     run = open_run(store, "run")
@@ -72,17 +72,17 @@ def encrypted(spec: str, mortal: bool = False) -> Any:
 
 
 def files_of(store: Any) -> dict[str, Any]:
-    """What is in memory, whatever is around it."""
+    """Return the files of the innermost store, which is in memory."""
     return getattr(store, "inner", store)._files  # type: ignore[no-any-return]
 
 
 def kek(spec: str) -> str:
-    """Its id."""
+    """Return the key's id."""
     return resolve(spec).kek
 
 
 def test_a_key_is_added(specs: list[str]) -> None:
-    """Then both open all of it; adding it again does nothing; a key that opens nothing adds none."""
+    """Then both keys open everything. Adding the key again does nothing. A key that opens nothing cannot add one."""
     inner = encrypted(specs[0])
     assert len(add(inner, Keychain.from_specs(specs[0]), resolve(specs[1]), "recovery").added) == 1
     assert sound(inner, specs[0]) == sound(inner, specs[1]) == 2
@@ -92,7 +92,7 @@ def test_a_key_is_added(specs: list[str]) -> None:
 
 
 def test_a_key_is_revoked(specs: list[str]) -> None:
-    """Then it opens nothing; the last that is at hand is not; that it was there stays known."""
+    """Then it opens nothing. The last available key cannot be revoked. A revoked key stays listed."""
     inner = encrypted(specs[0])
     refuses(ConfigError, lambda: revoke(inner, Keychain.from_specs(specs[0]), kek(specs[0])))
     add(inner, Keychain.from_specs(specs[0]), resolve(specs[1]), "recovery")
@@ -153,9 +153,12 @@ def test_rotation_killed_at_every_step(specs: list[str]) -> None:
     assert deaths >= 6
 
 
-def test_who_saves_while_keys_are_exchanged_goes_on(specs: list[str]) -> None:
-    """It knows what the store is encrypted with, which does not change: no key of its own opens it any more, and every save goes on. Once
-    the ring itself is another, it must not: what it would write, the leaked key could read."""
+def test_a_process_that_saves_during_a_rotation_continues(specs: list[str]) -> None:
+    """A process that saves during a rotation knows the ring key, which does not change.
+
+    So its saves continue, although its own key opens the store no longer. Once the ring key is replaced, its saves must
+    fail: the leaked key could read them.
+    """
     old, new = specs[:2]
     inner = encrypted(old)
     store = EncryptedStore(inner, Keychain.from_specs(old))
@@ -170,7 +173,7 @@ def test_who_saves_while_keys_are_exchanged_goes_on(specs: list[str]) -> None:
 
 
 @pytest.mark.parametrize("what", ["plain", "leaked", "revoked before"])
-def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> None:
+def test_re_encryption_killed_at_every_step(specs: list[str], what: str) -> None:
     """At each step, the old and the new key together open everything.
 
     A repetition resumes. After that no file is encrypted with the leaked key.
@@ -218,7 +221,7 @@ def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> No
     assert deaths > 12
 
 
-def test_only_what_a_leaked_key_could_open_is_written_anew(specs: list[str]) -> None:
+def test_only_what_a_leaked_key_could_open_is_written_again(specs: list[str]) -> None:
     """A key that was added later has a generation of its own. Files that are encrypted under it do not change."""
     first, second, third = specs[:3]
     inner = encrypted(first)
@@ -233,10 +236,10 @@ def test_only_what_a_leaked_key_could_open_is_written_anew(specs: list[str]) -> 
     assert all(not data or key in changed or key.startswith(KEYS_DIR) or key == "relight.json" for key, data in files_of(inner).items())
     assert sound(inner, second) == 3
     refuses(WrongKey, lambda: sound(inner, third))
-    refuses(CheckpointNotFound, lambda: rekey(inner, Keychain.from_specs(second), leaked="nobody"))
+    refuses(CheckpointNotFound, lambda: rekey(inner, Keychain.from_specs(second), leaked="no such key"))
 
 
-def test_a_process_that_goes_on_with_the_old_key_is_noticed(specs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_continues_with_the_old_key_is_noticed(specs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that a process writes during the re-encryption are found in a second pass.
 
     Later ones still open, and are found later.
@@ -262,7 +265,10 @@ def test_a_process_that_goes_on_with_the_old_key_is_noticed(specs: list[str], mo
 
 
 def test_ranks_that_begin_a_store_together_have_one_ring(specs: list[str]) -> None:
-    """However many open a new store at one moment: one of them makes the first slot, and all read what all wrote."""
+    """Many processes open a new store at the same moment:
+
+    one of them makes the first slot, and each reads what all wrote.
+    """
     for _ in range(10):
         inner = MemoryStore()
         stores = [EncryptedStore(inner, Keychain.from_specs(specs[0])) for _ in range(8)]
@@ -282,7 +288,7 @@ def test_ranks_that_begin_a_store_together_have_one_ring(specs: list[str]) -> No
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_a_slot_that_comes_between_two_looks(specs: list[str], at: int) -> None:
+def test_a_slot_that_appears_between_two_listings(specs: list[str], at: int) -> None:
     """Two processes create a store.
 
     One lists slots before the other has created one, and reads the directory after that: no key is wrong.
@@ -291,18 +297,18 @@ def test_a_slot_that_comes_between_two_looks(specs: list[str], at: int) -> None:
     keychain = Keychain.from_specs(specs[0])
 
     class Late(MemoryStore):
-        looks = 0
+        listings = 0
 
         def list(self, prefix: str) -> Iterator[Entry]:
             if prefix != KEYS_DIR:
                 return inner.list(prefix)
-            self.looks += 1
-            if self.looks == at:  # who looked before found nothing
+            self.listings += 1
+            if self.listings == at:  # earlier listings have no slot
                 EncryptedStore(inner, keychain).put_once("run/other", b"other")
             return iter([*inner.list(prefix)])
 
         def __getattribute__(self, name: str) -> Any:
-            return object.__getattribute__(self, name) if name in ("list", "looks", "__dict__") else getattr(inner, name)
+            return object.__getattribute__(self, name) if name in ("list", "listings", "__dict__") else getattr(inner, name)
 
     late = EncryptedStore(Late(), keychain)
     assert late.put_once("run/late", b"late")
@@ -315,7 +321,10 @@ def test_a_slot_that_comes_between_two_looks(specs: list[str], at: int) -> None:
 
 
 def test_slots_that_are_damaged_or_exchanged(specs: list[str]) -> None:
-    """A bit of a slot, and it opens nothing, or nothing wrong; another one still does. Slots of other stores are of no use."""
+    """If one bit of a slot is changed, the slot opens nothing, or nothing wrong; another slot still opens the store.
+
+    Slots of other stores open nothing.
+    """
     inner = encrypted(specs[0])
     name = next(key for key in files_of(inner) if key.startswith(KEYS_DIR))
     whole = bytes(files_of(inner)[name])
@@ -350,14 +359,17 @@ def test_on_a_disk(tmp_path: Path, specs: list[str]) -> None:
     refuses(WrongKey, lambda: sound(inner, specs[0]))
 
 
-def test_who_begins_to_save_before_all_is_encrypted_anew_does_not_commit_behind_it(specs: list[str]) -> None:
-    """An agent's first record is a COMMIT: its pack is written with what leaked, and nobody could open it any more. Nor does a rank say that
-    its part is ready. The next save is made with the new key."""
+def test_a_save_that_began_before_a_re_encryption_does_not_commit_after_it(specs: list[str]) -> None:
+    """An agent's first record is a COMMIT.
+
+    Its pack is encrypted with the leaked key, and no remaining key could open it, so the COMMIT is refused. A rank
+    cannot report that its part is ready either. The next save uses the new key.
+    """
     old, new = specs[:2]
     for last in ("record", "ready"):
         inner = encrypted(old)
         store = EncryptedStore(inner, Keychain.from_specs([old, new]))
-        put(store, "run/pack", b"of a save that is under way")
+        put(store, "run/pack", b"of a save that is in progress")
         rekey(inner, Keychain.from_specs([old, new]), leaked=kek(old), keep=Keychain.from_specs(new))
         if last == "record":
             refuses(WrongKey, lambda store=store: store.put_once("run/log/000000000009.json", b"COMMIT"))  # type: ignore[misc]

@@ -32,23 +32,25 @@ from relight.store.encrypted import EncryptedStore
 from relight.testing.store_suite import refuses
 
 RING = Secret(bytes(range(32)))
-SAID = b"whose slot it is"
+BOUND_TO = b"the slot of the key"
 
 
 def opens(provider: Provider, spec: str) -> None:
-    """What it wraps it unwraps, and so does another of the same spec; for nothing else, and nothing that was changed."""
-    wrapped, parameters = provider.wrap(RING, SAID)
+    """Check that the key unwraps what it wrapped, and so does another key of the same spec; but not for another slot,
+    and not after a change.
+    """
+    wrapped, parameters = provider.wrap(RING, BOUND_TO)
     again = resolve(spec)
-    assert again.unwrap(wrapped, parameters, SAID, "here").reveal() == RING.reveal()
+    assert again.unwrap(wrapped, parameters, BOUND_TO, "here").reveal() == RING.reveal()
     assert again.fits(provider.kind, provider.kek) and again.kek == provider.kek
     refuses(WrongKey, lambda: again.unwrap(wrapped, parameters, b"another's", "here"))
     changed = bytes([*wrapped[:-5], wrapped[-5] ^ 1, *wrapped[-4:]])
-    refuses(WrongKey, lambda: again.unwrap(changed, parameters, SAID, "here"))
+    refuses(WrongKey, lambda: again.unwrap(changed, parameters, BOUND_TO, "here"))
     assert RING.reveal() not in wrapped
 
 
 def test_a_key_in_a_file(tmp_path: Path) -> None:
-    """Made readable by its owner alone, never overwritten, refused if others may read it."""
+    """The file is readable by its owner only, never overwritten, and refused if other users may read it."""
     path = tmp_path / "a.key"
     write_key_file(str(path))
     assert path.stat().st_mode & 0o777 == 0o600
@@ -82,20 +84,20 @@ def test_texts_that_are_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Argon2id with a salt for each slot, from a variable or a file; what a slot asks for is bounded."""
+    """Argon2id with a salt for each slot, from a variable or a file. The cost that a slot requests is bounded."""
     monkeypatch.setenv("WORDS", "correct horse battery staple")
     words = resolve("passphrase:env:WORDS")
     opens(words, "passphrase:env:WORDS")
-    (wrapped, parameters), (other, _) = words.wrap(RING, SAID), words.wrap(RING, SAID)
+    (wrapped, parameters), (other, _) = words.wrap(RING, BOUND_TO), words.wrap(RING, BOUND_TO)
     assert wrapped != other
     (tmp_path / "words").write_text("correct horse battery staple\n")
     (tmp_path / "words").chmod(0o600)
     filed = resolve(f"passphrase:file:{tmp_path / 'words'}")
-    assert filed.fits(words.kind, words.kek) and filed.unwrap(wrapped, parameters, SAID, "").reveal() == RING.reveal()
+    assert filed.fits(words.kind, words.kek) and filed.unwrap(wrapped, parameters, BOUND_TO, "").reveal() == RING.reveal()
     assert isinstance(words, Passphrase)
-    refuses(WrongKey, lambda: Passphrase("x", Secret(b"another")).unwrap(wrapped, parameters, SAID, ""))
+    refuses(WrongKey, lambda: Passphrase("x", Secret(b"another")).unwrap(wrapped, parameters, BOUND_TO, ""))
     for wrong in ({"memory_kib": 1 << 30}, {"passes": 10**9}, {"lanes": 0}, {"kdf": "md5"}, {"salt": "!"}, {"salt": ""}, {"passes": "3"}):
-        refuses(WrongKey, lambda wrong=wrong: words.unwrap(wrapped, {**parameters, **wrong}, SAID, ""))  # type: ignore[misc]
+        refuses(WrongKey, lambda wrong=wrong: words.unwrap(wrapped, {**parameters, **wrong}, BOUND_TO, ""))  # type: ignore[misc]
     for spec in ("passphrase:correct horse", "passphrase:env:", "passphrase:env:NOT_SET"):
         refuses(ConfigError, lambda spec=spec: resolve(spec))  # type: ignore[misc]
 
@@ -112,17 +114,17 @@ def test_a_passphrase_without_argon2(monkeypatch: pytest.MonkeyPatch) -> None:
         raise UnsupportedAlgorithm("no Argon2id")
 
     words = Passphrase("x", Secret(b"correct horse battery staple"))
-    with_argon = words.wrap(RING, SAID)
+    with_argon = words.wrap(RING, BOUND_TO)
     with monkeypatch.context() as without:
         without.setattr(argon2, "Argon2id", refused)
-        wrapped, parameters = words.wrap(RING, SAID)
+        wrapped, parameters = words.wrap(RING, BOUND_TO)
         assert parameters["kdf"] == "scrypt" and parameters["n"] == 1 << 17
-        assert words.unwrap(wrapped, parameters, SAID, "").reveal() == RING.reveal()
-        assert "argon2id" in str(refuses(ConfigError, lambda: words.unwrap(*with_argon, SAID, "")))
-    assert words.unwrap(wrapped, parameters, SAID, "").reveal() == RING.reveal()
-    refuses(WrongKey, lambda: Passphrase("x", Secret(b"another")).unwrap(wrapped, parameters, SAID, ""))
+        assert words.unwrap(wrapped, parameters, BOUND_TO, "").reveal() == RING.reveal()
+        assert "argon2id" in str(refuses(ConfigError, lambda: words.unwrap(*with_argon, BOUND_TO, "")))
+    assert words.unwrap(wrapped, parameters, BOUND_TO, "").reveal() == RING.reveal()
+    refuses(WrongKey, lambda: Passphrase("x", Secret(b"another")).unwrap(wrapped, parameters, BOUND_TO, ""))
     for wrong in ({"n": 1 << 30}, {"n": (1 << 17) - 1}, {"n": 2}, {"r": 0}, {"p": 10**9}, {"p": True}, {"salt": ""}, {"salt": "!"}):
-        refuses(WrongKey, lambda wrong=wrong: words.unwrap(wrapped, {**parameters, **wrong}, SAID, ""))  # type: ignore[misc]
+        refuses(WrongKey, lambda wrong=wrong: words.unwrap(wrapped, {**parameters, **wrong}, BOUND_TO, ""))  # type: ignore[misc]
 
 
 def test_an_operating_systems_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +149,7 @@ def test_an_operating_systems_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_aws_kms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key never leaves the service; what it is for is bound as its encryption context."""
+    """The key never leaves the service. Its purpose is bound as its encryption context."""
     import boto3
     from moto import mock_aws
 
@@ -164,10 +166,10 @@ def test_aws_kms(monkeypatch: pytest.MonkeyPatch) -> None:
         other = f"kms:{client.create_key()['KeyMetadata']['KeyId']}"
         refuses(WrongKey, lambda: EncryptedStore(store.inner, Keychain.from_specs(other)).get("run/log/0", 99))
         gone = resolve("kms:00000000-0000-0000-0000-000000000000")
-        refuses(WrongKey, lambda: gone.wrap(RING, SAID))
+        refuses(WrongKey, lambda: gone.wrap(RING, BOUND_TO))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    refuses(StoreUnavailable, lambda: resolve(spec).wrap(RING, SAID))
+    refuses(StoreUnavailable, lambda: resolve(spec).wrap(RING, BOUND_TO))
 
 
 def test_vault_transit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,25 +178,25 @@ def test_vault_transit(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("VAULT_ADDR", address)
         monkeypatch.setenv("VAULT_TOKEN", TOKEN)
         opens(resolve("vault:transit/training"), "vault:transit/training")
-        wrapped, parameters = resolve("vault:transit/training").wrap(RING, SAID)
-        refuses(WrongKey, lambda: resolve("vault:transit/other").unwrap(wrapped, parameters, SAID, ""))
-        refuses(WrongKey, lambda: resolve("vault:transit/none").wrap(RING, SAID))
+        wrapped, parameters = resolve("vault:transit/training").wrap(RING, BOUND_TO)
+        refuses(WrongKey, lambda: resolve("vault:transit/other").unwrap(wrapped, parameters, BOUND_TO, ""))
+        refuses(WrongKey, lambda: resolve("vault:transit/none").wrap(RING, BOUND_TO))
         monkeypatch.setenv("VAULT_TOKEN", "hvs.another-token-0000")
-        error = refuses(WrongKey, lambda: resolve("vault:transit/training").wrap(RING, SAID))
+        error = refuses(WrongKey, lambda: resolve("vault:transit/training").wrap(RING, BOUND_TO))
         assert "hvs." not in str(error)
-    refuses(StoreUnavailable, lambda: resolve("vault:transit/training").wrap(RING, SAID))
+    refuses(StoreUnavailable, lambda: resolve("vault:transit/training").wrap(RING, BOUND_TO))
     refuses(ConfigError, lambda: resolve("vault:training"))
 
 
 @pytest.mark.parametrize("spec", ["", "file", "file:", ":", "secret", "0" * 64, "AAAA:BBBB", "ftp://x"])
-def test_what_is_no_spec(spec: str) -> None:
-    """It is refused and not repeated in the error, as it may be a secret key."""
+def test_invalid_specs(spec: str) -> None:
+    """An invalid spec is refused and not repeated in the error, because it may be a secret key."""
     error = refuses(ConfigError, lambda: Keychain.from_specs([spec]))
     assert not spec or len(spec) < 6 or spec not in str(error)
 
 
-def test_secrets_show_themselves_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in a repr, nor in a pickle; a pickled store has the specs, which are followed again."""
+def test_secrets_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Secrets are neither in a repr nor in a pickle. A pickled store has the specs, which are resolved again."""
     key = os.urandom(32)
     monkeypatch.setenv("A_KEY", key.hex())
     monkeypatch.setenv("WORDS", "a passphrase of this test")
@@ -210,10 +212,10 @@ def test_secrets_show_themselves_to_nobody(tmp_path: Path, monkeypatch: pytest.M
     assert pickle.loads(pickled).providers[0].kek == chain.providers[0].kek
     with pytest.raises(TypeError):
         pickle.dumps(RING)
-    heard = Keychain.from_wire(chain.to_wire())
+    received = Keychain.from_wire(chain.to_wire())
     monkeypatch.delenv("A_KEY")
     monkeypatch.delenv("WORDS")
-    assert EncryptedStore(store.inner, heard).get("x", 9) == b"y", "another process of ours needs neither file nor variable"
+    assert EncryptedStore(store.inner, received).get("x", 9) == b"y", "another process of ours needs neither file nor variable"
 
 
 def test_no_core_dump_holds_a_key(tmp_path: Path) -> None:
@@ -237,11 +239,13 @@ def test_no_core_dump_holds_a_key(tmp_path: Path) -> None:
 
 
 def test_a_real_core_dump_is_searched(tmp_path: Path) -> None:
-    """A process with a key that has encrypted something is aborted: it leaves no core dump; one that was told to leave it has the key in
-    it, or this would show nothing."""
+    """A process with a key that has encrypted something is aborted:
+
+    it leaves no core dump. With core dumps enabled the key is in the dump; otherwise the test would show nothing.
+    """
     pattern = Path("/proc/sys/kernel/core_pattern")
     if not pattern.exists() or pattern.read_text().strip() != "core":
-        pytest.skip("core dumps do not lie where a process ran")
+        pytest.skip("core dumps are not written to the working directory")
     write_key_file(str(tmp_path / "k"))
     program = (
         "import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)\n"
@@ -274,7 +278,7 @@ def test_a_key_service_is_not_asked_over_plain_http(monkeypatch: pytest.MonkeyPa
     """The token and the key would be readable on the network: such an address is refused before anything is sent, unless it is permitted."""
     monkeypatch.setenv("VAULT_ADDR", address)
     monkeypatch.setenv("VAULT_TOKEN", TOKEN)
-    error = refuses(ConfigError, lambda: resolve("vault:transit/training").wrap(RING, SAID))
+    error = refuses(ConfigError, lambda: resolve("vault:transit/training").wrap(RING, BOUND_TO))
     assert "TLS" in str(error) and services.PLAIN in str(error)
     with pytest.raises(ConfigError):
         services.check_private(address, "kms:training")
@@ -300,7 +304,7 @@ def test_a_key_service_does_not_redirect_to_plain_http(monkeypatch: pytest.Monke
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("VAULT_ADDR", f"http://127.0.0.1:{server.server_address[1]}")
         monkeypatch.setenv("VAULT_TOKEN", TOKEN)
-        assert "vault.lab" in str(refuses(ConfigError, lambda: resolve("vault:transit/training").wrap(RING, SAID)))
+        assert "vault.lab" in str(refuses(ConfigError, lambda: resolve("vault:transit/training").wrap(RING, BOUND_TO)))
         server.shutdown()
 
 
@@ -333,8 +337,8 @@ def test_a_vault_with_a_private_authority(tmp_path: Path, monkeypatch: pytest.Mo
     with vault("training", tls=context) as address:
         monkeypatch.setenv("VAULT_ADDR", address)
         monkeypatch.setenv("VAULT_TOKEN", TOKEN)
-        refuses(StoreUnavailable, lambda: resolve("vault:transit/training").wrap(RING, SAID))
+        refuses(StoreUnavailable, lambda: resolve("vault:transit/training").wrap(RING, BOUND_TO))
         monkeypatch.setenv(variable, str(ca if variable == "VAULT_CACERT" else authorities))
         opens(resolve("vault:transit/training"), "vault:transit/training")
         monkeypatch.setenv(variable, str(tmp_path / "none"))
-        assert "VAULT_CACERT" in str(refuses(ConfigError, lambda: resolve("vault:transit/training").wrap(RING, SAID)))
+        assert "VAULT_CACERT" in str(refuses(ConfigError, lambda: resolve("vault:transit/training").wrap(RING, BOUND_TO)))

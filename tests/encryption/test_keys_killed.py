@@ -1,5 +1,7 @@
-"""Keys exchanged on a real disk by processes that get a SIGKILL at any moment: old and new key together open all of it, and who does it
-again completes it."""
+"""Keys exchanged on a real disk by processes that are killed at any moment.
+
+The old and the new key together open everything, and a repetition completes the exchange.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def work(where):
     else:
         rekey(inner, Keychain.from_specs([old, new]), leaked="*", keep=Keychain.from_specs(new))
 print("ready", flush=True)
-for line in sys.stdin:  # what is imported once need not be by each that dies
+for line in sys.stdin:  # forks need not repeat the imports
     after_s, where = line.rstrip("\\n").split(" ", 1)
     child, began = os.fork(), time.perf_counter()
     if not child:
@@ -43,7 +45,7 @@ for line in sys.stdin:  # what is imported once need not be by each that dies
         os._exit(0)
     if float(after_s) >= 0:
         time.sleep(float(after_s))
-        os.kill(child, signal.SIGKILL)  # it may have ended, and has not been waited for
+        os.kill(child, signal.SIGKILL)  # a process that has ended is a zombie until waitpid
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     print(code, time.perf_counter() - began, flush=True)
 """
@@ -55,23 +57,23 @@ class Workers:
     def __init__(self, old: str, new: str, what: str) -> None:
         command = [sys.executable, "-c", WORKER, old, new, what]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self.told() == "ready"
+        assert self.next_line() == "ready"
 
-    def told(self) -> str:
-        """The next line."""
+    def next_line(self) -> str:
+        """Return the next line of output."""
         assert self.process.stdout
         return self.process.stdout.readline().strip()
 
     def work(self, where: Path, killed_after: float = -1.0) -> tuple[float, int]:
-        """How long it lived, and its exit code. Below 0: it is not killed."""
+        """Return how long the worker lived, and its exit code. ``killed_after`` below 0: it is not killed."""
         assert self.process.stdin
         self.process.stdin.write(f"{killed_after} {where}\n")
         self.process.stdin.flush()
-        code, lived = self.told().split()
+        code, lived = self.next_line().split()
         return float(lived), int(code)
 
     def end(self) -> None:
-        """None is left."""
+        """End the server."""
         self.process.communicate()
 
 

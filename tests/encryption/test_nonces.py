@@ -1,4 +1,7 @@
-"""No key and nonce together twice: a slice of ``make nonces``, and that it would notice."""
+"""No pair of key and nonce is used twice:
+
+a short form of ``make nonces``, and a check that it would detect a repetition.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def test_killed_saves_repeat_no_pair(tmp_path: Path) -> None:
 
 
 def test_the_ledger_would_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without salts and data keys that are drawn, names that are written twice, and forks, repeat pairs."""
+    """Without random salts and data keys, repeated names and forks repeat pairs."""
     real = encrypted.secrets
 
     class Careless:

@@ -27,8 +27,11 @@ from relight.transfer.keys import rekey, revoke, rotate
 __all__ = ["specs"]
 
 
-def test_what_somebody_put_there_is_not_encrypted_for_him(specs: list[str]) -> None:
-    """A run in the clear, with the store's id, in an encrypted store's place: left alone, counted, and refused as before."""
+def test_a_planted_plaintext_run_is_not_encrypted(specs: list[str]) -> None:
+    """A plaintext run, with the store's id, that an attacker put into an encrypted store is not re-encrypted:
+
+    it is counted, and refused as before.
+    """
     inner, forged = MemoryStore(), MemoryStore()
     store = EncryptedStore(inner, Keychain.from_specs(specs[0]))
     save(store, 1)
@@ -46,7 +49,7 @@ def test_what_somebody_put_there_is_not_encrypted_for_him(specs: list[str]) -> N
     assert open_run(EncryptedStore(inner, Keychain.from_specs(specs[1])), "run").history().live == []
 
 
-def test_a_trainer_that_outlives_a_rekeying_is_told(specs: list[str]) -> None:
+def test_a_trainer_that_outlives_a_rekeying_gets_an_error(specs: list[str]) -> None:
     """Its next commit fails and states why. The one after that is made with the new key, and opens."""
     inner = MemoryStore()
     store = EncryptedStore(inner, Keychain.from_specs(specs[:2]))
@@ -63,7 +66,7 @@ def test_a_trainer_that_outlives_a_rekeying_is_told(specs: list[str]) -> None:
 
 
 def test_passphrases_are_derived_one_at_a_time() -> None:
-    """Two threads at once would wait for each other for ever."""
+    """Two threads at the same time would wait for each other for ever."""
     words = Passphrase("x", Secret(b"words of this test"))
     threads = [threading.Thread(target=lambda: words.wrap(Secret(bytes(32)), b""), daemon=True) for _ in range(4)]
     for thread in threads:
@@ -74,7 +77,10 @@ def test_passphrases_are_derived_one_at_a_time() -> None:
 
 
 def test_a_record_that_is_gone_under_junk_is_a_log_rolled_back(specs: list[str]) -> None:
-    """The anchored record deleted, and junk above it; and junk first, which then is not what is written down."""
+    """The anchored record is deleted, with junk above it.
+
+    If the junk was there first, it is not recorded in the anchor.
+    """
     for order in ("gone, then junk", "junk, then gone"):
         inner, anchor = MemoryStore(), MemoryStore()
         for step in (1, 2):
@@ -90,7 +96,10 @@ def test_a_record_that_is_gone_under_junk_is_a_log_rolled_back(specs: list[str])
 
 
 def test_two_rings_of_one_generation(specs: list[str]) -> None:
-    """Neither loses its last slot: a key is not exchanged where it has no slot, and re-encryption makes one ring of them."""
+    """Neither ring loses its last slot:
+
+    a key is not replaced where it has no slot, and re-encryption makes one ring of them.
+    """
     inner = MemoryStore()
     store = EncryptedStore(inner, Keychain.from_specs(specs[0]))
     save(store, 1)
@@ -106,7 +115,7 @@ def test_two_rings_of_one_generation(specs: list[str]) -> None:
 
 
 def test_one_damaged_page_does_not_stop_it(specs: list[str]) -> None:
-    """It is counted, and everything else is re-encrypted."""
+    """The damaged page is counted, and everything else is re-encrypted."""
     inner = MemoryStore()
     for step in (1, 2):
         save(EncryptedStore(inner, Keychain.from_specs(specs[0])), step)
@@ -120,7 +129,7 @@ def test_one_damaged_page_does_not_stop_it(specs: list[str]) -> None:
 
 
 def test_a_cache_from_before_a_rekeying(tmp_path: Path, specs: list[str]) -> None:
-    """Its files are copied again, and not reported as damaged."""
+    """Files of the cache are copied again, and not reported as damaged."""
     inner = MemoryStore()
     save(EncryptedStore(inner, Keychain.from_specs(specs[0])), 1)
 
@@ -150,7 +159,7 @@ def test_readers_make_no_keys(specs: list[str]) -> None:
 
 
 def test_one_without_a_key_does_not_begin_a_store_over(specs: list[str]) -> None:
-    """With relight.json gone it is still no store of its own."""
+    """A process without a key begins no new store in an encrypted one, even if relight.json is missing."""
     inner = MemoryStore()
     save(EncryptedStore(inner, Keychain.from_specs(specs[0])), 1)
     del inner._files["relight.json"]

@@ -1,4 +1,4 @@
-"""Signed records, whom to believe, and logs that must not end sooner than they did."""
+"""Signed records, trusted signers, and logs that were rolled back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from relight.testing.store_suite import StoreSuite, refuses
 
 @pytest.fixture(params=["ed25519", "hash"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
-    """Specs of the signer, and of the trusted signers."""
+    """Return the specs of the signer and of the trusted signers."""
     if request.param == "ed25519":
         public = write_signing_key(str(tmp_path / "sign.key"))
         (tmp_path / "public").write_text(public + "\n")
@@ -38,22 +38,22 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 
 
 class TestSigned(StoreSuite):
-    """A store that signs is a store."""
+    """A signing store passes the store suite."""
 
     across_processes = False
 
     def make(self, tmp_path: Path) -> SignedStore:
-        """Over a directory."""
+        """Return the store over a directory."""
         tmp_path.mkdir(exist_ok=True)
         public = write_signing_key(str(tmp_path / "k"))
         return SignedStore(LocalStore(tmp_path / "s"), signer_of(f"ed25519:file:{tmp_path / 'k'}"), trust_of(public))
 
 
 class TestAnchored(StoreSuite):
-    """So is one that is anchored."""
+    """An anchored store passes the store suite."""
 
     def make(self, tmp_path: Path) -> AnchoredStore:
-        """Over a directory, beside another."""
+        """Return the store over a directory."""
         return AnchoredStore(LocalStore(tmp_path / "s"), LocalStore(tmp_path / "anchor"))
 
 
@@ -65,7 +65,7 @@ def live(store: Any) -> int:
     return len(open_run(store, "run").history().live)
 
 
-def test_what_is_signed_is_believed(pair: tuple[str, str]) -> None:
+def test_signed_records_are_accepted(pair: tuple[str, str]) -> None:
     """Readers that trust the signer, and readers without trust=, accept it. Every record is signed."""
     inner = MemoryStore()
     store = SignedStore(inner, signer_of(pair[0]), trust_of(pair[1]))
@@ -78,8 +78,8 @@ def test_what_is_signed_is_believed(pair: tuple[str, str]) -> None:
         assert not any(verify_checkpoint(reader, view, checkpoint) for checkpoint in fold(view).live)
 
 
-def test_what_is_not_signed_counts_for_nothing(pair: tuple[str, str], tmp_path: Path) -> None:
-    """Neither a whole log without signatures, nor one by somebody else, nor a record that was put behind."""
+def test_unsigned_records_have_no_effect(pair: tuple[str, str], tmp_path: Path) -> None:
+    """A log without signatures, a log of another signer, and an unsigned record after signed ones have no effect."""
     other = signer_of(f"ed25519:file:{tmp_path / 'other'}") if write_signing_key(str(tmp_path / "other")) else None
     for signer in (None, other):
         inner = MemoryStore()
@@ -95,7 +95,9 @@ def test_what_is_not_signed_counts_for_nothing(pair: tuple[str, str], tmp_path: 
 
 
 def test_every_bit_of_a_signed_record(pair: tuple[str, str]) -> None:
-    """Changed, and the record counts for nothing, for whoever trusts the signer and whoever trusts nobody."""
+    """After a change of any bit the record has no effect, for readers that trust the signer and for readers without
+    trust=.
+    """
     inner = MemoryStore()
     save(SignedStore(inner, signer_of(pair[0]), None), 1)
     name = records(inner)[-1]
@@ -114,8 +116,11 @@ def test_every_bit_of_a_signed_record(pair: tuple[str, str]) -> None:
         refuses(RelightError, lambda: decode_record(reader.get(name, 1 << 20), seq, name))
 
 
-def test_a_log_that_somebody_writes_anew(pair: tuple[str, str]) -> None:
-    """With all hashes right, from the beginning, by whoever can write to the store: refused, record for record."""
+def test_a_log_that_an_attacker_writes_again(pair: tuple[str, str]) -> None:
+    """An attacker who can write to the store replaces the log from its beginning, with correct hashes:
+
+    every record is refused.
+    """
     mine, forged = MemoryStore(), MemoryStore()
     save(SignedStore(mine, signer_of(pair[0]), None), 1)
     save(forged, 666)
@@ -127,7 +132,7 @@ def test_a_log_that_somebody_writes_anew(pair: tuple[str, str]) -> None:
 
 
 def test_specs(tmp_path: Path) -> None:
-    """What is wrong with them is said, and nothing of what was found instead."""
+    """Errors state what is wrong with a spec, and never repeat its contents."""
     public = write_signing_key(str(tmp_path / "k"))
     (tmp_path / "public").write_text(public)
     assert trust_of(f"ed25519:file:{tmp_path / 'public'}").verifiers[0].by == trust_of(public).verifiers[0].by
@@ -140,20 +145,25 @@ def test_specs(tmp_path: Path) -> None:
     secret = base64.b64decode((tmp_path / "k").read_text().strip().removeprefix("relight-signing-1:"))
     guard = StoreSecurity.from_settings(sign=f"ed25519:file:{tmp_path / 'k'}", trust=public)
     assert secret.hex() not in repr(guard) and repr(secret)[2:-1] not in repr(guard)
-    heard = StoreSecurity.from_wire(guard.to_wire())
-    assert heard.trust is not None and heard.signer is not None and heard.trust.believes(b"x", heard.signer.sign(b"x"))
+    received = StoreSecurity.from_wire(guard.to_wire())
+    assert received.trust is not None and received.signer is not None and received.trust.believes(b"x", received.signer.sign(b"x"))
     assert isinstance(signer_of(f"hash:file:{tmp_path / 'shared'}"), HashSigner)
 
 
 def rolled_back(inner: MemoryStore, records_left: int) -> None:
-    """As an attacker who can write there would: with the checkpoints that the log no longer names, and their directories."""
+    """Roll the log back as an attacker with write access would:
+
+    without the checkpoints that the log no longer names, and their directories.
+    """
     for key in [*records(inner)[records_left:], *(key for key in inner._files if key.startswith("run/0"))]:
         del inner._files[key]
 
 
 @pytest.mark.parametrize("kind", ["plain", "encrypted"])
 def test_a_log_that_is_rolled_back(kind: str, key_file: str) -> None:
-    """To any earlier end: noticed by whoever has the anchor, also with another end instead; it moves on with each record."""
+    """A roll-back to any earlier end is detected by a reader with the anchor, also with other records in place of the
+    removed ones. Each record moves the anchor.
+    """
     for left in range(5):
         anchor = MemoryStore()
         inner = MemoryStore()
@@ -177,23 +187,26 @@ def test_a_log_that_is_rolled_back(kind: str, key_file: str) -> None:
         refuses(CorruptCheckpoint, lambda: save(opened(), 9))
 
 
-def test_an_anchor_that_does_not_answer_keeps_nobody_from_saving(tmp_path: Path) -> None:
-    """It is told, and the next record is written down again."""
+def test_an_anchor_that_does_not_answer_prevents_no_save(tmp_path: Path) -> None:
+    """The failure is reported, and the anchor is written again at the next record."""
 
-    class Deaf(MemoryStore):
+    class Unreachable(MemoryStore):
         def put_once(self, key: str, data: bytes) -> bool:
             raise relight.StoreUnavailable("no")
 
     seen: list[str] = []
     undo = subscribe(lambda event: seen.append(event.name))
-    store = AnchoredStore(MemoryStore(), Deaf())
+    store = AnchoredStore(MemoryStore(), Unreachable())
     save(store, 1)
     undo()
     assert live(store) == 1 and seen.count("anchor.failed") >= 2
 
 
 def test_all_of_it_in_training(tmp_path: Path, key_file: str) -> None:
-    """Encrypted, signed, anchored, by the settings alone and by the agent; with the wrong trust there is nothing to resume from."""
+    """Runs are encrypted, signed and anchored, by the settings alone, with and without the agent.
+
+    With the wrong trust there is nothing to resume from.
+    """
     import torch
 
     public = write_signing_key(str(tmp_path / "sign"))
@@ -213,8 +226,8 @@ def test_all_of_it_in_training(tmp_path: Path, key_file: str) -> None:
     refuses(CorruptCheckpoint, lambda: relight.Checkpointer(tmp_path / "s" / "run", **options).restore())
 
 
-def test_a_reader_without_any_of_it_is_told(key_file: str) -> None:
-    """Nothing of an encrypted store is listed as if it were there."""
+def test_a_reader_without_keys_gets_an_error(key_file: str) -> None:
+    """Nothing of an encrypted store is listed without the key."""
     inner = encrypted(key_file)
     refuses(RelightError, lambda: open_run(inner, "run").view().records[0])
     refuses(CheckpointNotFound, lambda: open_run(EncryptedStore(inner, StoreSecurity.from_settings(key_file).keys), "none"))  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Checkpoints whose files were exchanged for others of the same length, kind and key, cut at the tags, or said to be in the clear."""
+"""Checkpoints with files exchanged for others of the same length, kind and key, with files truncated at the tags, or
+with a record that states that the store is not encrypted.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ STEPS = (1, 2, 3)
 
 
 def saved(url: Path, key_file: str, seed: int) -> None:
-    """Three checkpoints of a run, and one before them; all of them, and those of other seeds, have files of the same lengths."""
+    """Save four checkpoints of a run. All of them, also those of other seeds, have files of the same lengths."""
     x = torch.zeros(20_000)
     with relight.Checkpointer(url, x=x, encrypt=key_file, background=False, save=relight.every(steps=1)) as ckpt:
         for step in (0, *STEPS):
@@ -29,7 +31,9 @@ def saved(url: Path, key_file: str, seed: int) -> None:
 
 @pytest.fixture
 def stores(tmp_path: Path, key_file: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """Runs ``a`` and ``b`` of one store, and ``a`` of another under the same key, as they were written; and a place to break them in."""
+    """Return runs ``a`` and ``b`` of one store, and ``a`` of another store with the same key; and a directory for
+    damaged copies.
+    """
     monkeypatch.setenv("RELIGHT_KEY", key_file)
     for seed, run in enumerate(("one/a", "one/b", "two/a")):
         saved(tmp_path / run, key_file, seed)
@@ -37,23 +41,23 @@ def stores(tmp_path: Path, key_file: str, monkeypatch: pytest.MonkeyPatch) -> di
 
 
 def files_of(run: Path, step: int) -> Iterator[Path]:
-    """Root, part and pack."""
+    """Return root, part and pack."""
     return (path for path in sorted(next(run.glob(f"{step:010d}-*")).iterdir()) if path.is_file())
 
 
 def attempt(run: Path, step: int) -> torch.Tensor:
-    """The value that is restored."""
+    """Return the restored value."""
     tree = relight.load(run, step)
     return tree["x"]
 
 
 def found_damaged(run: Path) -> set[int]:
-    """Steps of the checkpoints that do not verify."""
+    """Return the steps of the checkpoints that do not verify."""
     return {checkpoint.step for checkpoint, findings in relight.open(run).verify() if findings}
 
 
 def twins(whole: Path, step: int) -> Iterator[tuple[str, Path]]:
-    """Where files of the same kind lie: at another step, in another run, in another store."""
+    """Return directories with files of the same kind: of another step, of another run, of another store."""
     yield "another step", next((whole / "one/a").glob(f"{step % 3 + 1:010d}-*"))
     yield "another run", next((whole / "one/b").glob(f"{step:010d}-*"))
     yield "another store", next((whole / "two/a").glob(f"{step:010d}-*"))
@@ -61,7 +65,9 @@ def twins(whole: Path, step: int) -> Iterator[tuple[str, Path]]:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_another_checkpoints_file_is_refused(stores: dict[str, Path], step: int) -> None:
-    """Root, part, pack, all of them: of another step, run or store, under the same key and of the same length. Each is named as damage."""
+    """Root, part, pack, or all of them are exchanged for those of another step, run or store, with the same key and
+    length. Each is reported as damage.
+    """
     whole, broken = stores["whole"], stores["broken"]
     expected = attempt(whole / "one/a", step)
     exchanged = 0
@@ -83,8 +89,11 @@ def test_another_checkpoints_file_is_refused(stores: dict[str, Path], step: int)
     assert torch.equal(attempt(whole / "one/a", step), expected)
 
 
-def test_another_runs_records_count_for_nothing(stores: dict[str, Path]) -> None:
-    """A record of the log from another run or store, or from another place in this one: a checkpoint less, never another one."""
+def test_another_runs_records_have_no_effect(stores: dict[str, Path]) -> None:
+    """A record from another run or store, or from another place in this log, has no effect:
+
+    one checkpoint is missing, and no other one appears.
+    """
     whole, broken = stores["whole"], stores["broken"]
     records = sorted((whole / "one/a/log").iterdir())
     commits = [path for path in records if attempt_of(whole / "one/a", path, broken, path.read_bytes())]
@@ -100,7 +109,7 @@ def test_another_runs_records_count_for_nothing(stores: dict[str, Path]) -> None
 
 
 def steps_with(run: Path, record: Path, broken: Path, data: bytes) -> list[int]:
-    """Which checkpoints there are, with other bytes in the place of a record."""
+    """Return the steps of the checkpoints, with ``data`` in the place of a record."""
     shutil.rmtree(broken, ignore_errors=True)
     shutil.copytree(run.parent, broken)
     (broken / run.name / "log" / record.name).write_bytes(data)
@@ -108,13 +117,13 @@ def steps_with(run: Path, record: Path, broken: Path, data: bytes) -> list[int]:
 
 
 def attempt_of(run: Path, record: Path, broken: Path, data: bytes) -> bool:
-    """Whether a record is a checkpoint's: a bit of it turned over, there is one less."""
+    """Return whether a record is a COMMIT: with one bit changed, one checkpoint is missing."""
     return len(steps_with(run, record, broken, bytes([data[0] ^ 1]) + data[1:])) < len(STEPS) + 1
 
 
 @pytest.mark.parametrize("cut", [1, TAG_BYTES, TAG_BYTES + 1, TRAILER_BYTES, TRAILER_BYTES + TAG_BYTES])
 def test_what_is_cut_at_its_tags_is_refused(stores: dict[str, Path], cut: int) -> None:
-    """The end of a pack, with which it says who wrote it, and tags in front of it."""
+    """A file is refused if its trailer, or its trailer and some of the tags before it, are cut off."""
     whole, broken = stores["whole"], stores["broken"]
     for name in [path.name for path in files_of(whole / "one/a", 1)]:
         shutil.rmtree(broken, ignore_errors=True)
@@ -126,9 +135,12 @@ def test_what_is_cut_at_its_tags_is_refused(stores: dict[str, Path], cut: int) -
         assert found_damaged(broken / "a") == {1}
 
 
-def test_a_store_that_is_said_to_be_in_the_clear(stores: dict[str, Path], key_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may write there has its record say that nothing is encrypted, its keys taken away or not: with a key nobody believes it, and
-    nobody saves there in the clear; without one nothing is read, as nothing there is in the clear."""
+def test_a_store_with_a_forged_record_of_no_encryption(stores: dict[str, Path], key_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attacker with write access changes the store's record to unencrypted, and may delete the key slots.
+
+    With a key, readers and writers do not accept the record, and write no plaintext. Without a key nothing can be read,
+    because no file is plaintext.
+    """
     whole, broken = stores["whole"], stores["broken"]
     for without_keys in (False, True):
         shutil.rmtree(broken, ignore_errors=True)

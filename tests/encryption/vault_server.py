@@ -1,4 +1,7 @@
-"""The transit engine of Vault, as far as its documented HTTP interface for encrypt and decrypt goes: keys in memory, a token, AES-GCM."""
+"""Vault's transit engine, as far as its documented HTTP interface for encrypt and decrypt:
+
+keys in memory, a token, AES-GCM.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ TOKEN = "hvs.a-token-for-tests-61c2"  # noqa: S105
 
 @contextmanager
 def vault(*names: str, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """Its address, while it is there; with keys of these names. With ``tls`` it speaks https as ``localhost``."""
+    """Serve keys of these names, and return the address. With ``tls`` it speaks https as ``localhost``."""
     keys = {name: AESGCM(secrets.token_bytes(32)) for name in names}
 
     class Handler(BaseHTTPRequestHandler):

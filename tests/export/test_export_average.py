@@ -86,7 +86,7 @@ def test_layouts_may_differ(tmp_path: Path, elements: int, monkeypatch: pytest.M
 
 
 def test_it_may_be_a_checkpoint_of_a_run_of_its_own(tmp_path: Path) -> None:
-    """Loaded and verified as any; it says what it is made of; a run that training saves to is refused."""
+    """Loaded and verified as any; it records its sources; a run that training saves to is refused."""
     states = models(2)
     mixed = mixture(checkpoints(tmp_path / "runs", states), [1, 3])
     plan = plan_export(mixed, tmp_path / "unused")

@@ -61,7 +61,7 @@ def test_several_files_have_an_index_as_transformers_writes_it(tmp_path: Path) -
         assert all(same(loaded[key], model[key]) and index["weight_map"][key] == name for key in loaded)
 
 
-def test_shards_that_come_to_one_are_one_file_without_index(tmp_path: Path) -> None:
+def test_a_single_shard_is_one_file_without_index(tmp_path: Path) -> None:
     """``from_pretrained`` then expects ``model.safetensors``."""
     execute_export(plan_export(saved(tmp_path / "runs", {"a": torch.ones(3)}), tmp_path / "out", Options(shard_bytes=10**9)))
     assert os.listdir(tmp_path / "out") == ["model.safetensors"]
@@ -119,7 +119,7 @@ def test_doubles_are_rounded_once() -> None:
     assert torch.frombuffer(bytearray(out), dtype=torch.bfloat16).tolist() == [1.0, 1 + 2**-7, 1.0, -1 - 2**-7, 1 + 2**-7]
 
 
-def test_dtype_is_for_floats_and_overflow_is_told(tmp_path: Path) -> None:
+def test_dtype_is_for_floats_and_overflow_is_reported(tmp_path: Path) -> None:
     """Integers stay. The report has the number of new infinite values of each tensor."""
     checkpoint = saved(tmp_path / "runs", {"a": torch.tensor([1.0, 1e6, -1e6]), "n": torch.arange(3)})
     report = execute_export(plan_export(checkpoint, tmp_path / "o.safetensors", Options(dtype="float16")))

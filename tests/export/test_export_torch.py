@@ -77,7 +77,7 @@ VALUES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_all_of_a_state_goes_into_a_pt_as_it_is(tmp_path: Path) -> None:
+def test_a_pt_file_has_the_whole_state_unchanged(tmp_path: Path) -> None:
     """Numbers, texts, lists with tensors in them and without, torch's small things: all that may be read without running it."""
     relight.save(
         tmp_path / "runs" / "run", {"model": {"w": torch.ones(2)}, "rest": VALUES, "frozen": frozenset((1,)), "n": 2**3000}, step=1

@@ -1,6 +1,6 @@
 """Run a page's snippets in order in an empty directory, as a reader would, and compare their output with the page.
 
-A block of Python whose first line is ``# name.py`` becomes that file. A block of ``console`` has commands after ``$ `` and their
+A block of Python with the first line ``# name.py`` becomes that file. A block of ``console`` has commands after ``$ `` and their
 output below them (``…`` matches any text, on its own line any number of lines). Comments above a block, invisible to readers:
 
 ``<!-- needs: MODULE -->``: the block runs only if MODULE is installed; otherwise only its names are checked.
@@ -97,7 +97,7 @@ def give(page: Path, folder: Path) -> None:
 def save(block: Block, folder: Path) -> None:
     """Write a script of the page to the file that it names."""
     name = re.match(r"# ([\w-]+\.py)\n", block.text)
-    assert name is not None, f"Python that is run names its file in the first line, or says why it is not run:\n{block.text}"
+    assert name is not None, f"Python that is run names its file in the first line, or states why it is not run:\n{block.text}"
     (folder / name[1]).write_text(block.text, encoding="utf-8")
 
 

@@ -86,9 +86,9 @@ def test_the_next_sitecustomize_runs_too(tmp_path: Path) -> None:
     """A ``sitecustomize`` of the machine, such as one for coverage, runs in each child as without this one."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.next_one = __file__\n")
     path = os.pathsep.join([HERE, str(tmp_path)])
-    found = child(source="import sys; print(sys.next_one, sys.meta_path[0].__name__)", PYTHONPATH=path)
-    assert found.split()[0].startswith(str(tmp_path)) or "TorchFinder" in found, found
-    assert found.split() == [str(tmp_path / "sitecustomize.py"), "TorchFinder"]
+    output = child(source="import sys; print(sys.next_one, sys.meta_path[0].__name__)", PYTHONPATH=path)
+    assert output.split()[0].startswith(str(tmp_path)) or "TorchFinder" in output, output
+    assert output.split() == [str(tmp_path / "sitecustomize.py"), "TorchFinder"]
 
 
 def test_an_isolated_child_starts_as_a_users_process_does() -> None:

@@ -28,7 +28,7 @@ def uses(source: str) -> Iterator[tuple[int, str]]:
         return  # parsing the whole package takes seconds
     tree = ast.parse(source)
     spawns = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Module) and _spawns(node, tree)]
-    there = {id(node) for function in spawns for node in ast.walk(function)}
+    spawning = {id(node) for function in spawns for node in ast.walk(function)}
     safe = {id(node) for block in ast.walk(tree) if isinstance(block, ast.With) and _is_safe(block) for node in ast.walk(block)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and (name := ast.unparse(node)) in _NAMES:
@@ -38,19 +38,19 @@ def uses(source: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.ImportFrom) and node.module == "sys":
             yield from ((node.lineno, f"sys.{name.name}") for name in node.names if f"sys.{name.name}" in _NAMES)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _STARTS:
-            told = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-            yield from ((node.lineno, one) for one in told if one.rpartition("/")[2] in _WORDS)
+            constants = [leaf.value for leaf in ast.walk(node) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)]
+            yield from ((node.lineno, text) for text in constants if text.rpartition("/")[2] in _WORDS)
         if isinstance(node, ast.Call) and id(node) not in safe:
             called = ast.unparse(node.func).rpartition(".")[2]
-            if called in _POOLS or (id(node) in there and called in _SPAWNS):
+            if called in _POOLS or (id(node) in spawning and called in _SPAWNS):
                 yield node.lineno, "spawn"
 
 
 def _spawns(node: ast.FunctionDef | ast.Module, tree: ast.Module) -> bool:
     """Whether a function, or the statements of a module without functions, names a way of multiprocessing that starts an interpreter."""
-    if isinstance(node, ast.Module) and any(isinstance(one, ast.FunctionDef) for one in ast.walk(tree)):
+    if isinstance(node, ast.Module) and any(isinstance(child, ast.FunctionDef) for child in ast.walk(tree)):
         return False
-    return any(isinstance(one, ast.Constant) and one.value in ("spawn", "forkserver") for one in ast.walk(node))
+    return any(isinstance(child, ast.Constant) and child.value in ("spawn", "forkserver") for child in ast.walk(node))
 
 
 def _is_safe(block: ast.With) -> bool:
@@ -59,12 +59,12 @@ def _is_safe(block: ast.With) -> bool:
 
 def test_one_function_builds_every_command_of_a_python_process() -> None:
     """No other file of the package uses the interpreter's path, or spawns with multiprocessing outside of ``safe_spawn``."""
-    found = []
+    violations = []
     for file in sorted(PRODUCT.rglob("*.py")):
         path = file.relative_to(PRODUCT).as_posix()
         allowed = ALLOWED.get(path, (set(), ""))[0]
-        found += [f"{path}:{line}: {name}" for line, name in uses(file.read_text()) if path != BUILDER and name not in allowed]
-    assert not found, "use relight.comm.children: " + ", ".join(found)
+        violations += [f"{path}:{line}: {name}" for line, name in uses(file.read_text()) if path != BUILDER and name not in allowed]
+    assert not violations, "use relight.comm.children: " + ", ".join(violations)
 
 
 @pytest.mark.parametrize(

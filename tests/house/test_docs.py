@@ -19,9 +19,9 @@ from relight.cli import COMMANDS, cli
 from relight.observe import EVENTS
 
 KINDS = {
-    found.kind: name
-    for name, found in vars(errors).items()
-    if isinstance(found, type) and issubclass(found, errors.RelightError) and found is not errors.RelightError
+    error.kind: name
+    for name, error in vars(errors).items()
+    if isinstance(error, type) and issubclass(error, errors.RelightError) and error is not errors.RelightError
 }
 
 
@@ -44,7 +44,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert [name for name in relight.__all__ if f"relight.{name}" not in text and f"`{name}`" not in text] == []
 
 
-def test_every_error_kind_is_in_troubleshooting_beside_its_error() -> None:
+def test_every_error_kind_is_in_troubleshooting_next_to_its_error() -> None:
     """Each kind has a row: the kind, its error, its meaning, and what to do. No other kind has one."""
     rows = [[cell.strip() for cell in line.split(" | ")] for line in page("troubleshooting.md").splitlines() if line.startswith("| `")]
     described = {row[0].strip("| `"): row for row in rows}
@@ -165,7 +165,7 @@ def test_python_in_the_pages_compiles(here: Path) -> None:
         compile(block, here.name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
-def test_examples_in_docstrings_say_what_happens() -> None:
+def test_examples_in_docstrings_give_the_output_that_they_show() -> None:
     """Doctests of the package pass; there are some."""
     tried = 0
     for path in SOURCES:
@@ -177,26 +177,26 @@ def test_examples_in_docstrings_say_what_happens() -> None:
     assert tried > 0
 
 
-def test_readme_comes_to_the_point() -> None:
-    """Within 40 lines: what it is, both commands, the loop, what that prints."""
+def test_readme_begins_with_the_commands_and_the_loop() -> None:
+    """The first 40 lines have both commands, the loop, and its output."""
     head = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:40])
     for needed in ("make demo", "make test", "relight.Checkpointer(", "resumed from step"):
         assert needed in head
 
 
 def test_figures_are_put_in() -> None:
-    """No page waits for a figure: where one is to come stands ``@NAME@``, and must not stay."""
+    """No page has a placeholder ``@NAME@`` for a figure."""
     assert {here.name for here in PAGES if re.search(r"@[A-Z]+@", here.read_text(encoding="utf-8"))} == set()
 
 
 def test_notes_have_their_headings() -> None:
-    """A note tells problem, decision, alternatives, caveats, tests, in this order; its number is its own."""
+    """A note has the sections problem, decision, alternatives, caveats and tests, in this order. No two notes have one number."""
     notes = sorted((ROOT / "docs" / "notes").glob("*.md"))
     assert notes
     for note in notes:
         assert re.fullmatch(r"\d{3}-[a-z0-9-]+\.md", note.name), note.name
-        found = re.findall(r"^## (.*)$", note.read_text(encoding="utf-8"), re.MULTILINE)
-        assert [one for one in found if one in ("Problem", "Decision", "Alternatives", "Caveats", "Tests")] == [
+        headings = re.findall(r"^## (.*)$", note.read_text(encoding="utf-8"), re.MULTILINE)
+        assert [heading for heading in headings if heading in ("Problem", "Decision", "Alternatives", "Caveats", "Tests")] == [
             "Problem", "Decision", "Alternatives", "Caveats", "Tests",
         ], note.name  # fmt: skip
     assert len({note.name[:3] for note in notes}) == len(notes)

@@ -1,4 +1,4 @@
-"""The guides, followed to the letter: each of their snippets is run, or says why not and is looked at all the same."""
+"""Run each snippet of the guides. A snippet that is not run states the reason, and its names and commands are checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUCKET = "guides/s3.md"
 
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.timeout(300)
-def test_a_guide_does_what_it_says(name: str, tmp_path: Path) -> None:
+def test_a_guide_gives_the_output_that_it_shows(name: str, tmp_path: Path) -> None:
     """All of its snippets, one after the other, in an empty directory."""
     follow(DOCS / name, tmp_path)
 
@@ -33,14 +33,14 @@ def test_a_guide_does_what_it_says(name: str, tmp_path: Path) -> None:
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", SLOW)
 @pytest.mark.timeout(600)
-def test_a_longer_guide_does_what_it_says(name: str, tmp_path: Path) -> None:
+def test_a_longer_guide_gives_the_output_that_it_shows(name: str, tmp_path: Path) -> None:
     """The same of guides that take longer, some with jobs of several ranks."""
     follow(DOCS / name, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_guide_to_buckets_does_what_it_says(tmp_path: Path) -> None:
+def test_the_guide_to_buckets_gives_the_output_that_it_shows(tmp_path: Path) -> None:
     """The same with a server that speaks as S3 does, in which the page's bucket is."""
     (tmp_path / "server").mkdir()
     with moto(tmp_path / "server") as server:
@@ -50,7 +50,7 @@ def test_the_guide_to_buckets_does_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*QUICK, *SLOW, BUCKET])
-def test_snippets_are_run_or_say_why_not(name: str) -> None:
+def test_snippets_are_run_or_state_the_reason(name: str) -> None:
     """Only Python and consoles are code; what is not run gives a reason of some words; names, commands and options are there."""
     for block in blocks(DOCS / name):
         assert block.kind in ("python", "console", "text"), f"{name}: a block of {block.kind or 'no language'}"
@@ -65,11 +65,11 @@ def test_snippets_are_run_or_say_why_not(name: str) -> None:
 
 def test_each_guide_of_a_framework_is_followed() -> None:
     """A new page on moving over is in one of the lists above."""
-    assert {f"guides/{path.name}" for path in (DOCS / "guides").glob("from-*.md")} == {one for one in [*QUICK, *SLOW] if "/from-" in one}
+    assert {f"guides/{path.name}" for path in (DOCS / "guides").glob("from-*.md")} == {name for name in [*QUICK, *SLOW] if "/from-" in name}
 
 
-def test_what_is_looked_at_can_be_found_wrong(tmp_path: Path) -> None:
-    """Names, commands and options that are not there, output that differs, and a script without a name are all found."""
+def test_the_checks_of_snippets_can_fail(tmp_path: Path) -> None:
+    """Missing names, commands and options, other output, and a script without a name are all detected."""
     assert unknown_names(Block("python", "import relight\nrelight.Chekpointer()\n")) == ["relight.Chekpointer"]
     assert unknown_names(Block("python", "from relight.integrations.dcp import Nothing\n")) == ["relight.integrations.dcp.Nothing"]
     assert unknown_names(Block("python", "from relight.integrations.lightning import LightningCheckpoints\n")) == []

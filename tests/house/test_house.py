@@ -13,21 +13,21 @@ import relight
 
 BROAD_MAY_STAND = {
     "comm/new_threads.py": "what a task raises is kept for the caller that asks for its result",
-    "agent/server.py": "one trainer's error is not another's: told, and the process goes on",
+    "agent/server.py": "one trainer's error is not another's: it is reported, and the process continues",
     "agent/slot_writer.py": "a save that fails in any way is reported to its trainer",
-    "commit/nvcomp.py": "a driver's, a library's: processors code then, and the choice says why",
+    "commit/nvcomp.py": "a driver's, a library's: processors code then, and the choice has the reason",
     "checkpointer/lost_workers.py": "an ending after the script's uncaught error: an event, so that the first error's traceback is still printed",
-    "checkpointer/metric_values.py": "a metric is of the script's own type, whose reading may raise anything; no save fails for it",
-    "supervise/prediction_thread.py": "a driver's library may raise anything: an event, and the job continues without predictions",
-    "ranks/collective_errors.py": "other ranks wait to hear of it: told, and raised again",
-    "ranks/several.py": "other ranks wait to hear of it: told, and raised again",
+    "checkpointer/metric_values.py": "a metric has the script's own type, and reading it may raise anything; no save fails for it",
+    "ranks/collective_errors.py": "other ranks wait for the error: it is sent to them, and raised again",
+    "ranks/several.py": "other ranks wait for the error: it is sent to them, and raised again",
     "checkpointer/leaving.py": "the caller's exception counts more than a save that fails after it: an event",
     "checkpointer/save_loop.py": "the trainer's edge: event, counter, warning",
-    "errors.py": "a value whose repr fails: an error's message is made without it",
+    "supervise/prediction_thread.py": "a driver's library may raise anything: an event, and the job continues without predictions",
+    "errors.py": "repr of a value failed: an error's message is made without it",
     "checkpointer/outside_state.py": "another object's state_dict, asked for a report only",
     "checkpointer/signals.py": "what the script's own signal handler raises: raised again after the save",
-    "checkpointer/handover.py": "another error is on its way out: this one is told, and the way back is as it would have been",
-    "capture/restore_plan.py": "somebody else's load_state_dict: kept as the cause",
+    "checkpointer/handover.py": "another error is being raised: this one is reported, and the other one continues",
+    "capture/restore_plan.py": "load_state_dict of another library: kept as the cause",
     "capture/own_loading.py": "a class's loading code, tried on a copy: what it raises means that it takes no such tensor",
     "capture/restore_optimizer.py": "an optimizer's step or state_dict, tried on a copy: reported as a mismatch",
     "store/object_client.py": "a library's errors are of any kind: made ours, without what may be secret",
@@ -37,8 +37,8 @@ BROAD_MAY_STAND = {
     "serve/tasks.py": "one asker's entry that fails does not stop the others': raised after them",
     "supervise/rendezvous_thread.py": "torch's rendezvous, asked in a thread: kept, and raised where it was asked",
     "supervise/worker.py": "the script's own error: written down, printed, and it ends the process",
-    "supervise/spare.py": "an import that the script may not even need: told, and left to the script",
-    "monitoring/notify.py": "a plug-in of apprise may fail in any way: told by its kind, and the next target is tried",
+    "supervise/spare.py": "an import that the script may not even need: reported, and left to the script",
+    "monitoring/notify.py": "a plug-in of apprise may fail in any way: reported by its kind, and the next target is tried",
     "cli/__init__.py": "the outermost edge of a command: a traceback and exit code 2",
 }
 
@@ -91,7 +91,7 @@ def test_every_test_states_its_rule() -> None:
     assert silent == []
 
 
-def test_every_source_file_says_what_it_is_for_and_stays_small() -> None:
+def test_every_source_file_has_a_docstring_and_stays_small() -> None:
     """A first line, and at most 600 lines."""
     for path in SOURCES:
         text = path.read_text()
@@ -102,34 +102,34 @@ def test_every_source_file_says_what_it_is_for_and_stays_small() -> None:
 
 def calls_of_danger(tree: ast.AST) -> list[str]:
     """Return imports, calls and arguments that could run data as code, or a command line in a shell."""
-    found = []
+    uses = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN]
+            uses += [alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN:
-            found.append(node.module or "")
+            uses.append(node.module or "")
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             last = name.rpartition(".")[2]
             first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
             if name.removeprefix("builtins.") in ("eval", "exec", "__import__"):
-                found.append(name)
+                uses.append(name)
             if name in ("os.system", "os.popen", "torch.load", "torch.save", "subprocess.getoutput", "subprocess.getstatusoutput"):
-                found.append(name)
+                uses.append(name)
             if last == "import_module" and isinstance(first, str) and first.split(".")[0] in FORBIDDEN:
-                found.append(f"import_module({first!r})")
+                uses.append(f"import_module({first!r})")
             for word in node.keywords:
                 if word.arg in ("shell", "allow_pickle") and getattr(word.value, "value", True):
-                    found.append(f"{word.arg}=")
-    return found
+                    uses.append(f"{word.arg}=")
+    return uses
 
 
 def test_nothing_in_the_source_can_execute_data() -> None:
     """No pickle, marshal, eval, exec, yaml, shell or torch.load anywhere in the product, except for listed uses with
     reasons."""
-    found = {(rel(path), what) for path in SOURCES for what in calls_of_danger(ast.parse(path.read_text()))}
-    assert found - EXECUTES.keys() == set()
-    assert EXECUTES.keys() - found == set(), "the list names what is no longer there"
+    uses = {(rel(path), what) for path in SOURCES for what in calls_of_danger(ast.parse(path.read_text()))}
+    assert uses - EXECUTES.keys() == set()
+    assert EXECUTES.keys() - uses == set(), "the list has entries without a use"
 
 
 @pytest.mark.parametrize(
@@ -153,4 +153,4 @@ def test_broad_excepts_stand_only_at_the_edge() -> None:
                 raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
                 if node.type is None or "Exception" in named or ("BaseException" in named and not raises):
                     result.add(rel(path))
-    assert {one for one in result if not one.startswith(("testing/", "demo/"))} == BROAD_MAY_STAND.keys()
+    assert {path for path in result if not path.startswith(("testing/", "demo/"))} == BROAD_MAY_STAND.keys()

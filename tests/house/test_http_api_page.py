@@ -1,4 +1,4 @@
-"""``docs/http-api.md`` is made from the routes and types of the code. ``python tests/house/test_http_api_page.py`` writes it anew."""
+"""``docs/http-api.md`` is made from the routes and types of the code. ``python tests/house/test_http_api_page.py`` writes it again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def routes() -> list[APIRoute]:
 
 
 def answer_of(route: APIRoute) -> Any:
-    """The type of a route's answer."""
+    """Return the type of a route's answer."""
     name = route.endpoint.__name__
     return OTHERS.get(name) or typing.get_type_hints(getattr(Index, name))["return"]
 
@@ -47,7 +47,7 @@ def shown(kind: Any) -> str:
     """A type, as a reader of JSON sees it; our own ones link to their table."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(shown(one) for one in inner))
+        return " or ".join(dict.fromkeys(shown(choice) for choice in inner))
     if isinstance(kind, typing.TypeVar):
         return "row"
     if origin is values.ListPage:
@@ -57,7 +57,7 @@ def shown(kind: Any) -> str:
     if origin is not None and issubclass(origin, typing.Mapping):
         return f"object of {shown(inner[1])}"
     if origin is tuple and Ellipsis not in inner:
-        return f"[{', '.join(shown(one) for one in inner)}]"
+        return f"[{', '.join(shown(element) for element in inner)}]"
     if origin is not None:
         return f"list of {shown(inner[0])}"
     return {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "any"}.get(kind, "any")
@@ -92,33 +92,33 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 
 def words_of(kind: Any) -> tuple[str, dict[str, str]]:
-    """The docstring of a type, and those below its fields."""
+    """Return the docstring of a type, and those below its fields."""
     body = ast.parse(inspect.getsource(kind)).body[0]
     assert isinstance(body, ast.ClassDef)
-    found, last = dict[str, str](), ""
+    words, last = dict[str, str](), ""
     for node in body.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             last = node.target.id
         elif last and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            found[last] = " ".join(node.value.value.split())
+            words[last] = " ".join(node.value.value.split())
             last = ""
         else:
             last = ""
     doc = " ".join((inspect.getdoc(kind) or "").replace("``", "`").split())
-    return doc, {name: text.replace("``", "`") for name, text in found.items()}
+    return doc, {name: text.replace("``", "`") for name, text in words.items()}
 
 
 def written() -> str:
-    """The page as it should be."""
+    """Return the page's text from the code."""
     rows = []
     for route in routes():
         asked = [f"`{param.name}`" for param in route.dependant.query_params]
         role = next(dependency.dependency.role for dependency in route.dependencies)  # type: ignore[union-attr]
         method = next(iter(route.methods))
         rows.append(f"| {method} | `{route.path}` | {role} | {' '.join(asked)} | {shown(answer_of(route))} | {route.summary} |")
-    kinds = list(dict.fromkeys(one for route in routes() for one in mentioned(answer_of(route))))
+    kinds = list(dict.fromkeys(kind for route in routes() for kind in mentioned(answer_of(route))))
     blocks = []
-    for kind in sorted(kinds, key=lambda one: one.__name__):
+    for kind in sorted(kinds, key=lambda kind: kind.__name__):
         doc, words = words_of(kind)
         lines = [f"| `{name}` | {shown(inner)} | {words.get(name, '')} |" for name, inner in fields_of(kind).items()]
         blocks.append("\n".join([f"### {kind.__name__}", doc, "", "| field | type | |", "|---|---|---|", *lines]))
@@ -148,7 +148,7 @@ def written() -> str:
     ])  # fmt: skip
 
 
-def test_the_page_is_what_the_code_says() -> None:
+def test_the_page_equals_the_code() -> None:
     """Every path, parameter, action and field of a body; every field of an audit entry has words."""
     assert PAGE.read_text(encoding="utf-8") == written(), "python tests/house/test_http_api_page.py writes it"
     assert AUDIT_WORDS.keys() == set(AUDIT_FIELDS) and FIELDS.keys() == ACTIONS.keys()

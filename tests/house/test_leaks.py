@@ -67,7 +67,7 @@ def test_of_another_process(tmp_path):
 """
 
 
-def test_whoever_lets_a_secret_out_fails(tmp_path: Path) -> None:
+def test_a_test_that_prints_a_secret_fails(tmp_path: Path) -> None:
     """Printed, logged, in an error, on a command line, in a file; and a test that keeps it to itself does not."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_some.py").write_text(TESTS)

@@ -1,4 +1,4 @@
-"""The tables of docs/monitoring.md are made from the code. ``python tests/house/test_monitoring_page.py`` writes them anew."""
+"""The tables of docs/monitoring.md are made from the code. ``python tests/house/test_monitoring_page.py`` writes them again."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
 
 
 def metrics_table() -> str:
-    """A row a metric."""
-    rows = [f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.help} |" for one in METRICS]
+    """Return the table of metrics."""
+    rows = [f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | {metric.help} |" for metric in METRICS]
     return "\n".join(["| metric | kind | labels | |", "|---|---|---|---|", *rows])
 
 
 def rules_table() -> str:
-    """A row a kind of alert."""
+    """Return the table of alert rules."""
     rows = []
     for name, kind in KINDS.items():
         limit = f"`{kind.limit} = {kind.default:g}`" if kind.limit else ""
@@ -28,25 +28,25 @@ def rules_table() -> str:
 
 
 def events_table() -> str:
-    """A row an event, then what the fields mean."""
+    """Return the table of events, and the table of their fields."""
     events = [f"| `{name}` | {' '.join(f'`{field}`' for field in fields)} |" for name, fields in CARRIES.items()]
     fields = [f"| `{name}` | {words} |" for name, words in sorted(FIELDS.items())]
     return "\n".join(["| event | fields |", "|---|---|", *events, "", "| field | |", "|---|---|", *fields])
 
 
 def written() -> str:
-    """The page as it should be."""
+    """Return the page's text, with the tables from the code."""
     text = PAGE.read_text(encoding="utf-8")
     for name, table in (("metrics", metrics_table()), ("rules", rules_table()), ("events", events_table())):
-        text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", lambda found: f"{found[1]}{table}\n{found[2]}", text, flags=re.DOTALL)
+        text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", lambda match: f"{match[1]}{table}\n{match[2]}", text, flags=re.DOTALL)
     return text
 
 
-def test_the_tables_are_what_the_code_says() -> None:
-    """Metrics, rules and events as they are defined."""
+def test_the_tables_equal_the_definitions_in_the_code() -> None:
+    """The page has the present metrics, rules and events."""
     text = PAGE.read_text(encoding="utf-8")
     assert text == written(), "python tests/house/test_monitoring_page.py writes it"
-    assert all(f"`{one.name}`" in text for one in METRICS)
+    assert all(f"`{metric.name}`" in text for metric in METRICS)
 
 
 if __name__ == "__main__":

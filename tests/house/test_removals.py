@@ -12,14 +12,14 @@ CALLS = {"unlink", "rmtree", "rmdir", "removedirs", "ftruncate", "truncate", "_u
 OWN = {
     "observe/own_files.py": "regular files of this user that match one exact form, through the directory's descriptor",
     "observe/file.py": "the file before the last of this process, by the name that it gave it",
-    "comm/local_sockets.py": "sockets of this boot whose names have one exact form and at which no process listens, and the half-made secret of this call, through the directory's descriptor",
+    "comm/local_sockets.py": "sockets of this boot, with names of one exact form, at which no process listens; and the half-made secret of this call, through the directory's descriptor",
     "store/disk.py": "the store's own calls, made by the modules below it",
-    "store/durable.py": "a temporary file beside its target, by the random name that this call made; what is longer than a writer has written",
+    "store/durable.py": "a temporary file next to its target, by the random name that this call made; what is longer than a writer has written",
     "store/blocks.py": "blocks of the cache: names of digits in directories of hexadecimal names that the cache made",
     "supervise/supervisor.py": "the supervisor's private directory in memory, made by this process",
     "supervise/own_memory.py": "private directories of killed supervisors of this user: exact form, owner, mode and marker checked by descriptor",
     "supervise/incidents.py": "accounts and incidents by the whole names under which this process wrote them",
-    "export/atomic_output.py": "the directory beside the target, by the random name that this export made, or a dead one that held its lock; weights of an earlier export",
+    "export/atomic_output.py": "the directory next to the target, by the random name that this export made, or a dead one that held its lock; weights of an earlier export",
     "drill/drive.py": "the drill's own temporary directory",
     "drill/orders.py": "a drill's orders, by their whole path",
     "arena/memory.py": "anonymous memory",
@@ -33,12 +33,12 @@ OWN = {
     "integrations/lightning.py": "a directory that holds relight.json, as the trainer names it",
     "demo/drive.py": "the demonstration's own temporary directory",
 }
-"""By file: what is removed there. Removals by a pattern go through ``OwnFiles``."""
+"""By file: what it removes. Removals by a pattern go through ``OwnFiles``."""
 
 
 def test_every_removal_is_listed_with_what_it_removes() -> None:
     """A new call that removes or truncates files needs its line, and a pattern of names needs ``OwnFiles``."""
-    found: dict[str, list[int]] = {}
+    removals: dict[str, list[int]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         name = str(path.relative_to(SOURCE))
         if name.startswith(("testing/", "bench/")):
@@ -49,8 +49,10 @@ def test_every_removal_is_listed_with_what_it_removes() -> None:
                 if called in CALLS or (
                     called == "remove" and isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") == "os"
                 ):
-                    found.setdefault(name, []).append(node.lineno)
-    assert found.keys() == OWN.keys(), {name: lines for name, lines in found.items() if name not in OWN} or OWN.keys() - found.keys()
+                    removals.setdefault(name, []).append(node.lineno)
+    assert removals.keys() == OWN.keys(), {
+        name: lines for name, lines in removals.items() if name not in OWN
+    } or OWN.keys() - removals.keys()
 
 
 def test_no_removal_follows_a_glob() -> None:
@@ -60,11 +62,13 @@ def test_no_removal_follows_a_glob() -> None:
         name = str(path.relative_to(SOURCE))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.For) and any(
-                isinstance(one, ast.Attribute) and one.attr in ("glob", "rglob", "iterdir") for one in ast.walk(node.iter)
+                isinstance(child, ast.Attribute) and child.attr in ("glob", "rglob", "iterdir") for child in ast.walk(node.iter)
             ):
-                calls = {one.func.attr for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)}
+                calls = {
+                    child.func.attr for child in ast.walk(node) if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute)
+                }
                 if calls & CALLS:
                     result.add(name)
-    assert {one for one in result if not one.startswith(("testing/", "bench/"))} == {"supervise/supervisor.py"}, (
+    assert {path for path in result if not path.startswith(("testing/", "bench/"))} == {"supervise/supervisor.py"}, (
         "a glob in a generator is found by its name: see own_memory"
     )

@@ -1,4 +1,4 @@
-"""What is around the source: pins, targets, types, and what no file may say."""
+"""Files around the source: pins, targets, types, and words that no file may contain."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ GOLDEN = ROOT / "tests" / "golden" / "v1"
 
 
 def pins(name: str) -> dict[str, str]:
-    """What a requirements file pins, by canonical name."""
+    """Return the pinned versions of a requirements file, by canonical name."""
     text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
     lines = [line.strip().rstrip("\\").strip() for line in text.splitlines()]
-    found = [line for line in lines if line and not line.startswith(("#", "--hash="))]
-    assert all(re.fullmatch(r"[\w.-]+==[\w.+]+", line) for line in found), "every line is an exact pin"
-    return {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in found}
+    pinned = [line for line in lines if line and not line.startswith(("#", "--hash="))]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.+]+", line) for line in pinned), "every line is an exact pin"
+    return {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in pinned}
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "requirements").glob("*.in")))
@@ -38,7 +38,7 @@ def test_a_lock_has_what_is_asked_for_with_hashes_and_without_torch(name: str) -
 
 
 def test_what_is_installed_has_hashes() -> None:
-    """The Makefile installs requirements by hash, but for torch, whose build is the machine's choice, and for what makes the locks."""
+    """The Makefile installs requirements by hash, except torch (the machine chooses its build) and the tools that make the locks."""
     installs = [line for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines() if "--requirement " in line]
     assert len(installs) == 3 and all("--require-hashes" in line and ".txt" in line for line in installs)
 
@@ -83,7 +83,7 @@ def test_ci_runs_what_people_run() -> None:
     assert os.access(script, os.X_OK)
 
 
-def test_every_target_is_told_of() -> None:
+def test_every_target_is_described() -> None:
     """``make help`` has a line for each target, and each is phony: a file of that name would stop it."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = re.findall(r"^([a-z]+):(.*)$", text, re.MULTILINE)
@@ -95,8 +95,8 @@ def test_every_target_is_told_of() -> None:
     }
 
 
-def test_the_package_says_that_it_is_typed_and_licensed() -> None:
-    """``py.typed`` is there for users' type checkers, the licence for everybody."""
+def test_the_package_is_marked_as_typed_and_has_a_licence() -> None:
+    """``py.typed`` exists, for users' type checkers, and the licence is Apache 2.0."""
     assert (PRODUCT / "py.typed").is_file()
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert PROJECT["project"]["license"] == "Apache-2.0"
@@ -107,10 +107,10 @@ def test_the_page_of_the_design_lists_rooms_in_the_linters_order() -> None:
     layers = [row.split(" | ") for row in PROJECT["tool"]["importlinter"]["contracts"][0]["layers"]]
     level = {room: number for number, row in enumerate(layers) for room in row}
     rows = re.findall(r"^\| (`\w+`[^|]*) \|", (ROOT / "docs" / "design.md").read_text(encoding="utf-8"), re.MULTILINE)
-    told = [re.findall(r"`(\w+)`", row) for row in rows]
-    assert sorted(room for row in told for room in row) == sorted(level)
-    numbers = [level[room] for row in told for room in row]
-    assert numbers == sorted(numbers) and all(len({level[room] for room in row}) == 1 for row in told)
+    listed = [re.findall(r"`(\w+)`", row) for row in rows]
+    assert sorted(room for row in listed for room in row) == sorted(level)
+    numbers = [level[room] for row in listed for room in row]
+    assert numbers == sorted(numbers) and all(len({level[room] for room in row}) == 1 for row in listed)
 
 
 def test_every_ignored_rule_has_its_reason() -> None:
@@ -132,10 +132,10 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
         "py" + r"pi\.org", "python" + "hosted", r"download\." + "pytorch", "registry" + r"\.npmjs", r"deb\." + "debian", "index" + "-url",
     ]  # fmt: skip
     pattern = re.compile("|".join(rf"(?<![\w.]){word}" for word in words))
-    found = []
+    names = []
     for path in files():
         if path.is_relative_to(GOLDEN) or path.suffix in (".png", ".safetensors", ".msgpack"):
             continue
         for match in pattern.finditer(path.read_text(encoding="utf-8", errors="replace")):
-            found.append(f"{path.relative_to(ROOT)}: {match[0]}")
-    assert found == []
+            names.append(f"{path.relative_to(ROOT)}: {match[0]}")
+    assert names == []

@@ -1,4 +1,4 @@
-"""The tutorial, as somebody would follow it who pastes every command: what is printed is what the page says."""
+"""Follow the tutorial, as a user who pastes every command: the output equals the page's."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PAGE = ROOT / "docs" / "tutorial.md"
 
 @pytest.mark.timeout(600)
 @pytest.mark.distributed
-def test_every_command_of_the_tutorial_prints_what_the_page_says(tmp_path: Path) -> None:
-    """In one directory, one after the other. Losses of runs that are to end alike do."""
+def test_every_command_of_the_tutorial_prints_the_output_of_the_page(tmp_path: Path) -> None:
+    """The commands run in one directory, one after the other. Losses that must be equal are equal."""
     assert sum(len(steps(block)) for block in blocks(PAGE) if block.runs()) > 15
     printed = follow(PAGE, tmp_path)
     straight, killed, damaged, other = re.findall(r"after 400 steps: (.*)", "".join(printed))

@@ -1,4 +1,4 @@
-"""The project's files, as the house tests look at them."""
+"""The project's files, for the house tests."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ MADE = {".venv", "build", "dist", "out", "runs", "__pycache__", ".git", ".hypoth
 
 
 def rel(path: Path) -> str:
-    """A source file's name, from the package on."""
+    """Return a source file's path in the package."""
     return path.relative_to(PRODUCT).as_posix()
 
 
 def files() -> list[Path]:
-    """What belongs to the project: known to git or about to be; in an unpacked archive, everything that was not made here."""
+    """Return the project's files: tracked by git, or untracked and not ignored; in an unpacked archive, all files except build outputs."""
     try:
         done = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
         )
-        found = [ROOT / name for name in done.stdout.split("\0") if name]
+        paths = [ROOT / name for name in done.stdout.split("\0") if name]
     except (OSError, subprocess.CalledProcessError):
-        found = [path for path in ROOT.rglob("*") if not MADE & set(path.relative_to(ROOT).parts)]
-    found = sorted(path for path in found if path.is_file())
-    assert len(found) > 100, "the project was not found: nothing would be checked"
-    return found
+        paths = [path for path in ROOT.rglob("*") if not MADE & set(path.relative_to(ROOT).parts)]
+    paths = sorted(path for path in paths if path.is_file())
+    assert len(paths) > 100, "the project was not found: nothing would be checked"
+    return paths
 
 
 def page(name: str) -> str:

@@ -102,16 +102,16 @@ def _save_until_killed(order: dict[str, Any], world: int, rng: random.Random, dr
     job = Job(str(HERE / "matrix_cell.py"), world, [json.dumps(order)])
     try:
         ends = time.monotonic() + 120
-        while not any(("drained" if drained else "done") in report for report in job.told(0)):
+        while not any(("drained" if drained else "done") in report for report in job.reports(0)):
             if time.monotonic() > ends or any(rank.poll() is not None for rank in job.ranks):
-                raise AssertionError("\n".join(f"rank {rank}: {_words(job.said(rank))}" for rank in range(world)))
+                raise AssertionError("\n".join(f"rank {rank}: {_words(job.output(rank))}" for rank in range(world)))
             time.sleep(0.01)
         time.sleep(rng.uniform(0.0, 0.6))
         for rank in job.ranks:
             rank.send_signal(signal.SIGKILL)
         for rank in job.ranks:
             rank.wait(20)
-        reports = [report for rank in range(world) for report in job.told(rank)]
+        reports = [report for rank in range(world) for report in job.reports(rank)]
         return max(report["done"] for report in reports if "done" in report), max(
             (report["drained"] for report in reports if "drained" in report), default=-1
         )

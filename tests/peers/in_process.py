@@ -12,7 +12,7 @@ from relight.peers import HeldPartFile, Peer, PeerService, Remote
 
 TOKEN = b"t" * 32
 MB = 1_000_000
-Told = list[tuple[str, dict[str, object]]]
+Events = list[tuple[str, dict[str, object]]]
 
 
 def part_of(id: str, seq: int, rank: int, size: int, is_there: Callable[[], bool] = lambda: True) -> tuple[HeldPartFile, bytes]:
@@ -25,7 +25,7 @@ def part_of(id: str, seq: int, rank: int, size: int, is_there: Callable[[], bool
 
 
 @contextlib.contextmanager
-def several(count: int, events: Told | None = None) -> Iterator[list[PeerService]]:
+def several(count: int, events: Events | None = None) -> Iterator[list[PeerService]]:
     """Start ``count`` agents in this process."""
     peers = [
         PeerService(

@@ -103,7 +103,7 @@ def live(control: socket.socket) -> None:
         elif word == "wait":
             assert peers is not None
             answer = peers.wait(given[0])
-        elif word == "told":
+        elif word == "events":
             answer = events
         elif word == "memory":
             assert peers is not None
@@ -123,22 +123,22 @@ class Neighbour:
     def __init__(self, control: socket.socket, name: str, token: bytes, memory: int | None, rate: float | None) -> None:
         self._control, self._lines, self.name = control, control.makefile("rb"), name
         self.sizes: list[tuple[int, int]] = []
-        self.address, self.pid = self.tell("start", token.hex(), memory, rate)
+        self.address, self.pid = self.call("start", token.hex(), memory, rate)
 
-    def say(self, *words: Any) -> None:
+    def send(self, *words: Any) -> None:
         """Send a command."""
         self._control.sendall(json.dumps(words).encode() + b"\n")
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         """Return the answer to a command."""
         line = self._lines.readline()
         assert line, f"{self.name} is gone"
         return json.loads(line)
 
-    def tell(self, *words: Any) -> Any:
+    def call(self, *words: Any) -> Any:
         """Send a command and return its answer."""
-        self.say(*words)
-        return self.hear()
+        self.send(*words)
+        return self.receive()
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone: its control socket is closed then."""
@@ -161,8 +161,8 @@ class Town:
     def all(self, *words: Any) -> list[Any]:
         """Send a command to all agents at once and return their answers."""
         for agent in self.agents:
-            agent.say(*words)
-        return [agent.hear() for agent in self.agents]
+            agent.send(*words)
+        return [agent.receive() for agent in self.agents]
 
     def join(self) -> None:
         """Let all agents join one roster with three racks."""
@@ -171,16 +171,16 @@ class Town:
             for number, agent in enumerate(self.agents)
         ]
         for agent in self.agents:
-            agent.say("join", roster, agent.name, self.data, self.parity)
+            agent.send("join", roster, agent.name, self.data, self.parity)
         for agent in self.agents:
-            agent.hear()
+            agent.receive()
 
     def protect(self, id: str, seq: int, seconds: float = 60.0) -> None:
         """Fill and protect all agents' parts of a new checkpoint."""
         for agent in self.agents:
-            agent.say("fill", id, seq, agent.sizes)
+            agent.send("fill", id, seq, agent.sizes)
         for agent in self.agents:
-            agent.hear()
+            agent.receive()
         self.all("offer")
         assert all(self.all("wait", seconds))
 

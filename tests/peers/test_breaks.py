@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from in_process import MB, TOKEN, Told, join, part_of, read_back, several
+from in_process import MB, TOKEN, Events, join, part_of, read_back, several
 from neighbours import Nursery, Town, expected, lost_is_read_back
 from tests.descriptors import new_descriptors, new_threads, open_descriptors
 
@@ -140,18 +140,18 @@ def test_a_sender_killed_in_the_middle_completes_nothing(nursery: Nursery) -> No
         town.agents[3] = slow
         town.join()
         for agent in town.agents:
-            agent.say("fill", "c1", 1, agent.sizes)
-            agent.hear()
-            agent.tell("offer")
-        assert all(agent.tell("wait", 60) for agent in town.agents[:3])
-        while not (held_bytes := sum(agent.tell("memory")["held"] for agent in town.agents[:3])):
+            agent.send("fill", "c1", 1, agent.sizes)
+            agent.receive()
+            agent.call("offer")
+        assert all(agent.call("wait", 60) for agent in town.agents[:3])
+        while not (held_bytes := sum(agent.call("memory")["held"] for agent in town.agents[:3])):
             time.sleep(0.01)
-        assert not slow.tell("wait", 0.0), "it must be killed during sending"
+        assert not slow.call("wait", 0.0), "it must be killed during sending"
         slow.kill()
         with contextlib.closing(town.remote()) as remote:
             assert remote.has("c1", 3) is None and held_bytes
             assert all(remote.has("c1", rank) == f"agent at {town.agents[rank].address}" for rank in range(3))
-        events = [fields for agent in town.agents[:3] for fields in agent.tell("told")]
+        events = [fields for agent in town.agents[:3] for fields in agent.call("events")]
         assert (
             sum(name == "peers.complete" for name, _ in events) == 4 - 2 - 1
         )  # of the four pieces the killed agent is a member of two, and holds one
@@ -167,14 +167,14 @@ def test_a_slot_filled_again_while_it_is_sent_is_never_complete(nursery: Nursery
         town.agents[3] = slow
         town.join()
         for agent in town.agents:
-            agent.tell("fill", "c1", 1, agent.sizes)
-            agent.tell("offer")
+            agent.call("fill", "c1", 1, agent.sizes)
+            agent.call("offer")
         time.sleep(0.2)
-        assert not slow.tell("wait", 0.0)
-        slow.tell("fill", "c2", 2, slow.sizes)
-        assert slow.tell("wait", 60)
-        assert any(name == "peers.failed" and "next save" in message for name, message in slow.tell("told"))
-        shown = [message for agent in town.agents for name, message in agent.tell("told") if name == "peers.complete"]
+        assert not slow.call("wait", 0.0)
+        slow.call("fill", "c2", 2, slow.sizes)
+        assert slow.call("wait", 60)
+        assert any(name == "peers.failed" and "next save" in message for name, message in slow.call("events"))
+        shown = [message for agent in town.agents for name, message in agent.call("events") if name == "peers.complete"]
         assert len(shown) < 4  # its first segment may have been whole, its second was not
         with contextlib.closing(town.remote()) as remote:
             assert remote.has("c1", 3) is None
@@ -186,8 +186,8 @@ def test_a_slot_filled_again_while_it_is_read_is_never_believed(nursery: Nursery
     """Reads during the next save's filling return the right bytes or raise; in the end they always raise."""
     agent = nursery.agent(TOKEN)
     agent.sizes = [(0, 12 * MB)]
-    agent.tell("fill", "c1", 1, agent.sizes)
-    agent.tell("offer")
+    agent.call("fill", "c1", 1, agent.sizes)
+    agent.call("offer")
     right = expected("c1", 0, 12 * MB)[0]
     with contextlib.closing(Remote([agent.address], TOKEN, 20.0)) as remote:
         reader = remote.reader("c1", 0, 0)
@@ -203,7 +203,7 @@ def test_a_slot_filled_again_while_it_is_read_is_never_believed(nursery: Nursery
             assert room == right
             good += 1
             if good == 3:
-                agent.say("fill", "c2", 2, agent.sizes)
+                agent.send("fill", "c2", 2, agent.sizes)
             assert time.monotonic() < ends
         assert remote.has("c1", 0) is None
     agent.close()
@@ -229,7 +229,7 @@ class Changing:
 def test_a_change_after_the_last_check_is_detected(last: int) -> None:
     """If the slot changes while a piece of it is sent, also the last one, the holder stores nothing and
     ``peers.failed`` is emitted."""
-    events: Told = []
+    events: Events = []
     with several(2, events) as peers:
         part, _ = part_of("c1", 1, 0, 9 * MB)  # three pieces
         memory = Changing(part.memory, last)
@@ -287,9 +287,9 @@ def test_no_room_at_a_holder_is_reported_and_the_rest_works(nursery: Nursery) ->
     with contextlib.closing(nursery.town([[4 * MB]] * 3, 1, 1, memory=MB)) as town:
         town.protect("c1", 1)
         for agent in town.agents:
-            ((name, message),) = agent.tell("told")
+            ((name, message),) = agent.call("events")
             assert name == "peers.failed" and "MiB" in message
-            assert agent.tell("memory")["held"] == 0
+            assert agent.call("memory")["held"] == 0
         with contextlib.closing(town.remote()) as remote:
             assert all(remote.has("c1", rank) == f"agent at {agent.address}" for rank, agent in enumerate(town.agents))
 

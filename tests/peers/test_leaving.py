@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from in_process import MB, Told, join, part_of, several
+from in_process import MB, Events, join, part_of, several
 
 
 def until(true: Callable[[], object]) -> bool:
@@ -17,7 +17,7 @@ def until(true: Callable[[], object]) -> bool:
 
 def test_nothing_is_missed_once_the_run_has_announced_its_end() -> None:
     """A missing agent is reported during the run, but not for parts that are offered or sent at the run's end."""
-    events: Told = []
+    events: Events = []
     with several(2, events) as peers:
         join(peers, 1, 1)
         peers[1].close()
@@ -36,7 +36,7 @@ def test_nothing_is_missed_once_the_run_has_announced_its_end() -> None:
 
 def test_who_joins_again_is_protected_again() -> None:
     """After the end of a first Checkpointer, a second one of the same job uses the same roster from scratch."""
-    events: Told = []
+    events: Events = []
     with several(2, events) as peers:
         join(peers, 1, 1)
         peers[0].leave()

@@ -96,8 +96,8 @@ def test_a_killed_agent_that_comes_back_is_protected_again(nursery: Nursery) -> 
         town.agents[3].kill()
         new = nursery.agent(town.token)
         new.sizes = town.agents[3].sizes
-        new.tell("fill", "c1", 1, new.sizes)
-        new.tell("offer")
+        new.call("fill", "c1", 1, new.sizes)
+        new.call("offer")
         town.agents[3].close()
         town.agents[3] = new
         town.join()

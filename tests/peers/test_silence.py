@@ -9,7 +9,7 @@ import socket
 import time
 
 import pytest
-from in_process import MB, TOKEN, Told, join, part_of, read_back, several
+from in_process import MB, TOKEN, Events, join, part_of, read_back, several
 from neighbours import Nursery, expected
 
 from relight.peers import Remote, sender
@@ -47,7 +47,7 @@ def test_a_holder_that_hangs_is_given_up_and_the_others_are_not_kept(monkeypatch
     first, in time."""
     monkeypatch.setattr(sender, "CALL_S", 0.5)
     monkeypatch.setattr(sender, "PATIENCE_S", 1.0)
-    events: Told = []
+    events: Events = []
     with several(2, events) as peers, socket.create_server(("127.0.0.1", 0)) as silent:
         join(peers, 1, 2, [*(peer.address for peer in peers), f"127.0.0.1:{silent.getsockname()[1]}"])
         part, data = part_of("c1", 1, 0, 5 * MB)
@@ -63,7 +63,7 @@ def test_a_holder_that_hangs_is_given_up_and_the_others_are_not_kept(monkeypatch
 def test_something_newer_does_not_wait_for_an_agent_that_is_gone() -> None:
     """Without an agent at a holder's address, the next checkpoint or a new roster ends the retries for this one at
     once."""
-    events: Told = []
+    events: Events = []
     with several(2, events) as peers:
         join(peers, 1, 1, [peers[0].address, "127.0.0.1:1"])
         part, data = part_of("c1", 1, 0, MB)
@@ -103,7 +103,7 @@ def test_agents_that_join_late_are_waited_for() -> None:
 
 def test_a_part_that_the_roster_does_not_have_is_reported_at_once() -> None:
     """A part that the roster does not have is not sent and delays no other part."""
-    events: Told = []
+    events: Events = []
     with several(2, events) as peers:
         join(peers, 1, 1)
         part, _ = part_of("c1", 1, 7, MB)

@@ -30,8 +30,8 @@ MB = 1_000_000
 def agent(nursery: Nursery) -> Iterator[Neighbour]:
     """Start an agent with an unprotected part of 1 MB."""
     agent = nursery.agent(TOKEN)
-    agent.tell("fill", "c1", 1, [(0, MB)])
-    agent.tell("offer")
+    agent.call("fill", "c1", 1, [(0, MB)])
+    agent.call("offer")
     yield agent
     agent.close()
 
@@ -125,11 +125,11 @@ def test_many_strangers_keep_no_friend_out_and_cost_little(agent: Neighbour) -> 
 
     Memory does not grow, and all are disconnected in time.
     """
-    before = agent.tell("memory")
+    before = agent.call("memory")
     strangers = [connect(agent) for _ in range(3 * UNPROVED_MAX)]
     try:
         serves(agent)
-        assert agent.tell("memory")["RssAnon"] - before["RssAnon"] < 32 * MB
+        assert agent.call("memory")["RssAnon"] - before["RssAnon"] < 32 * MB
         began = time.monotonic()
         for stranger in strangers:
             until_closed(stranger, HANDSHAKE_S + 20)
@@ -151,7 +151,7 @@ SEGMENT = Segment("nobody", 0, 0, 0, 100, (4096,), (400,))
 )  # fmt: skip
 def test_a_friend_that_makes_no_sense_is_hung_up_on(agent: Neighbour, data: bytes) -> None:
     """Excessive lengths and invalid messages end the connection at once, without memory for them."""
-    before = agent.tell("memory")
+    before = agent.call("memory")
     wire = call(agent.address, TOKEN, 10.0)
     wire._socket.sendall(data)
     if data == msgspec.msgpack.encode(StatusRequest()):
@@ -159,7 +159,7 @@ def test_a_friend_that_makes_no_sense_is_hung_up_on(agent: Neighbour, data: byte
             wire._socket.shutdown(socket.SHUT_WR)
     assert until_closed(wire._socket, 20.0) == b""
     wire.close()
-    assert agent.tell("memory")["RssAnon"] - before["RssAnon"] < 4 * MB
+    assert agent.call("memory")["RssAnon"] - before["RssAnon"] < 4 * MB
     serves(agent)
 
 

@@ -25,7 +25,7 @@ STEP = re.compile(r"(step +\d+|after +\d+) +((?:\w+ [-+.\de]+ ?)+)")
 
 
 @dataclass
-class Told:
+class KilledRun:
     """The printed steps of a run, whether it was killed, and its whole output for error messages."""
 
     steps: dict[str, str]
@@ -45,7 +45,7 @@ def run(
     saved: Path | None = None,
     env: dict[str, str] | None = None,
     timeout_s: float = 240,
-) -> Told:
+) -> KilledRun:
     """Run a command. With ``kill_at``, kill it and all its children once it has printed that step.
 
     With ``saved``, a run, the kill waits until that run has a checkpoint: a save in the background may take longer
@@ -73,7 +73,7 @@ def run(
                 raise AssertionError("too slow: " + "".join(lines)[-3000:])
     text = "".join(lines)
     assert killed or process.returncode == 0, text[-3000:]
-    return Told(steps, killed, text)
+    return KilledRun(steps, killed, text)
 
 
 def _has_checkpoint(path: Path) -> bool:
@@ -95,7 +95,7 @@ def _kill(pid: int) -> None:
 
 def killed_and_resumed(
     command: Sequence[str], kills: Sequence[int], tmp_path: Path, env: dict[str, str] | None = None, *, background: bool = False
-) -> list[Told]:
+) -> list[KilledRun]:
     """Run ``command RUN`` uninterrupted. Then kill a second run at each of ``kills``, and finish it. Every step must
     be equal, and none missing.
 

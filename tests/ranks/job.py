@@ -52,19 +52,19 @@ class Job:
                     rank.send_signal(signal.SIGKILL)
                     rank.wait()
 
-    def said(self, rank: int) -> str:
+    def output(self, rank: int) -> str:
         """All that a rank has printed."""
         self._outputs[rank].flush()
         self._outputs[rank].seek(0)
         return self._outputs[rank].read()
 
-    def told(self, rank: int) -> list[dict[str, Any]]:
+    def reports(self, rank: int) -> list[dict[str, Any]]:
         """Return the JSON objects that a rank printed, each at the begin of a line.
 
         An event may follow on the same line: another thread can print it before the object's line break.
         """
         decoder = json.JSONDecoder()
-        return [decoder.raw_decode(line)[0] for line in self.said(rank).splitlines() if line.startswith("{")]
+        return [decoder.raw_decode(line)[0] for line in self.output(rank).splitlines() if line.startswith("{")]
 
     def close(self) -> None:
         for output in self._outputs:
@@ -77,7 +77,7 @@ def run(script: str, world: int, arguments: Sequence[str], seconds: float = 300.
     job = Job(script, world, arguments, **environment)
     try:
         codes = job.wait(seconds)
-        assert codes == [0] * world, "\n".join(f"rank {rank}: {code}\n{job.said(rank)}" for rank, code in enumerate(codes))
-        return [job.told(rank) for rank in range(world)]
+        assert codes == [0] * world, "\n".join(f"rank {rank}: {code}\n{job.output(rank)}" for rank, code in enumerate(codes))
+        return [job.reports(rank) for rank in range(world)]
     finally:
         job.close()

@@ -22,7 +22,7 @@ def killed(world: int, options: dict[str, Any]) -> list[list[dict[str, Any]]]:
         for rank in job.ranks:
             rank.kill()
         job.wait(30)
-        return [job.told(rank) for rank in range(world)]
+        return [job.reports(rank) for rank in range(world)]
     finally:
         job.close()
 

@@ -95,7 +95,7 @@ def test_a_killed_job_resumes_to_the_bit(tmp_path: Path) -> None:
         first.ranks[1].wait(250)
         first.ranks[0].kill()
         first.wait(20)
-        reports = [first.told(rank) for rank in range(2)]
+        reports = [first.reports(rank) for rank in range(2)]
     finally:
         first.close()
     again = run("training.py", 2, [json.dumps({**plan, "steps": 8})])
@@ -114,10 +114,10 @@ def test_a_rank_that_dies_while_it_gives_is_named_and_the_last_checkpoint_stays(
             "die_giving": [1, 3]}  # fmt: skip
     job = Job("training.py", 3, [json.dumps(plan)], RELIGHT_BACKGROUND="1")
     try:
-        assert job.wait(250) == [0, -signal.SIGKILL, 0], job.said(0) + job.said(2)
+        assert job.wait(250) == [0, -signal.SIGKILL, 0], job.output(0) + job.output(2)
         for rank in (0, 2):
-            saved = [report for report in job.told(rank) if "saved" in report]
-            assert saved == [{"saved": 1, "error": None, "late": []}, {"saved": 3, "error": "late_ranks", "late": [1]}], job.said(rank)
+            saved = [report for report in job.reports(rank) if "saved" in report]
+            assert saved == [{"saved": 1, "error": None, "late": []}, {"saved": 3, "error": "late_ranks", "late": [1]}], job.output(rank)
     finally:
         job.close()
     assert [checkpoint.step for checkpoint in relight.open(tmp_path / "store" / "run").checkpoints()] == [1]

@@ -99,18 +99,18 @@ def test_a_restarted_job_restores_from_this_nodes_memory(tmp_path: Path, again: 
     job = Job("training.py", 2, [json.dumps({**options, "steps": 10_000})], RELIGHT_BACKGROUND="1")
     try:
         ends = time.monotonic() + 100
-        while job.said(0).count(" saved as ") < 3 and time.monotonic() < ends:
+        while job.output(0).count(" saved as ") < 3 and time.monotonic() < ends:
             time.sleep(0.05)
         for rank in job.ranks:
             rank.kill()
         job.wait(10)
-        assert job.said(0).count(" saved as ") >= 3, job.said(0)
+        assert job.output(0).count(" saved as ") >= 3, job.output(0)
     finally:
         job.close()
     second = Job("training.py", again, [json.dumps({**options, "steps": 0})], RELIGHT_BACKGROUND="1")
     try:
-        assert second.wait(100) == [0] * again, second.said(0)
-        assert "from memory" in second.said(0)
+        assert second.wait(100) == [0] * again, second.output(0)
+        assert "from memory" in second.output(0)
     finally:
         second.close()
 
@@ -122,8 +122,8 @@ def test_a_signal_to_one_rank_ends_all_of_them_after_a_save(tmp_path: Path) -> N
                                        "kill": [1, 5, "SIGTERM"]})],
     )  # fmt: skip
     try:
-        assert job.wait(120) == [-signal.SIGTERM] * 2, job.said(0) + job.said(1)
-        last = [max(losses(job.told(rank))) for rank in range(2)]
+        assert job.wait(120) == [-signal.SIGTERM] * 2, job.output(0) + job.output(1)
+        last = [max(losses(job.reports(rank))) for rank in range(2)]
     finally:
         job.close()
     assert last[0] == last[1]

@@ -178,7 +178,7 @@ class Running:
         self._lines = connection.makefile("rb")
         self.pid = int(self._lines.readline())
         self.code: int | None = None
-        self.told: list[str] = []
+        self.output: list[str] = []
 
     def line(self) -> str:
         """Return the next line that the command prints, "" after its end."""
@@ -193,11 +193,11 @@ class Running:
             return ""
         return line.decode(errors="replace").rstrip("\n")
 
-    def say(self, *what: object) -> None:
+    def send(self, *what: object) -> None:
         """Send a line to the command's input."""
         self._connection.sendall(json.dumps(what).encode() + b"\n")
 
-    def heard(self) -> list[Any]:
+    def receive(self) -> list[Any]:
         """Return the next line that is JSON. Raise ``AssertionError`` if the command ends first."""
         lines = []
         while self.code is None:
@@ -208,14 +208,14 @@ class Running:
 
     def ask(self, *what: object) -> list[Any]:
         """Send a line and return the answer."""
-        self.say(*what)
-        return self.heard()
+        self.send(*what)
+        return self.receive()
 
     def end(self) -> int:
-        """Close its input. Return its exit status, and add its remaining output to ``told``."""
+        """Close its input. Return its exit status, and add its remaining output to ``output``."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
-        self.told = self.rest()
+        self.output = self.rest()
         assert self.code is not None
         return self.code
 

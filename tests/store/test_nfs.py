@@ -64,12 +64,12 @@ def test_the_shipped_suite(nfs: Lab, version: str, buffered: bool) -> None:
 def test_one_winner_among_machines(nfs: Lab, store: str) -> None:
     """Two machines create a name at the same moment: exactly one gets True, and both then read its bytes. 500 names."""
     jobs = [machine.job("race", f"/mnt/x/{store}", me) for me, machine in enumerate(nfs.machines)]
-    assert [job.heard() for job in jobs] == [["ready"]] * 2
+    assert [job.receive() for job in jobs] == [["ready"]] * 2
     wins, refused = Counter[int](), 0
     for n in range(500):
         for job in jobs:
-            job.say(f"{n}")
-        answers = [job.heard() for job in jobs]
+            job.send(f"{n}")
+        answers = [job.receive() for job in jobs]
         won = [me for me, (_, outcome, *_) in enumerate(answers) if outcome is True]
         assert len(won) == 1 and answers[1 - won[0]][1] is False, answers
         wins[won[0]] += 1
@@ -84,12 +84,12 @@ def test_saved_here_restored_there_at_once(nfs: Lab, store: str) -> None:
     """A checkpoint that one machine committed restores at once on another that read a moment ago, whatever its caches hold."""
     a, b = nfs.machines
     saver = a.job("saves", f"/mnt/x/{store}", "large", 0)
-    assert saver.heard()[0] == "begun" and saver.heard() == ["ready"]
+    assert saver.receive()[0] == "begun" and saver.receive() == ["ready"]
     restorer = b.job("restores", f"/mnt/x/{store}")
-    assert restorer.heard() == ["ready"] and restorer.ask() == ["none"]
+    assert restorer.receive() == ["ready"] and restorer.ask() == ["none"]
     late = []
     for _ in range(25):
-        saving, saved = saver.ask(), saver.heard()
+        saving, saved = saver.ask(), saver.receive()
         assert (saving[0], saved[0]) == ("saving", "saved")
         began = time.monotonic()
         assert restorer.ask() == ["restored", *saved[1:]]
@@ -104,7 +104,7 @@ def test_what_was_not_there_a_moment_ago_is_there(nfs: Lab, store: str) -> None:
     The client's own cache lasts half a minute.
     """
     a, b = (machine.job("hold", f"/mnt/x/{store}") for machine in nfs.machines)
-    assert [a.heard(), b.heard()] == [["ready"]] * 2
+    assert [a.receive(), b.receive()] == [["ready"]] * 2
     a.ask("put", "dir/first")
     wrong_by_itself = 0
     for n in range(20):
@@ -134,16 +134,16 @@ def test_two_attempts_on_two_machines(nfs: Lab, store: str) -> None:
     """
     facts = []
     saver = nfs.machines[0].job("saves", f"/mnt/x/{store}", "first", 0)
-    facts += [saver.heard()]
-    assert saver.heard() == ["ready"]
+    facts += [saver.receive()]
+    assert saver.receive() == ["ready"]
     for turn in range(1, 9):
-        facts += [saver.ask(), saver.heard()]
+        facts += [saver.ask(), saver.receive()]
         assert facts[-1][0] == "saved"
         other = nfs.machines[turn % 2].job("saves", f"/mnt/x/{store}", f"turn{turn}", 0)
-        facts += [other.heard()]
-        assert other.heard() == ["ready"]
+        facts += [other.receive()]
+        assert other.receive() == ["ready"]
         facts += [saver.ask()]
-        assert saver.heard() == ["fenced"], "an attempt that was superseded has committed"
+        assert saver.receive() == ["fenced"], "an attempt that was superseded has committed"
         assert saver.end() == 0
         saver = other
     assert saver.end() == 0
@@ -156,7 +156,7 @@ def _check(nfs: Lab, store: str, facts: list[list[str]], machine: Machine | None
     path = nfs.server.folder / f"{store}.facts"
     path.write_text("".join(json.dumps(fact) + "\n" for fact in facts))
     job = (machine or nfs.machines[1]).job("check", f"/mnt/x/{store}", path)
-    wrong = job.heard()
+    wrong = job.receive()
     job.end()
     return wrong
 
@@ -165,12 +165,12 @@ def test_deleting_what_another_machine_reads(nfs: Lab, store: str) -> None:
     """Retention on one machine while two others restore: each gets whole checkpoints, or an error that names what vanished. Nothing is left over."""
     a, b = nfs.machines
     churn = a.job("churn", f"/mnt/x/{store}", 25)
-    assert churn.heard() == ["ready"]
+    assert churn.receive() == ["ready"]
     time.sleep(1)
     restorers = [machine.job("look", f"/mnt/x/{store}", 22) for machine in (a, b)]
-    assert [restorer.heard() for restorer in restorers] == [["ready"]] * 2
-    results = [restorer.heard()[1] for restorer in restorers]
-    done = churn.heard()[1]
+    assert [restorer.receive() for restorer in restorers] == [["ready"]] * 2
+    results = [restorer.receive()[1] for restorer in restorers]
+    done = churn.receive()[1]
     assert [process.end() for process in (churn, *restorers)] == [0, 0, 0]
     report(f"saved {done['saved']}, meanwhile restored: {results}")
     for result in results:
@@ -187,7 +187,7 @@ def test_files_deleted_while_they_are_open(nfs: Lab, store: str) -> None:
     """
     path = f"/mnt/x/{store}"
     (job,) = (nfs.machines[0].job("hold", path),)
-    assert job.heard() == ["ready"]
+    assert job.receive() == ["ready"]
     job.ask("put", "dir/file")
     reader = nfs.machines[0].start("python3", "-c", f"import os; fd = os.open('{path}/dir/file', 0); print('open', flush=True); input()")
     reader.until("open")
@@ -195,7 +195,7 @@ def test_files_deleted_while_they_are_open(nfs: Lab, store: str) -> None:
     kernels, ours = job.ask("list", "dir")
     assert len(kernels) == 1 and kernels[0].startswith(".nfs") and ours == []
     assert job.ask("delete_dir", "dir") == [False]
-    reader.say()
+    reader.send()
     reader.end()
     assert job.ask("delete_dir", "dir") == [True]
     assert job.end() == 0
@@ -213,20 +213,20 @@ def test_reply_to_a_creation_is_lost(nfs: Lab, store: str, version: str) -> None
         for n, taken in enumerate((False, True, False)):
             if taken:
                 other = nfs.machines[1].job("race", f"/mnt/x/{store}", "other")
-                other.heard()
+                other.receive()
                 assert other.ask(f"name{n}")[1] is True, "the name is free"
                 other.end()
             job = machine.job("race", f"{path}/{store}", "mine")
-            assert job.heard() == ["ready"]
+            assert job.receive() == ["ready"]
             wire.catch(f"name{n}")
-            job.say(f"name{n}")
+            job.send(f"name{n}")
             assert taken or wire.caught.wait(20), "no creation was seen on the wire"
             wire.caught.wait(1)
             time.sleep(0.3)
             nfs.server.kill()
             wire.release()
             nfs.server.start()
-            _, outcome, _, mine, contents = job.heard()
+            _, outcome, _, mine, contents = job.receive()
             outcomes.append(outcome)
             assert outcome is not taken, f"answered {outcome} for a name that was {'taken' if taken else 'free'}"
             assert (mine == contents) is outcome
@@ -262,9 +262,9 @@ def test_server_is_killed_again_and_again(nfs: Lab, store: str) -> None:
     started = nfs.server.starts
     facts: list[list[str]] = []
     saver = a.job("saves", f"/mnt/x/{store}", "large", SAVES)
-    facts.append(saver.heard())
+    facts.append(saver.receive())
     restorer = b.job("restores", f"/mnt/x/{store}")
-    assert restorer.heard() == ["ready"]
+    assert restorer.receive() == ["ready"]
     outages = _outages(nfs, stop, lambda: rng.random() * 2, lambda: GRACE_S + rng.random() * 4)
     try:
         restored = []
@@ -304,7 +304,7 @@ def test_many_creations_while_the_server_is_killed(nfs: Lab, store: str) -> None
         outages.join()
     assert [job.code for job in jobs] == [0, 0], answers
     reader = nfs.machines[0].job("read_all", f"/mnt/x/{store}", "many")
-    (contents,) = reader.heard()
+    (contents,) = reader.receive()
     reader.end()
     outcomes = Counter[str]()
     for ours, theirs in zip(*answers):
@@ -322,8 +322,8 @@ def test_soft_mounts_give_errors_of_ours(nfs: Lab, store: str) -> None:
     machine = nfs.machines[0]
     path = machine.mount("soft", "vers=4.2,soft,timeo=10,retrans=1")
     saver = machine.job("saves", f"{path}/{store}", "soft", 0)
-    facts = [saver.heard()]
-    assert saver.heard() == ["ready"]
+    facts = [saver.receive()]
+    assert saver.receive() == ["ready"]
     failed, slowest = Counter[str](), 0.0
     rng = random.Random(3)
     for turn in range(8):
@@ -335,7 +335,7 @@ def test_soft_mounts_give_errors_of_ours(nfs: Lab, store: str) -> None:
         began = time.monotonic()
         outcome = ["saving"]
         while outcome[0] == "saving":
-            outcome = saver.ask() if outcome == ["saving"] else saver.heard()
+            outcome = saver.ask() if outcome == ["saving"] else saver.receive()
             facts.append(outcome)
         slowest = max(slowest, time.monotonic() - began)
         if outcome[0] == "failed":
@@ -370,7 +370,7 @@ def test_client_machine_loses_its_power(nfs: Lab, store: str, tmp_path: Path) ->
         job = machine.job("saves", f"/mnt/x/{store}{turn}", "large", 100)
         facts: list[list[str]] = []
         while sum(fact[0] == "saved" for fact in facts) < 4 + turn:
-            facts.append(job.heard())
+            facts.append(job.receive())
         time.sleep(0.05 * turn)
         machine.kill()
         nfs.machines.remove(machine)
@@ -386,9 +386,9 @@ def test_wire_is_cut(nfs: Lab, store: str) -> None:
     lost."""
     a, b = nfs.machines
     saver = a.job("saves", f"/mnt/x/{store}", "cut", 0)
-    facts = [saver.heard()]
-    assert saver.heard() == ["ready"]
-    facts += [saver.ask(), saver.heard()]
+    facts = [saver.receive()]
+    assert saver.receive() == ["ready"]
+    facts += [saver.ask(), saver.receive()]
     nfs.network.switch(a.link, False)
     try:
         other = b.job("saves", f"/mnt/x/{store}", "other", 2)
@@ -397,7 +397,7 @@ def test_wire_is_cut(nfs: Lab, store: str) -> None:
     finally:
         nfs.network.switch(a.link, True)
     facts += [saver.ask()]
-    assert saver.heard() == ["fenced"]
+    assert saver.receive() == ["fenced"]
     assert saver.end() == 0
     assert _check(nfs, store, facts) == []
     report("cut off, superseded, and refused when it was back")

@@ -73,7 +73,7 @@ class Outcome(NamedTuple):
     """Seconds of the longest save that was durable before the signal; infinite if there was none."""
     begun: bool
     """Whether a save was in progress when the signal came."""
-    said: str
+    output: str
 
 
 def stored(folder: Path) -> int:
@@ -202,7 +202,7 @@ def main() -> int:
                 )
                 if wrong:
                     bad += 1
-                    print(outcome.said + "\n" + "\n".join(f"  {problem}" for problem in wrong), flush=True)
+                    print(outcome.output + "\n" + "\n".join(f"  {problem}" for problem in wrong), flush=True)
             print(f"{grace_s:g} s of grace, {options.count} moments: {json.dumps(codes)}", flush=True)
     print(f"{bad} moments went wrong")
     return 1 if bad else 0

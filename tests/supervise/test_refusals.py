@@ -85,7 +85,9 @@ def test_a_refusal_ends_the_job_with_its_reason(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(launch, "_run", refuse)
     options = launch.parse(["--nproc-per-node", "1", "train.py"])
     end = launch.launch(options, RunSettings(), tmp_path)
-    assert end.code == 1 and end.say.startswith("stopped: the system refused relight run what it needs") and "raise ulimit" in end.say
+    assert (
+        end.code == 1 and end.message.startswith("stopped: the system refused relight run what it needs") and "raise ulimit" in end.message
+    )
     error = RuntimeError("shapes differ")
     with pytest.raises(RuntimeError, match="shapes differ"):
         launch.launch(options, RunSettings(), tmp_path)

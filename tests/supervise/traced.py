@@ -27,7 +27,7 @@ class Trace:
         self._asked: dict[int, float] = {}
         self._who = [socket.gethostname(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])]
 
-    def hear(self, event: Event) -> None:
+    def record_save(self, event: Event) -> None:
         """Record when a save was requested, and its time until durable."""
         if event.name == "save.requested":
             self._asked[event.fields["step"]] = time.monotonic()
@@ -56,6 +56,6 @@ class Trace:
 if __name__ == "__main__":
     trace = Trace()
     observers.append(trace)
-    subscribe(trace.hear)
+    subscribe(trace.record_save)
     sys.argv[0] = str(Path(__file__).with_name("job.py"))
     runpy.run_path(sys.argv[0], run_name="__main__")

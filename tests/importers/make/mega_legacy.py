@@ -67,21 +67,21 @@ def fill(model: Any, wholes: dict[str, torch.Tensor]) -> None:
     """Set each tensor of a model to its part of the whole, which Megatron defines."""
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
-    def put(one: Any) -> None:
-        if isinstance(one, ShardedTensorFactory):
-            for piece in one.build().values() if isinstance(one.build(), dict) else one.build():
+    def put(tensor: Any) -> None:
+        if isinstance(tensor, ShardedTensorFactory):
+            for piece in tensor.build().values() if isinstance(tensor.build(), dict) else tensor.build():
                 put(piece)
-        elif isinstance(one, ShardedTensor):
-            whole = wholes.setdefault(one.key, whole_of(one.key, tuple(one.global_shape)))
-            place = tuple(slice(start, start + extent) for start, extent in zip(one.global_offset, one.data.shape, strict=False))
-            if one.prepend_axis_num:
-                inner = zip(one.global_offset[one.prepend_axis_num :], one.data.shape, strict=True)
-                place = (*one.global_offset[: one.prepend_axis_num], *(slice(start, start + extent) for start, extent in inner))
+        elif isinstance(tensor, ShardedTensor):
+            whole = wholes.setdefault(tensor.key, whole_of(tensor.key, tuple(tensor.global_shape)))
+            place = tuple(slice(start, start + extent) for start, extent in zip(tensor.global_offset, tensor.data.shape, strict=False))
+            if tensor.prepend_axis_num:
+                inner = zip(tensor.global_offset[tensor.prepend_axis_num :], tensor.data.shape, strict=True)
+                place = (*tensor.global_offset[: tensor.prepend_axis_num], *(slice(start, start + extent) for start, extent in inner))
             with torch.no_grad():
-                one.data.copy_(whole[place].reshape(one.data.shape))
+                tensor.data.copy_(whole[place].reshape(tensor.data.shape))
 
-    for one in model.sharded_state_dict().values():
-        put(one)
+    for tensor in model.sharded_state_dict().values():
+        put(tensor)
 
 
 def write(out: Path, way: dict[str, Any], wholes: dict[str, torch.Tensor]) -> None:
