@@ -142,7 +142,7 @@ def test_a_child_does_not_write_to_its_parents_page(tmp_path: Path) -> None:
         print(child(other), flush=True)
         os._exit(0)
         """,
-        RELIGHT_PULSE=str(page),
+        RELIGHT_HEARTBEAT=str(page),
     )
     assert printed == "7\n"
     beat = read_beat(page)

@@ -36,7 +36,7 @@ class Rank:
     """A rank with its components, its boundary, and its side of a handover."""
 
     def __init__(self, number: int, world: int, folder: Path, monkeypatch: pytest.MonkeyPatch, run: str, **more: object) -> None:
-        self.teller = HeartbeatWriter(str(folder / f"pulse-{number}"))
+        self.teller = HeartbeatWriter(str(folder / f"heartbeat-{number}"))
         self._monkeypatch = monkeypatch
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 3)
@@ -81,9 +81,9 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     def made(world: int, run: str = "run", **more: object) -> list[Rank]:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(world))
         for number in range(world):
-            make_page(tmp_path / f"pulse-{number}")
+            make_page(tmp_path / f"heartbeat-{number}")
             for ahead in (False, True):
-                make_rank_state(rank_state_path(tmp_path / "pulse-0", number, ahead))
+                make_rank_state(rank_state_path(tmp_path / "heartbeat-0", number, ahead))
         return [Rank(number, world, tmp_path, monkeypatch, run, **more) for number in range(world)]
 
     return made
@@ -192,7 +192,7 @@ def test_a_rank_that_learns_of_a_failure_ends_its_step_and_hands_it_over(ranks: 
     for rank in (living, dead):
         rank.ends(STEP - 1)
     dead.ends(STEP)
-    lost_of(tmp_path / "pulse-0").touch()
+    lost_of(tmp_path / "heartbeat-0").touch()
     with pytest.raises(RankTimeout, match="another rank has failed"):
         living.ends(STEP)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")

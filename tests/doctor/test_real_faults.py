@@ -458,8 +458,8 @@ def test_a_run_under_way_that_does_not_save(tmp_path: Path, memory: Path) -> Non
         saved_at(attempt, time.time() - 7200 + 60 * number, 100 * number + 99)
     assert "stale" not in names(tmp_path / "runs")
     folder = supervised(memory, os.getpid())
-    make_page(folder / "pulse-0")
-    HeartbeatPage(folder / "pulse-0").write(Heartbeat(pid=os.getpid(), phase="training", url=str(tmp_path / "runs"), run="demo"))
+    make_page(folder / "heartbeat-0")
+    HeartbeatPage(folder / "heartbeat-0").write(Heartbeat(pid=os.getpid(), phase="training", url=str(tmp_path / "runs"), run="demo"))
     assert "stale" in names(tmp_path / "runs" / "demo")
 
 

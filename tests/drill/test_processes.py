@@ -147,7 +147,7 @@ def test_a_script_in_a_drill_is_poisoned_at_the_ordered_step(tmp_path: Path) -> 
 
     make_page(tmp_path / "page")
     DrillOrders(tmp_path / "orders").give(DrillOrder("poison", 5))
-    done = run_script(tmp_path, str(tmp_path / "store" / "demo"), RELIGHT_PULSE=str(tmp_path / "page"))
+    done = run_script(tmp_path, str(tmp_path / "store" / "demo"), RELIGHT_HEARTBEAT=str(tmp_path / "page"))
     assert done.returncode and "Diverged" in done.stderr and "[onset 5]" in done.stderr, done.stderr
     assert DrillOrders(tmp_path / "orders").done() is not None
 

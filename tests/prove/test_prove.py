@@ -49,6 +49,17 @@ def test_prove_reports_a_script_with_too_few_steps() -> None:
         run(ProveOptions(SCRIPT, ["none"], n=19, k=5))
 
 
+def test_prove_names_the_error_of_a_script_that_fails(tmp_path: Path) -> None:
+    """A script with an ImportError was said to have too few steps: the message has its error, and the command that shows it alone."""
+    script = tmp_path / "train.py"
+    script.write_text("import no_such_module\n")
+    with pytest.raises(
+        ConfigError, match=r"the script failed.*status 1: ModuleNotFoundError(.|\n)*run it alone: python .*train.py"
+    ) as caught:
+        run(ProveOptions(str(script), n=4, k=2))
+    assert "at least" not in str(caught.value)
+
+
 def test_the_first_difference_is_ordered_by_cause() -> None:
     """Within a step, a scheduler's difference comes before that of the parameters it leads to."""
     a = TraceEntry(kind="step", step=3, metrics={"loss": "1"}, state={"model/w": "a", "scheduler/last_epoch": "3"})

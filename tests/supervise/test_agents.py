@@ -65,7 +65,7 @@ def test_a_stopped_agent_costs_one_save(tmp_path: Path) -> None:
         ends = time.monotonic() + 120
         while stopped is None and time.monotonic() < ends:
             time.sleep(0.1)
-            for page in Path("/dev/shm").glob(f"relight-run-{process.pid}-*/pulse-0"):
+            for page in Path("/dev/shm").glob(f"relight-run-{process.pid}-*/heartbeat-0"):
                 result = read_beat(page)
                 if result is not None and result.agent and result.saves >= 2:
                     stopped = result

@@ -129,7 +129,7 @@ def test_what_no_reason_can_be_is_refused_before_anything_is_written(run: Run, w
 
 def test_the_requester_is_read_once_by_the_signalled_rank(tmp_path: Path) -> None:
     """A SIGUSR1 without a request has no author. The request file may have any content."""
-    page = tmp_path / "pulse-0"
+    page = tmp_path / "heartbeat-0"
     anna = requested_by("anna")
     write_request(page, anna)
     assert (take_request(page), take_request(page)) == (anna, None)

@@ -15,11 +15,11 @@ CODE = """
 import sys
 from relight.heartbeat import HeartbeatWriter, RankStateWriter, make_rank_state
 from relight.heartbeat.heartbeat_page import make_page
-make_page(f"{sys.argv[1]}/pulse-0")
+make_page(f"{sys.argv[1]}/heartbeat-0")
 make_rank_state(f"{sys.argv[1]}/will-0")
 with open(f"{sys.argv[1]}/other", "wb", buffering=0) as file:
     file.write(bytes(1 << 20))
-assert not HeartbeatWriter(f"{sys.argv[1]}/pulse-0").has_reader
+assert not HeartbeatWriter(f"{sys.argv[1]}/heartbeat-0").has_reader
 try:
     RankStateWriter(f"{sys.argv[1]}/will-0").write(1, bytes(100_000))
 except OSError:

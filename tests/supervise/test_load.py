@@ -152,7 +152,7 @@ def test_ranks_pause_for_their_share_of_the_time(tmp_path: Path) -> None:
     now, slept = [100.0], list[float]()
     pauses = StepPauses(lambda: now[0], slept.append)
     try:
-        page = watched.begin([0, 1], {})[1]["RELIGHT_PULSE"]
+        page = watched.begin([0, 1], {})[1]["RELIGHT_HEARTBEAT"]
 
         def step(seconds: float) -> float:
             now[0] += seconds

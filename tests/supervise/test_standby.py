@@ -36,7 +36,7 @@ def test_without_a_supervisor_standby_does_nothing() -> None:
 def test_a_rank_publishes_its_memory_at_standby(tmp_path: Path) -> None:
     """The value is more than the script allocated, and less than the machine has."""
     make_page(tmp_path / "page")
-    assert run("import relight; held = bytearray(64 << 20); relight.standby()", RELIGHT_PULSE=str(tmp_path / "page")).returncode == 0
+    assert run("import relight; held = bytearray(64 << 20); relight.standby()", RELIGHT_HEARTBEAT=str(tmp_path / "page")).returncode == 0
     beat = read_beat(tmp_path / "page")
     assert beat is not None and 64 << 20 < beat.ahead < 1 << 30
     assert isinstance(HeartbeatPage(tmp_path / "page"), HeartbeatPage)

@@ -593,6 +593,6 @@ def test_a_directory_of_another_user_is_neither_removed_nor_read(tmp_path: Path,
 
 def test_a_page_that_is_not_a_regular_file_has_no_heartbeat(tmp_path: Path) -> None:
     """A heartbeat page that is a pipe or a device is not read, because it might have no end."""
-    os.mkfifo(tmp_path / "pulse-0")
-    (tmp_path / "pulse-1").symlink_to("/dev/zero")
-    assert read_beat(tmp_path / "pulse-0") is None and read_beat(tmp_path / "pulse-1") is None
+    os.mkfifo(tmp_path / "heartbeat-0")
+    (tmp_path / "heartbeat-1").symlink_to("/dev/zero")
+    assert read_beat(tmp_path / "heartbeat-0") is None and read_beat(tmp_path / "heartbeat-1") is None

@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 
 def test_a_warning_fades_evenly_and_more_is_never_replaced_by_less(tmp_path: Path) -> None:
     """Half of a warning is left after half its time. A weaker warning replaces it only once it has faded below it."""
-    page = tmp_path / "pulse-0"
+    page = tmp_path / "heartbeat-0"
     write_risk(page, RiskWarning(100.0, 0.8, 1000.0, "so"))
     assert read_risk(page) == RiskWarning(100.0, 0.8, 1000.0, "so")
     assert [RiskWarning(100.0, 0.8, 1000.0).remaining(now) for now in (50.0, 100.0, 600.0, 1100.0, 9e9)] == pytest.approx(
@@ -51,9 +51,9 @@ def test_a_warning_fades_evenly_and_more_is_never_replaced_by_less(tmp_path: Pat
 )  # fmt: skip
 def test_an_invalid_warning_is_ignored(tmp_path: Path, data: bytes) -> None:
     """An invalid risk file is no warning."""
-    risk_path(tmp_path / "pulse-0").write_bytes(data)
-    assert read_risk(tmp_path / "pulse-0") is None
-    assert read_risk(tmp_path / "none" / "pulse-0") is None
+    risk_path(tmp_path / "heartbeat-0").write_bytes(data)
+    assert read_risk(tmp_path / "heartbeat-0") is None
+    assert read_risk(tmp_path / "none" / "heartbeat-0") is None
 
 
 def test_the_supervisor_warns_its_ranks_until_the_incarnation_ends(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ class Clock:
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Make this process's heartbeat page, as under ``relight run``."""
-    path = tmp_path / "pulse-0"
+    path = tmp_path / "heartbeat-0"
     path.write_bytes(b"\0" * 4096)
     monkeypatch.setenv(SETTING, str(path))
     forget()

@@ -61,16 +61,23 @@ def make_place(store: LocalStore) -> Iterator[BenchDir]:
         raise translate(error, "making a directory to measure in", str(folder)) from error
     try:
         yield BenchDir(store, folder, leftovers)
+    except BaseException:
+        _remove(folder, missing)  # what remains is in the next bench's ``left``; this error has the cause
+        raise
+    if _remove(folder, missing):
+        raise StoreUnavailable("removal of the bench's files failed", where=str(folder), hint="remove that directory")
+
+
+def _remove(folder: Path, missing: list[Path]) -> bool:
+    """Remove the bench's directory. Return whether something remains."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # a second Ctrl-C must not leave half of it
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        remains = folder.exists()
+        _remove_empty(missing)
+        return remains
     finally:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # a second Ctrl-C must not leave half of it
-        try:
-            shutil.rmtree(folder, ignore_errors=True)
-            remains = folder.exists()
-            _remove_empty(missing)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if remains:
-            raise StoreUnavailable("removal of the bench's files failed", where=str(folder), hint="remove that directory")
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _remove_empty(made: list[Path]) -> None:

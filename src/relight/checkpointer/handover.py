@@ -160,7 +160,7 @@ class Handover:
     def _sealed(self) -> int:
         """Return the last step that all ranks have sealed or restored, or −1. The agents commit a sealed step without
         the ranks."""
-        beats = [read_beat(Path(self._page).with_name(f"pulse-{rank}")) for rank in range(self._size)]
+        beats = [read_beat(Path(self._page).with_name(f"heartbeat-{rank}")) for rank in range(self._size)]
         return min((max(beat.sealed, beat.restored) if beat is not None else -1 for beat in beats), default=-1)
 
     def _wills(self, step: int) -> tuple[list[list[Any]], list[int]] | None:
@@ -197,7 +197,7 @@ class Handover:
         return parts[1:] if parts[0] == self._key() else None
 
     def _is_gone(self, rank: int) -> bool:
-        beat = read_beat(Path(self._page).with_name(f"pulse-{rank}"))
+        beat = read_beat(Path(self._page).with_name(f"heartbeat-{rank}"))
         if beat is None:
             return False
         try:

@@ -104,7 +104,7 @@ def _live() -> tuple[LiveProcess, ...]:
     """Return the live ranks under ``relight run`` on this machine, from their heartbeat pages."""
     live = []
     for folder in directories().values():
-        for page in sorted(folder.glob("pulse-*"))[:_PAGES_MAX]:
+        for page in sorted(folder.glob("heartbeat-*"))[:_PAGES_MAX]:
             beat = read_beat(page)
             if beat is not None and beat.pid and beat.run and sample_process(beat.pid).state not in ("", "Z", "X"):
                 live.append(LiveProcess(beat.pid, beat.url, beat.run))

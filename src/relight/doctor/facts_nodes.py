@@ -23,7 +23,7 @@ from relight.version import VERSION
 
 STEP_S = 10.0
 """Seconds for each exchange after the first."""
-_OWN = frozenset(f"RELIGHT_{name}" for name in ("NODE", "RACK", "PEERS_HOST", "PULSE", "STACKS", "EVENTS"))
+_OWN = frozenset(f"RELIGHT_{name}" for name in ("NODE", "RACK", "PEERS_HOST", "HEARTBEAT", "STACKS", "EVENTS"))
 """Settings that may differ between nodes."""
 _FILE_BYTES_MAX = 1 << 20
 

@@ -11,7 +11,7 @@ from relight.heartbeat import Heartbeat, read_beat
 from relight.store.urls import absolute
 from relight.supervise.own_memory import directories
 
-_PAGE = "pulse-"
+_PAGE = "heartbeat-"
 
 
 class Pages:

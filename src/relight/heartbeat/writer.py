@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from relight.heartbeat.heartbeat_page import UPDATING, Heartbeat, HeartbeatPage
 
-SETTING = "RELIGHT_PULSE"
+SETTING = "RELIGHT_HEARTBEAT"
 """The file of this process's page: set by ``relight run``."""
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, UnsafeContent
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, UnsafeContent
 from relight.log.identity import read_store
 from relight.log.nested import refuse_run_as_store, refuse_store_as_run
 from relight.store import ByteStore, put
@@ -31,6 +32,13 @@ def probe(store: ByteStore, run: str) -> None:
             raise CorruptCheckpoint(
                 "the store gives back other bytes than were written", where=key, hint="do not train on this disk: check it"
             )
-    finally:
-        store.delete(key)
-        store.delete_dir(prefix)
+    except BaseException:
+        with contextlib.suppress(RelightError):  # the first error has the cause: a store that refuses a write refuses the deletion, too
+            _remove(store, key, prefix)
+        raise
+    _remove(store, key, prefix)
+
+
+def _remove(store: ByteStore, key: str, prefix: str) -> None:
+    store.delete(key)
+    store.delete_dir(prefix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -155,5 +156,10 @@ def _start(options: ProveOptions, folder: Path, name: str, *, record_from: int, 
     reached = os.path.exists(config.kinds)
     if process.returncode != expected or not reached:
         tail = output.read_text(errors="replace").strip().splitlines()[-15:]
-        outcome = "ended before its last step" if process.returncode == 0 else f"ended with status {process.returncode}"
-        raise ConfigError(f"the {name} run {outcome}", where=options.script, details=tail, hint=f"it needs at least {stop_after + 1} steps")
+        if process.returncode == 0:
+            what, hint = f"the {name} run ended before its last step", f"it needs at least {stop_after + 1} steps"
+        else:
+            error = f": {tail[-1].strip()}" if tail else ""
+            what = f"the script failed in the {name} run, with status {process.returncode}{error}"
+            hint = f"run it alone: python {shlex.join([options.script, *options.args])}"
+        raise ConfigError(what, where=options.script, details=tail, hint=hint)

@@ -34,7 +34,7 @@ class Setting(NamedTuple):
 _SHORT = {"checkpoint.background": "RELIGHT_BACKGROUND", "supervise.grace_s": "RELIGHT_GRACE_S"}
 """Variables with names from before the naming scheme."""
 PROCESS_VARIABLES = (
-    "RELIGHT_SETTINGS", "RELIGHT_PULSE", "RELIGHT_STACKS", "RELIGHT_BEFORE", "RELIGHT_SKIP", "RELIGHT_LR_CUT", "RELIGHT_SPLIT",
+    "RELIGHT_SETTINGS", "RELIGHT_HEARTBEAT", "RELIGHT_STACKS", "RELIGHT_BEFORE", "RELIGHT_SKIP", "RELIGHT_LR_CUT", "RELIGHT_SPLIT",
     "RELIGHT_SPIKES",
 )  # fmt: skip
 """Variables that are not settings of the file: one names the file, ``relight run`` sets the others for the processes it

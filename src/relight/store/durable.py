@@ -163,8 +163,11 @@ def sync_dir(disk: Disk, path: str) -> None:
         try:
             disk.fsync(fd)
             disk.fstat(fd)
-        finally:
-            disk.close(fd)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error has the cause
+                disk.close(fd)
+            raise
+        disk.close(fd)
     except OSError as error:
         raise translate(error, "making names durable", path) from error
 

@@ -30,7 +30,7 @@ from relight.heartbeat import (
     write_request,
     write_risk,
 )
-from relight.heartbeat import SETTING as PULSE
+from relight.heartbeat import SETTING as HEARTBEAT
 from relight.heartbeat.ease import Eased, write_ease
 from relight.heartbeat.heartbeat_page import NOT_YET, UPDATING, make_page
 from relight.log import Log, fold
@@ -164,7 +164,7 @@ class Supervisor:
             for ahead in (False, True):
                 make_rank_state(rank_state_path(self._page(rank), rank, ahead))
             self._stack_file(rank).unlink(missing_ok=True)
-            pages = {PULSE: str(self._page(rank)), stacks.SETTING: str(self._stack_file(rank))}
+            pages = {HEARTBEAT: str(self._page(rank)), stacks.SETTING: str(self._stack_file(rank))}
             environments[rank] = {**pages, SPIKES: f"{self._rules.spikes:g}", **settings}
         self._watch = JobWatch(self._usual, self._began)
         return environments
@@ -502,7 +502,7 @@ class Supervisor:
         self._endings.learn(self._goodput, self._book)
 
     def _page(self, rank: int) -> Path:
-        return self._directory / f"pulse-{rank}"
+        return self._directory / f"heartbeat-{rank}"
 
     def _stack_file(self, rank: int) -> Path:
         return self._directory / f"stacks-{rank}"
