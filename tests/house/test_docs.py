@@ -107,8 +107,8 @@ def test_events_that_are_emitted_are_those_of_the_table() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             called = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
             # the callbacks of drain and peers emit what they get
-            tells = called == "emit" or (called in ("notify", "_notify") and path.parent.name in ("drain", "peers"))
-            if tells and node.args:
+            emits = called == "emit" or (called in ("notify", "_notify") and path.parent.name in ("drain", "peers"))
+            if emits and node.args:
                 emitted |= {leaf.value for leaf in ast.walk(node.args[0]) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)}
     assert emitted == EVENTS.keys()
 

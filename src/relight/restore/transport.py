@@ -26,7 +26,7 @@ class CheckpointView(NamedTuple):
 
     tensors: Sequence[Tensor]
     tree: Any
-    """The decoded tree of this rank's state, whose leaves refer to ``tensors``."""
+    """The decoded tree of this rank's state. Its leaves refer to ``tensors``."""
     own: Sequence[Any]
     """The tree of each saved rank's own state."""
     saved: int
