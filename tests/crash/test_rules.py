@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from relight.testing import rules_lines
-from relight.testing.invariants import RULES, Rule
-
-assert rules_lines.RUN  # importing it adds its rules
+from relight.testing.invariants import Rule, all_rules
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.__name__)
 def test_rule(rule: Rule) -> None:
     """Each rule of the log, of commits and of reclaiming holds. The rule is its docstring."""
     assert rule.__doc__

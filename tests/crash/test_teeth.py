@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from relight.testing.mutation_check import MUTATIONS, PROOFS, Mutation
+from relight.testing.mutation_check import PROOFS
+from relight.testing.mutations import MUTATIONS, Mutation
 
 pytestmark = pytest.mark.crash
 
@@ -63,10 +64,10 @@ def test_an_undetected_mutation_survives() -> None:
     An edit of a missing line is reported as not tried.
     """
     code = (
-        "from relight.testing import mutation_check\n"
+        "from relight.testing import mutation_check, mutations\n"
         "mutation_check.PROOFS = {'rules': mutation_check._rules}\n"
-        "print(mutation_check.bite(mutation_check.Mutation('a comment', mutation_check.DURABLE, 'TMP_PREFIX = ', 'TMP_PREFIX =  ', 'rules')).caught_by)\n"
-        "print(mutation_check.bite(mutation_check.Mutation('nothing', mutation_check.DURABLE, 'no such line', '', 'rules')).output)\n"
+        "print(mutation_check.bite(mutations.Mutation('a comment', mutations.DURABLE, 'TMP_PREFIX = ', 'TMP_PREFIX =  ', 'rules')).caught_by)\n"
+        "print(mutation_check.bite(mutations.Mutation('nothing', mutations.DURABLE, 'no such line', '', 'rules')).output)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[0] == "None"

@@ -25,7 +25,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from relight.comm.children import child_command
-from relight.testing.mutation_check import DURABLE, SAVE, Mutation, mutate
+from relight.testing.mutation_check import mutate
+from relight.testing.mutations import DURABLE, SAVE, Mutation
 
 COUNTER_BYTES = 8
 NEIGHBOURS = 0.4
