@@ -79,7 +79,7 @@ def test_best_is_by_the_metric_that_the_run_names(tmp_path: Path, options: dict[
     relight.load(run, "best")
     shown = [event.fields for event in events if event.name == "best.chosen"]
     assert [(fields["step"], fields["metric"], fields["mode"], fields["value"]) for fields in shown] == [(1, "acc", "max", 0.9)] * 3
-    assert shown[0]["say"] == "best by acc (max): 0.9 at step 1, the metric that the run records"
+    assert shown[0]["message"] == "best by acc (max): 0.9 at step 1, the metric that the run records"
     relight.open(run).tag("top", "best")
     assert restored(run, "top") == 1
 
@@ -161,7 +161,7 @@ def test_a_misspelt_metric_of_keep_warns_at_the_first_save_and_deletes_nothing(t
     train(run, ACC, keep=relight.keep(best=2, metric="acct", mode="max"))
     shown = [event.fields for event in events if event.name == "metric.missing"]
     assert len(shown) == 1 and shown[0]["seen"] == ["acc", "loss"]
-    assert "no step has given 'acct' yet; did you mean acc? (given so far: acc, loss)" in shown[0]["say"]
+    assert "no step has given 'acct' yet; did you mean acc? (given so far: acc, loss)" in shown[0]["message"]
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1, 2, 3]
     events.clear()
     train(run, [math.nan, 0.7], 4, keep=relight.keep(last=9, best=2, metric="acc"))
@@ -173,7 +173,7 @@ def test_a_metric_that_is_nan_each_time_deletes_nothing(tmp_path: Path, events: 
     run = tmp_path / "runs" / "demo"
     train(run, [math.nan] * 3, keep=relight.keep(best=1, metric="acc"))
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1, 2]
-    assert "no finite value of 'acc' was given yet" in next(event for event in events if event.name == "metric.missing").fields["say"]
+    assert "no finite value of 'acc' was given yet" in next(event for event in events if event.name == "metric.missing").fields["message"]
     ckpt = relight.Checkpointer(tmp_path / "runs" / "other", state={"x": 1}, signals=False, background=False, save=relight.best("acc"))
     ckpt.restore()
     ckpt.save(0, metrics={"acc": math.nan})
@@ -194,7 +194,7 @@ def test_a_trigger_without_its_metric_warns_then_saves_and_raises(
         assert ckpt.step(step, lr=0.1) is None
         warned = [event for event in events if event.name == "metric.missing"]
         assert len(warned) == (step >= awaited.WARN_STEPS - 1)
-    assert "save=best(\"val_loss\"): no step has given 'val_loss' yet (given so far: lr)" in warned[0].fields["say"]
+    assert "save=best(\"val_loss\"): no step has given 'val_loss' yet (given so far: lr)" in warned[0].fields["message"]
     with pytest.raises(relight.ConfigError, match=r"never took effect in 30 steps") as caught:
         ckpt.step(29, lr=0.1)
     assert "ckpt.step(step, val_loss=value)" in caught.value.hint
@@ -210,7 +210,7 @@ def test_a_name_nearly_the_same_warns_at_once_and_raises_earlier(
     ckpt = relight.Checkpointer(tmp_path / "demo", state={"x": 1}, signals=False, background=False, save=relight.best("val_los", "min"))
     ckpt.restore()
     ckpt.step(0, val_loss=1.0)
-    assert "did you mean val_loss?" in next(event for event in events if event.name == "metric.missing").fields["say"]
+    assert "did you mean val_loss?" in next(event for event in events if event.name == "metric.missing").fields["message"]
     with pytest.raises(relight.ConfigError, match="never took effect"):
         for step in range(1, 9):
             ckpt.step(step, val_loss=1.0)
@@ -270,7 +270,7 @@ def test_an_unnamed_rule_among_several_metrics_warns_and_keeps_all(tmp_path: Pat
     """Guess no metric for ``keep(best=1)`` if each checkpoint has several."""
     run = tmp_path / "runs" / "demo"
     train(run, ACC, keep=relight.keep(best=1))
-    shown = [event.fields["say"] for event in events if event.name == "metric.missing"]
+    shown = [event.fields["message"] for event in events if event.name == "metric.missing"]
     assert shown == ["keep(best=1) names no metric, and this save has acc, loss: it keeps every checkpoint until one is named"]
     assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [0, 1, 2, 3]
     plan = relight.open(run).plan_prune(relight.keep(best=1, metric="wer"))

@@ -145,7 +145,7 @@ def test_the_first_line_of_an_attempt_names_what_it_does_not_continue_from(run: 
     undo: Callable[[], None] = subscribe(events.append)
     train(run, None, 1, fresh=True)
     undo()
-    message = next(str(event.fields["say"]) for event in events if event.name == "attempt.started")
+    message = next(str(event.fields["message"]) for event in events if event.name == "attempt.started")
     assert "begins from scratch; it keeps 5 checkpoints that it does not continue from, the newest of step 4" in message
 
 

@@ -138,7 +138,7 @@ def test_state_that_does_not_fit_is_left_alone_and_listed(tmp_path: Path, events
     assert all(
         torch.equal(was, live.state[parameter]["momentum_buffer"]) for was, parameter in zip(momentum, live_model.parameters(), strict=True)
     )
-    messages = [event.fields["say"] for event in events if event.name == "environment.differs"]
+    messages = [event.fields["message"] for event in events if event.name == "environment.differs"]
     assert any(
         "optimizer: stored by AdamW (exp_avg, exp_avg_sq), the live optimizer is SGD: neither state nor settings fit" in message
         for message in messages
@@ -166,7 +166,7 @@ def test_a_subclass_and_a_renamed_class_resume(tmp_path: Path, events: list[Even
     step(model, plain)
     saved(tmp_path / "run", model=model, optimizer=plain)
     restored(tmp_path / "run", model=renamed, optimizer=own)
-    messages = [event.fields["say"] for event in events if event.name == "environment.differs"]
+    messages = [event.fields["message"] for event in events if event.name == "environment.differs"]
     assert len(messages) == 1 and "model: stored by Net, the live object is Network" in messages[0] and "optimizer" not in messages[0]
     saved(tmp_path / "back", model=renamed, optimizer=own)
     restored(tmp_path / "back", model=model, optimizer=plain)
@@ -200,7 +200,7 @@ def test_a_scaler_without_a_place_and_one_that_is_disabled(tmp_path: Path, event
     with pytest.raises(IncompatibleState, match="scaler: in the checkpoint, but not given"):
         restored(tmp_path / "run", model=model)
     restored(tmp_path / "run", model=model, scaler=torch.amp.GradScaler("cpu", enabled=False))
-    assert any("its scale is dropped" in event.fields["say"] for event in events if event.name == "environment.differs")
+    assert any("its scale is dropped" in event.fields["message"] for event in events if event.name == "environment.differs")
 
 
 def test_groups_that_differ_are_refused_and_order_is_not(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_an_optimizer_that_was_not_given_is_reported_once(tmp_path: Path, events
         assert missed(events) == [{"optimizer": "SGD", "parameters": 2}]
         sentence = "optimizer SGD steps 2 parameters of model, and no checkpoint has its state: give it to the Checkpointer, as in Checkpointer(..., optimizer2=opt)"
         assert sentence in ckpt.describe_state()["missed"]
-        assert [event.fields["say"] for event in events if event.name == "optimizer.missed"] == [sentence]
+        assert [event.fields["message"] for event in events if event.name == "optimizer.missed"] == [sentence]
 
 
 class Holder:

@@ -120,7 +120,7 @@ def train(path: Path, events: list[Event], steps: int = 4, after: Callable[[], N
             ckpt.step(step)
         reported = [event.fields for event in events if event.name == "state.missed"]
         missed = ckpt.describe_state()["missed"]
-        assert all(any(fields["say"] == sentence for sentence in missed) for fields in reported), (reported, missed)
+        assert all(any(fields["message"] == sentence for sentence in missed) for fields in reported), (reported, missed)
     return [fields["attributes"] for fields in reported]
 
 
@@ -138,7 +138,7 @@ def test_an_attribute_of_a_module_is_reported_once(
 ) -> None:
     """Make one report in four saves. It names the component, the attribute and the ways to save it."""
     assert train(tmp_path / "run", events, model=Net(change, **attributes)) == [expected]
-    [message] = [event.fields["say"] for event in events if event.name == "state.missed"]
+    [message] = [event.fields["message"] for event in events if event.name == "state.missed"]
     assert (
         message.startswith(f"model: the attribute {expected[0]} changed in training and is in no checkpoint")
         and "register_buffer()" in message
@@ -180,7 +180,7 @@ def test_a_given_optimizer_that_never_steps_is_reported(tmp_path: Path, events: 
             model(torch.randn(4, 3)).square().mean().backward()
             used.step()
             ckpt.step(step)
-    [message] = [event.fields["say"] for event in events if event.name == "optimizer.missed"]
+    [message] = [event.fields["message"] for event in events if event.name == "optimizer.missed"]
     assert message.startswith(f"the given optimizer has not made one step, and another {kind.__name__} steps 2 of its parameters")
 
 
@@ -213,5 +213,5 @@ def test_an_optimizer_of_a_model_that_was_not_given_is_reported(tmp_path: Path, 
                 optimizer.step()
             ckpt.step(step)
     second_ckpt.close(save=False)
-    messages = [event.fields["say"] for event in events if event.name == "optimizer.missed"]
+    messages = [event.fields["message"] for event in events if event.name == "optimizer.missed"]
     assert len(messages) == 1 and messages[0].startswith("optimizer SGD steps 2 parameters that no component has")

@@ -91,7 +91,7 @@ def run(tmp_path: Path) -> str:
 @pytest.fixture
 def events() -> Iterator[list[str]]:
     lines: list[str] = []
-    undo = subscribe(lambda event: lines.append(f"{event.name}: {event.fields.get('say', '')}"))
+    undo = subscribe(lambda event: lines.append(f"{event.name}: {event.fields.get('message', '')}"))
     yield lines
     undo()
 

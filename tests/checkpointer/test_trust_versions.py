@@ -173,7 +173,9 @@ def test_a_write_without_a_trace_is_found(tmp_path: Path, in_background: bool, e
             run.step()
     ids = list(run.saved)
     run.check(without=tuple(ids[4 : ids.index(detected)]))
-    assert len(of(events, "frozen_param.modified")) == 1 and "model/base.1.weight" in of(events, "frozen_param.modified")[0].fields["say"]
+    assert (
+        len(of(events, "frozen_param.modified")) == 1 and "model/base.1.weight" in of(events, "frozen_param.modified")[0].fields["message"]
+    )
 
 
 @WAYS

@@ -160,7 +160,7 @@ def test_a_test_message_that_cannot_go_is_a_no(ask: Any, tmp_path: Path) -> None
 
 def test_texts_of_events_reach_the_terminal_escaped(ask: Any, runs: Path, tmp_path: Path) -> None:
     """Control characters in names and reasons are escaped."""
-    hostile = {"event": "prune.failed", "kind": HOSTILE, "say": HOSTILE, "tier": HOSTILE}
+    hostile = {"event": "prune.failed", "kind": HOSTILE, "message": HOSTILE, "tier": HOSTILE}
     keep(tmp_path, runs, "demo", *[hostile] * 3, *way("aaaaaaaaaa", 5))
     for arguments in (("top", runs, "--once"), ("alerts", "check", runs), ("trace", f"{runs}/demo"), ("metrics", runs)):
         shown = ask(*arguments)

@@ -58,7 +58,7 @@ ROWS = re.findall(r"^\| `([a-z_]+)` \|", PAGE, re.MULTILINE)
 def logged_messages() -> Iterator[list[str]]:
     """Collect the messages of events as lines of a job's log."""
     lines: list[str] = []
-    end = subscribe(lambda event: lines.append(f"WARNING relight: {event.fields['say']}"))
+    end = subscribe(lambda event: lines.append(f"WARNING relight: {event.fields['message']}"))
     try:
         yield lines
     finally:

@@ -43,7 +43,7 @@ def test_names_are_as_they_should_be() -> None:
     for metric in METRICS:
         assert metric.name.startswith("relight_")
         assert (metric.kind == COUNTER) == metric.name.endswith("_total"), metric.name
-        assert not set(metric.labels) & {"step", "id", "say", "why", "reason", "file"}, metric.name
+        assert not set(metric.labels) & {"step", "id", "message", "why", "reason", "file"}, metric.name
         assert metric.help.endswith("."), metric.name
         assert not any(word in metric.name for word in ("_ms", "_mb", "_percent", "_minutes")), metric.name
     assert len(BY_NAME) == len(METRICS)

@@ -42,7 +42,7 @@ def test_a_run_is_what_its_log_has(tmp_path: Path) -> None:
 def test_what_is_suspect_or_known_to_be_damaged_is_not_good(tmp_path: Path) -> None:
     """The newest good checkpoint is the newest without a known fault. The faults of the others are given."""
     url = make_run(tmp_path / "runs", 4, suspect=(3,))
-    keep_events(tmp_path / "events", url, {"event": "restore.skipped", "id": id_of(2), "kind": "corrupt", "say": "a flipped bit"})
+    keep_events(tmp_path / "events", url, {"event": "restore.skipped", "id": id_of(2), "kind": "corrupt", "message": "a flipped bit"})
     (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 200.0)
     assert (seen.step, seen.good_step, seen.damaged) == (400, 200, 2)
     assert dict(seen.bad)[id_of(2)] == "a flipped bit"

@@ -35,7 +35,7 @@ def test_events_arrive_with_their_process(kept: tuple[EventWriter, Path]) -> Non
     writer.flush(10)
     files = EventFiles(directory)
     (event,) = files.new()
-    assert (event.name, event.fields["step"], event.fields["say"], event.head.run, event.head.rank) == (
+    assert (event.name, event.fields["step"], event.fields["message"], event.head.run, event.head.rank) == (
         "save.durable",
         7,
         "hello",

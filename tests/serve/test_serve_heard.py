@@ -51,7 +51,7 @@ def test_saves_risk_and_alerts_come_from_events(tmp_path: Path, monkeypatch: pyt
         "kind": "memory",
         "detector": "drift",
         "score": 0.9,
-        "say": "memory fills up",
+        "message": "memory fills up",
         "time": time.time(),
     }
     keep_events(events, url, *spans, alarm, run="run-000")
@@ -156,7 +156,7 @@ def test_alerts_outlive_the_server_and_are_sent_once(tmp_path: Path, monkeypatch
         "kind": "memory",
         "detector": "drift",
         "score": 0.9,
-        "say": "memory fills up",
+        "message": "memory fills up",
         "time": time.time(),
     }
     keep_events(events, str(root), alarm, run="run-000")

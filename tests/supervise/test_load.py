@@ -42,7 +42,7 @@ def heat(celsius: float) -> NodeSample:
 
 def text_of(event: Event) -> str:
     """Return the sentence of an event."""
-    return str(event.fields["say"])
+    return str(event.fields["message"])
 
 
 class Node:

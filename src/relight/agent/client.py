@@ -248,7 +248,7 @@ class Agent:
                 if isinstance(message, SaveResult):
                     self._finished(message)
                 elif isinstance(message, ForwardedEvent):
-                    emit(message.name, message.say, **message.fields)
+                    emit(message.name, message.message, **message.fields)
                 else:
                     with self._changed:
                         if self._late:  # answers arrive in order, so this one belongs to a request that has timed out

@@ -135,7 +135,7 @@ class ForwardedEvent(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """An event that happened in the agent, mostly of retention."""
 
     name: str
-    say: str
+    message: str
     fields: dict[str, Any]
 
 

@@ -67,4 +67,4 @@ def _print_event(event: Event) -> None:
     shown = ("run.", "prediction.", "rendezvous.", "spare.", "agent.hung")
     followed = ("run.hang", "prediction.scored")  # another event of the same cause follows
     if event.name.startswith(shown) and event.name not in followed:
-        click.echo(f"relight: {escape(event.fields.get('say', event.name))}", err=True)
+        click.echo(f"relight: {escape(event.fields.get('message', event.name))}", err=True)

@@ -134,17 +134,17 @@ class Tally:
         elif name == "save.failed":
             self.failed_since = (self.failed_since[0] + 1, event.time_s)
         elif name in SKIPPED and fields.get("id"):
-            self.damaged[str(fields["id"])[:40]] = str(fields.get("say") or name)[:500]
+            self.damaged[str(fields["id"])[:40]] = str(fields.get("message") or name)[:500]
             while len(self.damaged) > TIMES_MAX:
                 del self.damaged[next(iter(self.damaged))]
         elif name == "verify.done":
             self.damaged.pop(str(fields.get("id"))[:40], None)
         elif name == "prediction.alarm":
-            self.risk = (event.time_s, min(1.0, max(0.0, _number(fields, "score"))), str(fields.get("say", ""))[:500])
+            self.risk = (event.time_s, min(1.0, max(0.0, _number(fields, "score"))), str(fields.get("message", ""))[:500])
         elif name == "run.failure":
             self.failures.append((event.time_s, str(fields.get("kind", ""))[:64]))
         elif name == "prune.failed":
-            self.blocked_prunes = (self.blocked_prunes[0] + 1, event.time_s, str(fields.get("say", ""))[:500])
+            self.blocked_prunes = (self.blocked_prunes[0] + 1, event.time_s, str(fields.get("message", ""))[:500])
         elif name == "prune.done":
             self.blocked_prunes = (0, 0.0, "")
         elif name in ("attempt.started", "attempt.ended"):

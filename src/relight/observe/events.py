@@ -173,13 +173,13 @@ def demote_info_logs() -> None:
 def emit(name: str, sentence: str = "", **fields: Any) -> Event:
     """Emit an event: to the log, to the counters, to subscribers.
 
-    Return it. ``sentence``: its text for people, field ``say``.
+    Return it. ``sentence``: its text for people, field ``message``.
     """
     level, meaning = EVENTS[name]
     sentence = shown(sentence)
     if isinstance(run := fields.get("run"), str):
         fields["run"] = run_name(run)
-    event = Event(name, {**fields, "say": sentence} if sentence else fields)
+    event = Event(name, {**fields, "message": sentence} if sentence else fields)
     with _lock:
         counters[name] += 1
         listeners = list(_subscribers)

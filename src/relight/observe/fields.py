@@ -1,4 +1,4 @@
-"""The fields of each event in addition to ``say``, its sentence for people: meaning and unit.
+"""The fields of each event in addition to ``message``, its sentence for people: meaning and unit.
 
 A test compares them with the code.
 """

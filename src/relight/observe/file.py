@@ -231,7 +231,7 @@ def _line(event: Event) -> bytes:
     if len(data) <= LINE_BYTES_MAX:
         return data
     short = {name: value for name, value in event.fields.items() if isinstance(value, (int, float, bool)) or len(str(value)) < 200}
-    short.pop("say", None)
+    short.pop("message", None)
     data = _json({"event": event.name, "time": event.time_s, "cut": True, **short})
     return data if len(data) <= LINE_BYTES_MAX else _json({"event": event.name, "time": event.time_s, "cut": True})
 
