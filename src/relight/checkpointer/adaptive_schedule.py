@@ -40,7 +40,7 @@ LOSSES, LOSSES_LEAST = 256, 32
 """Number of steps over which the loss's usual scatter is computed, and the least number of losses for it."""
 JUMP = 1.5
 """Change of the loss's volatility, as a factor, that causes a decision between two saves."""
-LOOK_S = 1.0
+RISK_INTERVAL_S = 1.0
 """Seconds between two reads of the risk warning. While a failure is predicted, the interval may change as often."""
 _INCIDENTS, _AFTER, _READ, _BYTES_MAX = "incidents", ".after.json", 32, 1 << 20
 """Folder and file name suffix of the restart measurements of ``relight run``; how many files are read, the newest, and
@@ -70,9 +70,9 @@ class AdaptiveSchedule(Hook):
         self._lives: tuple[float, ...] = ()
         self._last_s, self._step, self._extra_s = 0.0, 0, 0.0
         self._due, self._unsteady = True, 1.0
-        self._bound_told = False
+        self._bound_reported = False
         self._warned: RiskWarning | None = None
-        self._likely, self._look_again_s = 0.0, 0.0
+        self._likely, self._next_check_s = 0.0, 0.0
         self.decision: ScheduleDecision | None = None
         self._attempt: Attempt | None = None
         self._unwritten: deque[NoteBody] = deque(maxlen=REMEMBERED)
@@ -183,9 +183,9 @@ class AdaptiveSchedule(Hook):
     def _has_turned(self, now: float) -> bool:
         """Return whether the predicted failure probability has changed since the last decision, or the interval is
         still approaching the wanted one."""
-        if now < self._look_again_s:
+        if now < self._next_check_s:
             return False
-        self._look_again_s = now + LOOK_S
+        self._next_check_s = now + RISK_INTERVAL_S
         path = heartbeat().path
         self._warned = read_risk(path) if path else None
         before, self._likely = self._likely, self._warned.remaining(now) if self._warned is not None else 0.0
@@ -214,8 +214,8 @@ class AdaptiveSchedule(Hook):
                 step=self._step, interval_s=round(self.decision.interval_s, 3), reason=self.decision.reason,
             )  # fmt: skip
             self._unwritten.append(NoteBody(topic=TOPIC, data=encode(self._step, self.decision)))
-        if self._leads and self.decision.bound and not self._bound_told:
-            self._bound_told = True
+        if self._leads and self.decision.bound and not self._bound_reported:
+            self._bound_reported = True
             numbers = self.decision.numbers
             warning = costly(self.decision.bound, numbers["bound_cost"], numbers["free_s"])
             share, free_s = round(numbers["bound_cost"], 4), round(numbers["free_s"], 3)

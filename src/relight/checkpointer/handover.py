@@ -276,8 +276,8 @@ def _packed(state: Captured) -> list[Any]:
     return [encode_tree(state.tree), items]
 
 
-def _unpacked(part: Sequence[Any], behind: int) -> tuple[dict[str, Any], list[Item]]:
-    """Decode a part: return its tree, with item numbers that start at ``behind``, and its items."""
+def _unpacked(part: Sequence[Any], first_item: int) -> tuple[dict[str, Any], list[Item]]:
+    """Decode a part: return its tree, with item numbers that start at ``first_item``, and its items."""
     data, packed = part
     items = [Item(name, dtype, tuple(shape), role, Bytes(content)) for name, dtype, shape, role, content in packed]
-    return shifted(decode_tree(data, len(items), "a rank's published state"), behind), items
+    return shifted(decode_tree(data, len(items), "a rank's published state"), first_item), items

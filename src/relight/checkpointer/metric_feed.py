@@ -9,16 +9,16 @@ from typing import Any
 from relight.checkpointer.hooks import Hook
 from relight.observe import emit
 
-EVERY_S, TELL_S = 1.0, 10.0
+EVERY_S, EMIT_INTERVAL_S = 1.0, 10.0
 METRICS_MAX, NAME_MAX = 12, 80
 
 
 class MetricFeed(Hook):
     """Metric feed of one rank. A step that is not recorded costs one read of the clock."""
 
-    def __init__(self, tells: bool) -> None:
-        self._tells = tells
-        self._due = self._told = monotonic()
+    def __init__(self, emits: bool) -> None:
+        self._emits = emits
+        self._due = self._emitted_s = monotonic()
         self._steps: list[int] = []
         self._metrics: dict[str, list[float | None]] = {}
 
@@ -33,7 +33,7 @@ class MetricFeed(Hook):
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record a step that ended. Metrics on a device are left out, because reading them would synchronise it."""
         now = monotonic()
-        if not self._tells or not metrics or now < self._due:
+        if not self._emits or not metrics or now < self._due:
             return
         self._due = now + EVERY_S
         values = {name: value for name, metric in metrics.items() if len(name) <= NAME_MAX and (value := _here(metric)) is not None}
@@ -45,12 +45,12 @@ class MetricFeed(Hook):
         self._steps.append(step)
         for name, history in self._metrics.items():
             history.append(values.get(name))
-        if now - self._told >= TELL_S:
+        if now - self._emitted_s >= EMIT_INTERVAL_S:
             self.flush()
 
     def flush(self) -> None:
         """Emit the steps that were not emitted yet."""
-        self._told = monotonic()
+        self._emitted_s = monotonic()
         if self._steps:
             steps, metrics, self._steps, self._metrics = self._steps, self._metrics, [], {}
             emit("steps.done", steps=steps, metrics=metrics)

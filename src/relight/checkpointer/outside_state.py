@@ -93,11 +93,11 @@ def _attributes(components: Mapping[str, object]) -> Iterator[tuple[_StatePath, 
             for path, module in inner.named_modules():
                 if not _is_skipped(module) and type(module).get_extra_state is nn.Module.get_extra_state:
                     for attribute, value in vars(module).items():
-                        if attribute not in _TORCHS and _is_looked_at(value):
+                        if attribute not in _TORCHS and _is_checked(value):
                             yield _StatePath(name, path, attribute), value, module
         elif kind in (OPTIMIZER, SCHEDULER, STATEFUL) and not _is_skipped(component):
             for attribute, value in getattr(component, "__dict__", {}).items():
-                if attribute not in _TORCHS and _is_looked_at(value):
+                if attribute not in _TORCHS and _is_checked(value):
                     yield _StatePath(name, "", attribute), value, component
 
 
@@ -105,7 +105,7 @@ def _is_skipped(value: object) -> bool:
     return f"{type(value).__module__}.".startswith(_SKIPPED_HOMES)
 
 
-def _is_looked_at(value: object) -> bool:
+def _is_checked(value: object) -> bool:
     return type(value) in _PLAIN or type(value) in (list, tuple, deque, dict, set, torch.Tensor)
 
 

@@ -199,7 +199,7 @@ class BackgroundForAll(Background):
     ) -> None:
         super().__init__(attempt, components, keep, limits, self._and_all, on_sealed)
         self._ranks, self._here = ranks, on_done
-        self._told: deque[str] = deque()
+        self._published: deque[str] = deque()
 
     def save(self, state: Captured, request: Callable[[int, str, bytes], Request], checkpoint_id: str = "") -> int | None:
         """See ``Background``. When it returns, all ranks' bytes are gathered."""
@@ -221,8 +221,8 @@ class BackgroundForAll(Background):
         last one."""
         super().close(polite)
         ends = time.monotonic() + self.bound(GRACE_S)
-        names = [f"{self._told[-1]}/{rank}" for rank in range(1, self._ranks.world.size)] if self._told else []
-        self._told.clear()
+        names = [f"{self._published[-1]}/{rank}" for rank in range(1, self._ranks.world.size)] if self._published else []
+        self._published.clear()
         with contextlib.suppress(RankTimeout):
             while time.monotonic() < ends and any(self._ranks.world.lookup(name) is None for name in names):
                 time.sleep(POLL_S)
@@ -231,9 +231,9 @@ class BackgroundForAll(Background):
         report = msgspec.structs.replace(done.report, error=None if done.error is None else words_of(done.error))
         with contextlib.suppress(RankTimeout):
             self._ranks.world.publish(report.id, msgspec.msgpack.encode(report))
-            self._told.append(report.id)
-            if len(self._told) > KEPT:
-                self._take_down(self._told.popleft())
+            self._published.append(report.id)
+            if len(self._published) > KEPT:
+                self._take_down(self._published.popleft())
         self._here(done)
 
     def _take_down(self, checkpoint_id: str) -> None:

@@ -51,7 +51,7 @@ class Save:
         self.bytes = 0
         self.timings: dict[str, float] = {}
         self._changed = threading.Condition()
-        self._look: Callable[[], tuple[float, float]] | None = None
+        self._read_progress: Callable[[], tuple[float, float]] | None = None
         self._sealed_s: float | None = None
         self._made_s = monotonic()
 
@@ -78,7 +78,7 @@ class Save:
         """The current progress."""
         if self.done:
             return Progress(1.0, 1.0, 0.0)
-        copied, written = self._look() if self._look is not None else (0.0, 0.0)
+        copied, written = self._read_progress() if self._read_progress is not None else (0.0, 0.0)
         copied = 1.0 if self.sealed else copied
         if self._sealed_s is None or not written:
             return Progress(copied, written, None)

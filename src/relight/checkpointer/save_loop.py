@@ -254,7 +254,7 @@ class SaveLoop:
                 self._in_flight.drop(save)
         if number is None:
             return None if save.error is None else self._count_failure(save)
-        save._look, save.bytes = (lambda: writer.progress_of(number)), writer.pack_bytes
+        save._read_progress, save.bytes = (lambda: writer.progress_of(number)), writer.pack_bytes
         save.mark_requested(started, perf_counter())
         writer.began(save.timings["blocked"])
         self.progress.save_started(step, micro_step)

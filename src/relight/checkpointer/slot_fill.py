@@ -27,7 +27,7 @@ class FillState(Enum):
 
 
 class FillOwner(Protocol):
-    """The writer whose slot is filled."""
+    """The writer that fills a slot."""
 
     def finish_later(self, action: Callable[[list[str]], None], touched: list[str]) -> None:
         """Run ``action(touched)`` in the thread that waits for accelerators."""

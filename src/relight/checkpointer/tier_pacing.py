@@ -41,11 +41,11 @@ class TierPacer:
         self._clock = clock
         self._groups = groups_of(tiers)
         self._lags = {tier.name: tier.lag_s for tier in tiers[1:]}
-        self._heard: deque[Copied] = deque(maxlen=64)
+        self._copies: deque[Copied] = deque(maxlen=64)
         self._steps: deque[tuple[float, float]] = deque(maxlen=STEPS)
         self._took: dict[str, deque[float]] = {}
         self._stalls: dict[str, deque[float]] = {}
-        self.told: tuple[Nested, ...] = ()
+        self.announced: tuple[Nested, ...] = ()
         self._undo = subscribe(self._measure) if self._groups else lambda: None
 
     def stepped(self, at: float, seconds: float) -> None:
@@ -58,17 +58,17 @@ class TierPacer:
     ) -> dict[str, str | float] | None:
         """Return the fields for a note if the pace has changed: the least seconds between two copies to each tier, and
         the reasons."""
-        new = bool(self._heard)
-        while self._heard:
-            self._learn(self._heard.popleft())
-        if decision is None or not (new or self.told) or not set(self._took).issuperset(self._lags):
+        new = bool(self._copies)
+        while self._copies:
+            self._learn(self._copies.popleft())
+        if decision is None or not (new or self.announced) or not set(self._took).issuperset(self._lags):
             return None  # until each tier has taken a copy, each gets every save
         levels = [self._level(name, number, decision) for number, (name, _, _) in enumerate(self._groups)]
         rate = decision.numbers["rate_per_h"] / 3600
         paces = level_intervals(rate, max(decision.interval_s, 1e-3), levels, overhead, at_most_s)
-        if _are_alike(paces, self.told):
+        if _are_alike(paces, self.announced):
             return None
-        self.told = paces
+        self.announced = paces
         return self._event_fields(paces, levels, decision.interval_s)
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class TierPacer:
         """Queue a finished copy. Called in another thread."""
         tier, took_s = event.fields.get("tier"), event.fields.get("seconds")
         if event.name == "drain.done" and tier in self._lags and isinstance(took_s, (int, float)) and math.isfinite(took_s):
-            self._heard.append(Copied(str(tier), self._clock(), max(0.0, float(took_s))))
+            self._copies.append(Copied(str(tier), self._clock(), max(0.0, float(took_s))))
 
     def _learn(self, copied: Copied) -> None:
         """Record how long a copy took, and how much it slowed the steps during it, compared with the other remembered
