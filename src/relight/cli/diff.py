@@ -98,6 +98,8 @@ def _show(one: Opened, other: Opened, found: Difference, everything: bool, all_v
             if len(rows) > len(shown):
                 click.echo(f"  … and {len(rows) - len(shown):,} more that changed less: --all shows them")
     _show_values(found, all_values)
+    if one.root.step == other.root.step:
+        _show_generators(found)
     if found.bytes_read:
         click.echo(f"{size(found.bytes_read)} read and verified; what is the same was not")
     if found.is_none:
@@ -118,6 +120,14 @@ def _show_values(found: Difference, everything: bool) -> None:
         more = "" if len(shown) == len(found.values) else "; --values shows all"
         click.echo(f"{plural(len(found.values), 'plain value')} changed{more}")
         facts_list([(value.path, _arrow(value)) for value in shown])
+
+
+def _show_generators(found: Difference) -> None:
+    """State what a difference in generators means: at one step, two runs that began alike have the same generators."""
+    changed = [tensor.name for tensor in found.tensors if tensor.state != SAME] + [value.path for value in found.values]
+    names = sorted({"/".join(name.split("/")[1:2]) for name in changed if name.startswith("rng/")})
+    if names:
+        click.echo(f"generators differ at the same step ({', '.join(names)}): the runs did not seed them equally, or drew other numbers")
 
 
 def _is_short(value: ValueChange) -> bool:
