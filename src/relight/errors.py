@@ -80,6 +80,12 @@ def _rebuild(cls: type[RelightError], what: str, where: str, hint: str, details:
     return cls(what, where=where, hint=hint, details=details, retryable=retryable)
 
 
+def with_outcome(error: RelightError, outcome: str) -> str:
+    """Return the error's text with ``outcome``, what happens next, after its first line: the hint and the details stay at the end."""
+    first, *rest = str(error).split("\n")
+    return "\n".join([f"{first}; {outcome}", *rest])
+
+
 def error_of(kind: str) -> type[RelightError]:
     """Return the error class with ``kind``, which another process has sent; ``SaveFailed`` for an unknown kind."""
     classes: list[type[RelightError]] = [RelightError]

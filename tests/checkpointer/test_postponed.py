@@ -6,14 +6,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import relight
+from relight.checkpointer.background import Background
 from relight.comm.ports import free_port
 from relight.observe import Event
 
@@ -118,3 +121,21 @@ def test_several_ranks_do_as_limits_state(tmp_path: Path, when_busy: str) -> Non
         assert steps == list(range(12)) and postponed == [0, 0]
     else:
         assert len(steps) < 12 and min(postponed) > 0
+
+
+def test_a_save_before_the_agent_is_ready_says_so(tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first save of a process was said to lack a slot while the agent was still starting."""
+    prepare, begun = Background._prepare, threading.Event()
+
+    def slow(self: Background, *args: Any) -> Any:
+        begun.wait(60)
+        return prepare(self, *args)
+
+    monkeypatch.setattr(Background, "_prepare", slow)
+    model, optimizer = make()
+    with relight.Checkpointer(tmp_path / "run", model=model, optimizer=optimizer, save=relight.every(steps=1)) as ckpt:
+        one_step(model, optimizer)
+        ckpt.step(0)
+        begun.set()
+    messages = [str(event.fields["say"]) for event in events if event.name == "save.coalesced"]
+    assert len(messages) == 1 and "save postponed, the agent is not ready yet; " in messages[0]

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import relight
-from relight.checkpointer.failure_policy import ends_a_save
+from relight.checkpointer.failure_policy import FailurePolicy, ends_a_save
 from relight.comm import new_threads
 from relight.comm.new_threads import ThreadPool
 from relight.errors import StoreUnavailable
@@ -239,3 +239,17 @@ def test_one_failing_write_ends_no_training(tmp_path: Path, monkeypatch: pytest.
     assert calls
     for call in [*range(1, min(calls, 6) + 1), *range(7, calls + 1, 11)]:
         life(tmp_path / f"{call}", refusals, call)
+
+
+@pytest.mark.parametrize(
+    ("turn", "final", "outcome"),
+    [(0, False, "it is tried again now"), (1, False, "training continues, "), (1, True, "the process ends without this checkpoint")],
+)
+def test_a_failed_save_states_cause_then_outcome_then_hint(seen: list[Event], turn: int, final: bool, outcome: str) -> None:
+    """The hint ran into "training continues", and a run that ended was said to continue."""
+    error = StoreUnavailable("creating a file failed: EIO", where="pack", hint="check the disk")
+    FailurePolicy(retries=1).report(error, 8, turn, final=final)
+    (event,) = [event for event in seen if event.name == "save.failed"]
+    first, hint = str(event.fields["say"]).splitlines()
+    assert first.startswith(f"the save at step 8 failed: creating a file failed: EIO [pack]; {outcome}")
+    assert hint == "  → check the disk"

@@ -382,6 +382,14 @@ def test_the_cause_counts_not_its_consequence() -> None:
     assert explain(f"{text}\n{late([1, 2], 'saving', 3.0)}").section == "no_space"
 
 
+@pytest.mark.parametrize("cause", ["EROFS, Read-only file system", "EACCES, Permission denied", "EIO, Input/output error"])
+def test_the_cause_in_the_line_of_a_failed_save_counts(cause: str) -> None:
+    """A failed save was explained as "read its cause in the lines that follow", although its own line has the cause."""
+    found = explain(f"relight: the save at step 124 failed: making a directory failed: {cause} [/data/runs/demo]; training continues")
+    assert found.section == "store"
+    assert explain("relight: the save at step 124 failed: something").section == "save_failed"
+
+
 def test_unknown_words_have_no_explanation() -> None:
     """Unknown text has no explanation."""
     assert not explain("step 17 loss 2.31").known

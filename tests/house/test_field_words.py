@@ -19,8 +19,13 @@ BY_ANOTHER_NAME = {"serializer", "retention", "resharding plan", "write-ahead lo
 
 def rows() -> dict[str, str]:
     """Return the file of each term in the page's table."""
+    return {term: file for term, file, _ in entries()}
+
+
+def entries() -> list[tuple[str, str, str]]:
+    """Return term, file and page of each row of the page's table."""
     table = page("design.md").partition("## Where things are\n")[2].partition("\n## ")[0]
-    return dict(re.findall(r"^\| ([^|`]+?) \| `([^`]+)` \|$", table, re.MULTILINE))
+    return re.findall(r"^\| ([^|`]+?) \| `([^`]+)` \| \[[^\]]+\]\(([^)]+)\) \|$", table, re.MULTILINE)
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -40,3 +45,16 @@ def test_a_term_leads_to_its_file(term: str) -> None:
     words = [word[:5] for word in re.findall(r"[a-z]+", term.replace("in-flight save", "inflight"))]
     names = [rows()[term].lower(), *(name.lower() for name in re.findall(r"^class (\w+)", source, re.MULTILINE))]
     assert any(all(word in name for word in words) for name in names), (words, names)
+
+
+@pytest.mark.parametrize(("term", "file", "where"), entries())
+def test_a_term_is_used_on_its_page(term: str, file: str, where: str) -> None:
+    """A reader who searches the page of a term finds the term."""
+    text = page(where).lower()
+    assert all(word.lower() in text for word in term.split(", ")), where
+
+
+def test_each_row_has_a_page() -> None:
+    """No row of the table is left out of these checks."""
+    table = page("design.md").partition("## Where things are\n")[2].partition("\n## ")[0]
+    assert len(entries()) == table.count("\n| ") - 1

@@ -51,6 +51,26 @@ def test_one_slash_after_a_scheme_is_refused(tmp_path: Path, monkeypatch: pytest
     assert not any(tmp_path.iterdir())
 
 
+def test_a_store_is_not_read_as_a_run(tmp_path: Path) -> None:
+    """``load("runs")`` asked "did you mean runs?": now it names a run of the store."""
+    save(tmp_path / "runs" / "demo")
+    with pytest.raises(relight.CheckpointNotFound, match=r"this path is a store(.|\n)*runs/demo"):
+        relight.load(tmp_path / "runs")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(relight.CheckpointNotFound, match="no run 'empty' here") as caught:
+        relight.load(tmp_path / "empty")
+    assert "did you mean empty" not in str(caught.value)
+
+
+def test_a_checkpoint_of_another_run_is_reached_by_a_branch(tmp_path: Path) -> None:
+    """``restore("mine@99")`` names the command that begins a run at another run's checkpoint."""
+    save(tmp_path / "mine", step=99)
+    for run in ("other", "mine"):
+        ckpt = relight.Checkpointer(tmp_path / run, model=torch.nn.Linear(1, 1), signals=False)
+        with pytest.raises(relight.CheckpointNotFound, match="relight branch .*@"):
+            ckpt.restore("mine@99")
+
+
 def test_a_misspelt_run_is_named(tmp_path: Path) -> None:
     """Reading a run that is not there names the one that could be meant."""
     save(tmp_path / "demo")

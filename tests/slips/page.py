@@ -34,7 +34,10 @@ def quotation(slip: Slip, output: str) -> str:
         match = re.search(slip.quote, output) if slip.quote else None
         quoted = match[0] if match else ""
     quoted = " ".join(line.strip() for line in quoted.splitlines()).replace("`", "'").replace("|", "…")
-    return quoted if len(quoted) <= _QUOTED_MAX else quoted[:_QUOTED_MAX].rpartition(" ")[0] + " …"
+    if len(quoted) <= _QUOTED_MAX:
+        return quoted
+    start = quoted[:_QUOTED_MAX]
+    return f"{start.rpartition(' ')[0] or start} …"
 
 
 def row(slip: Slip, quoted: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 import relight
 from relight.catalog.opened import Opened
 from relight.catalog.run import Run
+from relight.cli.diff import _show
 from relight.errors import CorruptCheckpoint
 from relight.store import open_bytes
 from relight.testing.counting import CountingStore
@@ -244,3 +246,14 @@ def test_the_command(tmp_path: Path) -> None:
     )  # the bias is in the same chunk
     assert json.loads(ask("s/run@0", "s/run@1", "--json", "--no-tensors").stdout)["bytes_read"] == 0
     assert ask("s/run@0", "s/nothing").returncode == 1
+
+
+def test_generators_that_differ_at_one_step_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs that did not seed NumPy differ in its generator, and the table alone did not state why."""
+    for run, seed in (("a", 1), ("b", 2)):
+        torch.manual_seed(0), random.seed(0), np.random.seed(seed)
+        with relight.Checkpointer(tmp_path / run, state={"x": 1}, background=False) as ckpt:
+            ckpt.save(5)
+    one, other = opened(tmp_path / "a"), opened(tmp_path / "b")
+    _show(one, other, diff(one, other), False, False)
+    assert "generators differ at the same step (numpy): the runs did not seed them equally" in capsys.readouterr().out

@@ -117,6 +117,9 @@ def choose(history: History, which: str | int) -> Chosen:
     if text in history.retired:
         raise CheckpointNotFound(f"checkpoint {text} was retired", hint="relight log shows when and why")
     steps = ", ".join(str(checkpoint.step) for checkpoint in newest_first[:8])
+    if "@" in text:
+        hint = "a run restores its own checkpoints: relight branch STORE/RUN@WHICH NAME makes a run that begins at another run's"
+        raise CheckpointNotFound(f"no checkpoint {text!r}", hint=hint)
     raise CheckpointNotFound(f"no checkpoint {text!r}", hint=f"there are steps {steps}" if steps else "this run has no checkpoint yet")
 
 

@@ -12,7 +12,7 @@ from relight.checkpointer.awaited import MultiRankWait
 from relight.checkpointer.hooks import CommittedSave, Hook
 from relight.checkpointer.save_handle import Save
 from relight.commit import Attempt
-from relight.errors import ConfigError, StoreUnavailable
+from relight.errors import ConfigError, StoreUnavailable, with_outcome
 from relight.log import History
 from relight.observe import emit
 from relight.policy import Keep, Tiers, Trigger
@@ -48,7 +48,7 @@ class BestSoFar(Hook):
             try:
                 record_best_by(attempt.place.log, self._own, attempt.epoch)
             except StoreUnavailable as error:
-                emit("preflight.warning", f"the run's metric could not be recorded: {error}; the next attempt records it")
+                emit("preflight.warning", f"the run's metric could not be recorded: {with_outcome(error, 'the next attempt records it')}")
             history.best_by = self._own or history.best_by
         self.awaited.begin(history)
 

@@ -6,7 +6,7 @@ import errno
 from dataclasses import dataclass
 
 from relight.comm import RankTimeout
-from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, is_fault, known, shown
+from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, is_fault, known, shown, with_outcome
 from relight.observe import emit
 from relight.policy.units import whole_of
 from relight.save_reason import SaveReason
@@ -25,9 +25,9 @@ class FailurePolicy:
     raise_after: int | None = None
     begin_again: bool = False
 
-    def report(self, error: Exception, step: int, turn: int) -> RelightError:
+    def report(self, error: Exception, step: int, turn: int, *, final: bool = False) -> RelightError:
         """Report that attempt ``turn`` of the save at ``step`` failed, and what follows. Return the error as a
-        ``RelightError``.
+        ``RelightError``. ``final``: the process ends after this save.
 
         A fault in code is reported as such, with its traceback, and is not retried: the same state would meet the same
         fault. It does not stop training. It counts for ``raise_after``: a caller who wants to stop without checkpoints
@@ -35,8 +35,13 @@ class FailurePolicy:
         """
         failed = known(error, f"step {step}")
         retried = turn < self.retries and may_retry(failed)
-        action = "trying again" if retried else "training continues; the next save will be tried as usual"
-        emit("save.failed", f"the save at step {step} failed: {failed}\n  {action}", step=step, kind=failed.kind, turn=turn)
+        if retried:
+            outcome = "it is tried again now"
+        elif final:
+            outcome = "the process ends without this checkpoint, and the next start resumes from the newest one"
+        else:
+            outcome = "training continues, and the next save is tried as usual"
+        emit("save.failed", f"the save at step {step} failed: {with_outcome(failed, outcome)}", step=step, kind=failed.kind, turn=turn)
         return failed
 
     def again(self, reason: SaveReason, error: RelightError | None, failed_before: int) -> SaveReason | None:

@@ -30,7 +30,7 @@ from relight.checkpointer.state_capture import StateCapture
 from relight.comm import RankTimeout
 from relight.commit import Attempt, SaveInfo, SaveReport, SaveRequest
 from relight.commit.pack_writer import WriteLimits
-from relight.errors import ConfigError, Fenced, IncompatibleState
+from relight.errors import ConfigError, Fenced, IncompatibleState, RelightError
 from relight.format import encode_tree
 from relight.heartbeat import LATE_AFTER, heartbeat
 from relight.log import FRESH
@@ -108,7 +108,9 @@ class SaveLoop:
                 self.warm_up()  # allocating memory for a large state takes seconds; until then this save is postponed
             yields = None if self._ranks.several else self._in_flight.yields_to(step, reason)
             if not writer.free_slot(wait_s, may_wait, yields) and not may_wait:
-                self.progress.due = postpone(reason, step, "no snapshot slot is free")
+                not_ready = writer.free_slots is None  # the first save: its memory is not allocated yet
+                why = "the agent is not ready yet" if not_ready else "no snapshot slot is free"
+                self.progress.due = postpone(reason, step, why)
                 return None
         self.progress.due, started = None, perf_counter()
         try:
@@ -116,7 +118,7 @@ class SaveLoop:
         except Exception as error:
             if not ends_a_save(error):
                 raise
-            return self._count_failure(Save(step, reason, self.options.policy.report(error, step, self.options.policy.retries)))
+            return self._count_failure(Save(step, reason, self._report(error, step, reason, self.options.policy.retries)))
         if writer is not None:
             if (save := self._begin(writer, state, step, reason, metrics, tag, micro_step, started)) is not None:
                 return save
@@ -164,7 +166,7 @@ class SaveLoop:
                 save.error = error
                 raise
             except Exception as error:  # outermost level: reported and counted; the policy decides what follows
-                save.error = self.options.policy.report(error, save.step, turn)
+                save.error = self._report(error, save.step, reason, turn)
                 if not may_retry(save.error):
                     break
         if report is None:
@@ -200,7 +202,7 @@ class SaveLoop:
                 self.progress.saved = begun.before
             if isinstance(done.error, Fenced) and not quiet:
                 raise done.error
-            self.options.policy.report(done.error, begun.save.step, self.options.policy.retries)
+            self._report(done.error, begun.save.step, begun.save.why, self.options.policy.retries)
             self.progress.due = self.options.policy.again(begun.save.why, done.error, self.progress.failed_in_a_row) or self.progress.due
             self._count_failure(begun.save, quiet=quiet)
 
@@ -221,6 +223,9 @@ class SaveLoop:
             self.writer = None
 
     # -- inside
+
+    def _report(self, error: Exception, step: int, reason: SaveReason, turn: int) -> RelightError:
+        return self.options.policy.report(error, step, turn, final=reason.is_final)
 
     def _begin(
         self,
@@ -248,7 +253,7 @@ class SaveLoop:
         except (Fenced, IncompatibleState, ConfigError):
             raise
         except Exception as error:  # the trainer's edge, as in write()
-            save.error = self.options.policy.report(error, step, self.options.policy.retries)
+            save.error = self._report(error, step, reason, self.options.policy.retries)
         finally:
             if number is None:
                 self._in_flight.drop(save)

@@ -26,7 +26,7 @@ from relight.checkpointer.save_handle import Save
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.drain import Drainer
-from relight.errors import ConfigError, RelightError
+from relight.errors import ConfigError, RelightError, with_outcome
 from relight.format.records import NoteBody
 from relight.log import History, Log, fold
 from relight.observe import Event, emit, subscribe
@@ -100,7 +100,12 @@ class TierReplicator(Hook):
             except ConfigError:
                 raise
             except RelightError as error:
-                emit("tier.unreachable", f"tier {tier.name}: {error}; it is tried again after each save", tier=tier.name, kind=error.kind)
+                emit(
+                    "tier.unreachable",
+                    f"tier {tier.name}: {with_outcome(error, 'it is tried again after each save')}",
+                    tier=tier.name,
+                    kind=error.kind,
+                )
 
     def on_request(self, save: Save) -> None:
         """Register a save that must be drained once it is durable."""

@@ -100,6 +100,8 @@ def _show(left: Opened, right: Opened, difference: Difference, everything: bool,
             if len(rows) > len(shown):
                 click.echo(f"  … and {len(rows) - len(shown):,} more that changed less: --all shows them")
     _show_values(difference, all_values)
+    if left.root.step == right.root.step:
+        _show_generators(difference)
     if difference.bytes_read:
         click.echo(f"{size(difference.bytes_read)} read and verified; what is the same was not")
     if difference.is_none:
@@ -120,6 +122,14 @@ def _show_values(difference: Difference, everything: bool) -> None:
         more = "" if len(shown) == len(difference.values) else "; --values shows all"
         click.echo(f"{plural(len(difference.values), 'plain value')} changed{more}")
         facts_list([(value.path, _arrow(value)) for value in shown])
+
+
+def _show_generators(difference: Difference) -> None:
+    """State what a difference in generators means: at one step, two runs that began alike have the same generators."""
+    changed = [tensor.name for tensor in difference.tensors if tensor.state != SAME] + [value.path for value in difference.values]
+    names = sorted({"/".join(name.split("/")[1:2]) for name in changed if name.startswith("rng/")})
+    if names:
+        click.echo(f"generators differ at the same step ({', '.join(names)}): the runs did not seed them equally, or drew other numbers")
 
 
 def _is_short(value: ValueChange) -> bool:

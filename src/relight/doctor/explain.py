@@ -173,7 +173,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         r"|are wanted, (the machine has|the memory limit)",
         "no_space",
         "disk space, quota, inodes or memory are exhausted",
-        "free space; set what to keep: keep=relight.keep(last=…)",
+        "free space: run the command, then once more without --dry-run and with --yes; set what to keep: keep=relight.keep(last=…)",
         "relight prune RUN --keep-last 3 --dry-run",
     ),
     _entry(
@@ -267,13 +267,6 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "report the traceback; training continues, and later saves are tried",
         "relight doctor RUN",
     ),
-    _entry(
-        r"\bSaveFailed\b|the save at step \d+ failed",
-        "save_failed",
-        "a save did not become a checkpoint; training may continue",
-        "read its cause in the lines that follow",
-        "relight doctor RUN",
-    ),
     _entry(r"\bConfigError\b|\[supervise\] has no ", "config", "an option or an argument is wrong", "follow the hint after the arrow"),
     _entry(
         r"\bCheckpointNotFound\b|there is nothing here|no run '[^']*'|[Nn]o Relight store",
@@ -289,6 +282,14 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "check permissions, mounts and the disk's health; later saves are still tried",
         "relight doctor STORE",
     ),
+    # The cause of a failed save is often in the same line, so this comes after the patterns of causes.
+    _entry(
+        r"\bSaveFailed\b|the save at step \d+ failed",
+        "save_failed",
+        "a save did not become a checkpoint; training may continue",
+        "read its cause in the message, or in the lines after it",
+        "relight doctor RUN",
+    ),
     # Warnings come last: they are not failures, and a job's log may have many of them.
     _entry(
         r"optimizer \S+ steps \d+ parameters of .*, and no checkpoint has its state",
@@ -299,8 +300,9 @@ SYMPTOMS: tuple[Symptom, ...] = (
     _entry(
         r"step \d+: save postponed, ",
         "step …: save postponed",
-        "the previous save is still being written, and no snapshot slot is free; the save is taken at the next step with a free slot",
-        "nothing; if it happens often, save less often, or increase relight.Limits(memory=) so that another slot fits",
+        "the agent is not ready yet (at the first save of a process), or the previous save is still being written and no slot is free;"
+        " the save is taken at the first step that can be saved",
+        "nothing; if no slot is free often, save less often, or increase relight.Limits(memory=) so that another slot fits",
     ),
 )
 

@@ -6,7 +6,7 @@ import base64
 import re
 from typing import NamedTuple
 
-from relight.errors import ConfigError, UnsafeContent
+from relight.errors import ConfigError, UnsafeContent, shown
 from relight.run_names import DIR_BYTES_MAX, NAME_BYTES_MAX, is_dir, run_dir
 
 STORE_FILE = "relight.json"
@@ -64,7 +64,7 @@ def check_run_name(name: str) -> str:
         return run_dir(name)
     except ValueError as error:
         raise ConfigError(
-            f"{name[:300]!r} cannot be a run's name: {error}",
+            f"{shown(name)} cannot be a run's name: {error}",
             hint=f"a run's name has 1 to {NAME_BYTES_MAX} bytes, no space at its start or end, and no slash or control character",
         ) from None
 

@@ -23,7 +23,7 @@ from relight.log import anchoring
 from relight.log import summary as summaries
 from relight.log.identity import checkpoint_dirs, now_text, read_store, require_store
 from relight.log.listing import GAP_MAX, TORN_MAX, Folders, LogListing
-from relight.log.nested import refuse_store_as_run
+from relight.log.nested import STORE_NOT_RUN, hint_for_store, refuse_store_as_run
 from relight.log.replaced import other_runs_records, refuse_other_record, removed, without_store_id
 from relight.log.slots import Slot, most_common, recorded_run, recorded_store, why_void
 from relight.log.summarizing import Summaries
@@ -108,10 +108,16 @@ class Log:
         if view.head < 0:
             view = self._view_or_refuse()
         if view.head < 0:
-            close = get_close_matches(self._run, islice((entry.name for entry in self._store.list("") if entry.is_dir), NAMES_MAX), 1)
-            hint = f"did you mean {close[0]}?" if close else "relight ls STORE shows its runs"
-            raise CheckpointNotFound(f"no run {self._run!r} here", where=self._store.url, hint=hint)
+            raise self._no_run()
         return view
+
+    def _no_run(self) -> CheckpointNotFound:
+        if (hint := hint_for_store(self._store, self._run)) is not None:
+            return CheckpointNotFound(STORE_NOT_RUN, where=f"{self._store.url.rstrip('/')}/{self._run}", hint=hint)
+        names = (entry.name for entry in self._store.list("") if entry.is_dir and entry.name != self._run)
+        close = get_close_matches(self._run, islice(names, NAMES_MAX), 1)
+        hint = f"did you mean {close[0]}?" if close else "relight ls STORE shows its runs"
+        return CheckpointNotFound(f"no run {self._run!r} here", where=self._store.url, hint=hint)
 
     def start(self) -> LogView:
         """Return the current log. Create record 0 if there is no record."""

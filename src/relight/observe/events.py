@@ -70,7 +70,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "loader.reset": (logging.WARNING, "a loader's position was discarded: its training epoch begins from its start"),
     "loader.unverified": (logging.WARNING, "batches that were read again differ, because the data draws from the process's generators"),
     "save.sealed": (logging.DEBUG, "a save's values are copied: training may change them, and the trainer may die"),
-    "save.coalesced": (logging.INFO, "a save was postponed, because earlier saves are still being written"),
+    "save.coalesced": (logging.INFO, "a save was postponed: the agent is not ready yet, or earlier saves are still being written"),
     "agent.memory": (logging.WARNING, "there is less memory for snapshots than was requested"),
     "frozen_param.modified": (logging.WARNING, "a frozen parameter was changed without a trace"),
     "agent.crashed": (logging.WARNING, "the agent, which writes saves, crashed"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +11,7 @@ from relight.catalog import candidates
 from relight.catalog.find import choose_all, nothing_counts, report
 from relight.catalog.tiers import Merged, Reach, TierCopy, merge, read_further
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
+from relight.format.names import is_run_name
 from relight.log import Checkpoint, History, LogView, fold
 from relight.log.truncated import whole_log
 from relight.observe import emit
@@ -58,8 +58,11 @@ def read_places(request: RestoreRequest, result: Resumed) -> Places:
     damaged records are left.
     """
     view: LogView | None = None
-    with suppress(*([CheckpointNotFound] if request.which == "latest" or request.further else [])):
+    try:
         view = first_contact(lambda: whole_log(request.store, request.run))
+    except CheckpointNotFound as error:
+        if request.which != "latest" and not request.further:
+            raise _of_another_run(error, request) from error
     for fault in view.faults if view is not None else ():
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
     near = fold(view) if view is not None else History()
@@ -74,6 +77,15 @@ def read_places(request: RestoreRequest, result: Resumed) -> Places:
         merged = Merged(near, {checkpoint.id: [TierCopy(0, checkpoint)] for checkpoint in near.live})
     report_suspect(merged.history, request.which)
     return Places(tiers, merged, set())
+
+
+def _of_another_run(error: CheckpointNotFound, request: RestoreRequest) -> CheckpointNotFound:
+    """Return ``error``, with the way to begin at another run's checkpoint if ``which`` names one."""
+    which = str(request.which)
+    if not is_run_name(which.rpartition("@")[0]):
+        return error
+    hint = f"to begin this run there: relight branch {request.store.url.rstrip('/')}/{which} {request.run}, then restore() without a name"
+    return CheckpointNotFound(error.what, where=error.where, hint=hint)
 
 
 def refuse_nothing(view: LogView | None, further: Sequence[Reach], which: str | int, where: str) -> None:

@@ -63,7 +63,7 @@ class SpanRow:
 
 @dataclass(frozen=True)
 class SaveRow:
-    """A save. ``spans``: its phases, empty if this machine has no events of the save."""
+    """A save. ``spans``: its phases, from the server's event feed; empty if this machine has no events of the save."""
 
     id: str
     step: int

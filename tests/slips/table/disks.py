@@ -94,19 +94,22 @@ with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(step
         "Warns, keeps training and the earlier checkpoints.",
         "Make room; the next save is tried as usual.",
         """
-import resource
+import errno
+from relight.store import Disk
 model, optimizer = made()
-model.register_buffer("big", torch.arange(100000.0))
+reserve = Disk.fallocate
+def full(disk, fd, size):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 with Checkpointer("runs/full", model=model, optimizer=optimizer, save=every(steps=3)) as ckpt:
     train(ckpt, model, optimizer, ckpt.restore(), 7)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50000, resource.RLIM_INFINITY))
+    Disk.fallocate = full
     train(ckpt, model, optimizer, 7, 10)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    Disk.fallocate = reserve
     print("still training")
 steps = [one.step for one in relight.open("runs/full").checkpoints()]
 assert steps == [2, 5, 9], steps
 """,
-        shows=("still training", "step 8 failed"),
+        shows=("still training", "step 8 failed", "ENOSPC, No space left on device"),
         quote=".*step 8 failed.*",
     ),
     Slip(

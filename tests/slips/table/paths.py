@@ -248,7 +248,7 @@ assert float(model.w[0]) == 2006.0
         "Name the run: `runs/demo`.",
         "relight.load('runs')\n",
         refused=True,
-        shows=("CheckpointNotFound|ConfigError", "run"),
+        shows=("CheckpointNotFound", "is a store", "runs/demo"),
     ),
     Slip(
         "load-misspelt",

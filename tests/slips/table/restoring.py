@@ -50,7 +50,7 @@ train(ckpt, model, optimizer, ckpt.restore(), 12)
         "fresh",
         "1",
         "a run name is used again for a new training, with `fresh=True` and `keep(last=2)`",
-        "Begins a new branch. Retention deletes none of the earlier checkpoints.",
+        "Begins another line of checkpoints. Retention deletes none of the earlier ones.",
         "Nothing.",
         """
 model, optimizer = made()
