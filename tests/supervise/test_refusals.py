@@ -10,6 +10,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ from relight.errors import NoMemory
 from relight.heartbeat import Heartbeat, HeartbeatPage
 from relight.heartbeat.heartbeat_page import make_page
 from relight.observe import Event, subscribe
-from relight.supervise import elastic_agent, launch
+from relight.supervise import elastic_agent, launch, own_memory
 from relight.supervise.decide import SuperviseRules
 from relight.supervise.elastic_agent import SupervisedAgent
 from relight.supervise.facts import Worker
@@ -178,3 +179,20 @@ def test_a_command_without_memory_reports_no_bug(
     assert ended.value.code == 2
     assert ("refused this command what it needs" in words) is is_refusal
     assert ("this is a bug in Relight" in words) is not is_refusal
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "free_files", "files", "place"),
+    [
+        (1 << 30, 1000, 1000, "memory"), (64 << 10, 1000, 1000, "temporary"), (1 << 30, 3, 6, "temporary"), (1 << 30, 0, 0, "memory"),
+    ],
+)  # fmt: skip
+def test_pages_go_where_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, free_files: int, files: int, place: str
+) -> None:
+    """A container's /dev/shm may be tiny, or full. A file system without inodes has no limit for them."""
+    monkeypatch.setattr(own_memory, "MEMORY", str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "temporary")
+    status = SimpleNamespace(f_bavail=free_bytes // 4096, f_frsize=4096, f_files=files, f_favail=free_files)
+    monkeypatch.setattr(os, "statvfs", lambda _: status)
+    assert own_memory.memory() == (tmp_path if place == "memory" else Path("temporary"))
