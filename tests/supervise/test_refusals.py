@@ -6,9 +6,12 @@ It began with ``ulimit -n 14`` (five minutes in torch's store, which could not c
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +23,21 @@ pytest.importorskip("torch")
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
+from relight import cli
 from relight.errors import NoMemory
+from relight.heartbeat import Heartbeat, HeartbeatPage
+from relight.heartbeat.heartbeat_page import make_page
 from relight.observe import Event, subscribe
-from relight.supervise import elastic_agent, launch
+from relight.supervise import elastic_agent, launch, own_memory
+from relight.supervise.decide import SuperviseRules
 from relight.supervise.elastic_agent import SupervisedAgent
+from relight.supervise.facts import Worker
+from relight.supervise.limits import HangTimeouts
+from relight.supervise.notices import Notices
 from relight.supervise.refusals import limit_of, shown_refusal
+from relight.supervise.rendezvous_thread import Joining
 from relight.supervise.settings import RunSettings
+from relight.supervise.supervisor import ACCOUNT_S, Supervisor
 
 
 @pytest.mark.parametrize(
@@ -113,3 +125,76 @@ def test_a_refused_poll_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch) ->
     finally:
         end()
     assert [event.name for event in emitted] == ["run.refused"]
+
+
+def test_without_threads_the_rendezvous_is_asked_later_or_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the next poll ended the job, although its ranks trained."""
+    refused = [True]
+
+    def start(thread: threading.Thread) -> None:
+        if refused[0]:
+            raise RuntimeError("can't start new thread")
+        thread.start()
+
+    monkeypatch.setattr("relight.comm.new_threads.start_thread", start)
+    inner: Any = SimpleNamespace(num_nodes_waiting=lambda: 2, next_rendezvous=lambda: "round 1")
+    joining = Joining(lambda: inner, 600, lambda info: info)
+    assert joining.num_nodes_waiting() == 0
+    assert joining.next_rendezvous() == "round 1"  # type: ignore[comparison-overlap]
+    refused[0] = False
+    assert joining.num_nodes_waiting() == 2
+
+
+def test_a_supervisor_without_threads_still_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accounts, requests and the check of another attempt are left out. No call raises."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("relight.comm.new_threads.start_thread", refuse)
+    supervisor = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path, notices=Notices(["http://127.0.0.1:9/notice"]))
+    page = supervisor.begin([0], {})[0]["RELIGHT_PULSE"]
+    supervisor.started({0: os.getpid()})
+    make_page(page)
+    HeartbeatPage(page).write(Heartbeat(pid=os.getpid(), phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run"))
+    supervisor._kept -= 2 * ACCOUNT_S
+    assert supervisor.poll() == ""
+    assert supervisor.failed([Worker(0, -9, died_at=1.0)]).action == "resume"
+    supervisor.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_refusal"), [(MemoryError(), True), (RuntimeError("can't start new thread"), True), (KeyError(1), False)]
+)
+def test_a_command_without_memory_reports_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, is_refusal: bool
+) -> None:
+    """With 550 MB of address space torch's import ends by MemoryError, in any command that needs torch."""
+
+    def refuse(**_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(cli.cli, "main", refuse)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    words = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert ("refused this command what it needs" in words) is is_refusal
+    assert ("this is a bug in Relight" in words) is not is_refusal
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "free_files", "files", "place"),
+    [
+        (1 << 30, 1000, 1000, "memory"), (64 << 10, 1000, 1000, "temporary"), (1 << 30, 3, 6, "temporary"), (1 << 30, 0, 0, "memory"),
+    ],
+)  # fmt: skip
+def test_pages_go_where_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, free_files: int, files: int, place: str
+) -> None:
+    """A container's /dev/shm may be tiny, or full. A file system without inodes has no limit for them."""
+    monkeypatch.setattr(own_memory, "MEMORY", str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "temporary")
+    status = SimpleNamespace(f_bavail=free_bytes // 4096, f_frsize=4096, f_files=files, f_favail=free_files)
+    monkeypatch.setattr(os, "statvfs", lambda _: status)
+    assert own_memory.memory() == (tmp_path if place == "memory" else Path("temporary"))

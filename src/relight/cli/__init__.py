@@ -203,8 +203,14 @@ def main() -> None:
         sys.exit(2)
     except SystemExit:
         raise
-    except BaseException:  # noqa: BLE001 (nothing is lost: the traceback is printed)
+    except BaseException as error:  # noqa: BLE001 (nothing is lost: the traceback is printed)
         import traceback
+
+        from relight.supervise.refusals import limit_of, shown_refusal
+
+        if limit := limit_of(error):  # such as MemoryError while torch is imported
+            click.echo(f"relight: {shown_refusal(error, limit, 'this command')}", err=True)
+            sys.exit(2)
 
         traceback.print_exc()
         click.echo("relight: this is a bug in Relight; please report it with the lines above", err=True)

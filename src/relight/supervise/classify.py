@@ -31,6 +31,7 @@ _WORDS: tuple[tuple[str, str, int], ...] = (
     (r"DUE TO NODE FAILURE", "hardware", 85),
     (r"device-side assert|index out of bounds: .* < ", "user", 75),
     (r"uncorrectable ECC|\bXid\b|unspecified launch failure|illegal memory access|GPU has fallen off|CUDA error", "hardware", 85),
+    (r"\bEMFILE\b|Too many open files", "user", 86),  # a limit of the process, also if a store reports it: waiting does not raise it
     (r"No space left on device|Disk quota exceeded|\b(NoSpace|StoreUnavailable|LeaseHeld|SaveFailed): ", "storage", 85),
     (r"Stale file handle|Read-only file system|Input/output error|Transport endpoint is not connected", "storage", 80),
     (r"\b(CorruptCheckpoint|CheckpointNotFound|WrongKey|UnsafeContent): ", "storage", 80),

@@ -11,6 +11,7 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 
+from relight.comm import new_threads
 from relight.supervise.facts import Departure
 
 _KEY = "relight/leaving"
@@ -105,5 +106,5 @@ def _within(seconds: float, act: Callable[[], object]) -> None:
             act()
 
     thread = threading.Thread(target=run, name="relight-departing", daemon=True)
-    thread.start()
-    thread.join(seconds)
+    if new_threads.start(thread):
+        thread.join(seconds)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 
+from relight.comm import new_threads
 from relight.errors import RelightError
 from relight.format.records import FenceBody
 from relight.log import Log, LogView
@@ -36,6 +37,6 @@ def taken_over(store: ByteStore, run: str, own: Collection[str], patience_s: flo
             return
 
     thread = threading.Thread(target=read_log, name="relight-in-charge", daemon=True)
-    thread.start()
-    thread.join(patience_s)
+    if new_threads.start(thread):
+        thread.join(patience_s)
     return results == [True]

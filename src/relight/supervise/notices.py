@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from relight.comm import new_threads
 from relight.errors import ConfigError
 from relight.observe import emit
 
@@ -112,7 +113,7 @@ class Notices:
         # no proxy: the sources are addresses of this machine's own network
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
         if self._sources:
-            threading.Thread(target=self._ask, name="relight-notices", daemon=True).start()
+            new_threads.start(threading.Thread(target=self._ask, name="relight-notices", daemon=True))
 
     def close(self) -> None:
         """Stop polling."""

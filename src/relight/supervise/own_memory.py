@@ -20,14 +20,27 @@ from relight.observe.own_files import check_unexchangeable
 from relight.supervise.procfs import sample_process
 
 MEMORY = "/dev/shm"  # noqa: S108 - each supervisor makes a private directory there
+LEAST_BYTES, LEAST_FILES = 1 << 20, 128
+"""Free bytes and inodes that pages and states of a node's ranks need at most, for some twenty ranks."""
 PREFIX = "relight-run-"
 MARKER = ".relight-supervisor"
 _FORM = re.compile(r"relight-run-([0-9]{1,9})-[a-z0-9_]{8}", re.ASCII)
 
 
 def memory() -> Path:
-    """Return where supervisors make directories: a file system in memory, or the directory for temporary files."""
-    return Path(MEMORY if os.access(MEMORY, os.W_OK) else tempfile.gettempdir())
+    """Return where supervisors make directories: a file system in memory, or the directory for temporary files.
+
+    Without room in memory a rank could not map its page: its steps and its hangs would not be seen.
+    """
+    return Path(MEMORY if os.access(MEMORY, os.W_OK) and _has_room(MEMORY) else tempfile.gettempdir())
+
+
+def _has_room(directory: str) -> bool:
+    with contextlib.suppress(OSError):
+        status = os.statvfs(directory)
+        inodes = not status.f_files or status.f_favail >= LEAST_FILES
+        return inodes and status.f_bavail * status.f_frsize >= LEAST_BYTES
+    return False
 
 
 def make_directory(top: Path) -> tuple[Path, int]:

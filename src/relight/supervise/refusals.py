@@ -35,10 +35,10 @@ def limit_of(error: BaseException) -> str:
     return _LIMITS[-1][2] if is_no_memory(error) else ""
 
 
-def shown_refusal(error: BaseException, limit: str) -> str:
+def shown_refusal(error: BaseException, limit: str, program: str = "relight run") -> str:
     """Return a refusal as a sentence, with the limit to raise."""
     words = str(error).splitlines()[0][:200] if str(error) else ""
-    return f"the system refused relight run what it needs: {type(error).__name__}{': ' if words else ''}{words}; raise {limit}"
+    return f"the system refused {program} what it needs: {type(error).__name__}{': ' if words else ''}{words}; raise {limit}"
 
 
 def check_descriptors(ranks: int) -> None:

@@ -15,6 +15,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStateError,
 )
 
+from relight.comm import new_threads
 from relight.observe import emit
 from relight.supervise.departing import leave
 
@@ -68,6 +69,8 @@ class Joining(RendezvousHandler):
         if self._lost_at is not None:
             self._inner = self._make()
         meets = _Ask(lambda: self._seen(self._inner.next_rendezvous()))
+        if not meets.is_started:
+            meets.run()
         while meets.is_alive():
             meets.join(_ASK_S)
             if meets.is_alive() and (why := self.over()):
@@ -104,6 +107,9 @@ class Joining(RendezvousHandler):
         if self._lost_at is not None:
             return 0
         self._asked = self._asked or _Ask(self._inner.num_nodes_waiting)
+        if not self._asked.is_started:  # the ranks train on; the next poll asks again
+            self._asked = None
+            return 0
         self._asked.join(_ASK_S)
         if self._asked.is_alive():
             return 0
@@ -172,7 +178,8 @@ class _Ask(threading.Thread, Generic[T]):
         super().__init__(name="relight-rendezvous", daemon=True)
         self._question = question
         self.error: Any = None
-        self.start()
+        self.is_started = new_threads.start(self)
+        """False if the system refused the thread: the caller may call ``run`` itself."""
 
     def run(self) -> None:
         """Run the request."""

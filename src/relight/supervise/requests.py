@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from relight.catalog.save_requests import OLD_S, REQUEST_POLL_S, SaveAsked, acknowledge, request_of
+from relight.comm import new_threads
 from relight.errors import RelightError, StoreUnavailable
 from relight.format import Record, decode_record
 from relight.format.strict import SEALED_BYTES_MAX
@@ -40,8 +41,8 @@ class Requests:
         self._thread = threading.Thread(target=self._follow, name="relight-requests", daemon=True)
 
     def start(self) -> None:
-        """Start the polling thread."""
-        self._thread.start()
+        """Start the polling thread. If the system refuses it, no request is received in this incarnation of the supervisor."""
+        new_threads.start(self._thread)
 
     def close(self) -> None:
         """Stop polling. Waits at most a second for a store that does not answer."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from relight.comm import new_threads
 from relight.errors import RelightError
 from relight.heartbeat import (
     HANDING_OVER,
@@ -130,8 +131,8 @@ class Supervisor:
         """Write the last account, stop the threads, and remove the directory in memory."""
         if self._known:
             last = threading.Thread(target=self._keep_account, args=(self._keeping,), name="relight-account", daemon=True)
-            last.start()
-            last.join(CLOSING_S)
+            if new_threads.start(last):
+                last.join(CLOSING_S)
         self._notices.close()
         if self._requests is not None:
             self._requests.close()
@@ -487,7 +488,7 @@ class Supervisor:
         if self._known and now - self._kept >= ACCOUNT_S and (self._keeping is None or not self._keeping.is_alive()):
             self._kept, account = now, self._goodput.account(self._job, self._at)
             self._keeping = threading.Thread(target=self._keep, args=(account,), name="relight-account", daemon=True)
-            self._keeping.start()
+            new_threads.start(self._keeping)
 
     def _keep_account(self, before: threading.Thread | None = None) -> None:
         """Write the last account, after the thread ``before`` has written its own."""
