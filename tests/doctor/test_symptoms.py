@@ -385,8 +385,8 @@ def test_the_cause_counts_not_its_consequence() -> None:
 @pytest.mark.parametrize("cause", ["EROFS, Read-only file system", "EACCES, Permission denied", "EIO, Input/output error"])
 def test_the_cause_in_the_line_of_a_failed_save_counts(cause: str) -> None:
     """A failed save was explained as "read its cause in the lines that follow", although its own line has the cause."""
-    found = explain(f"relight: the save at step 124 failed: making a directory failed: {cause} [/data/runs/demo]; training continues")
-    assert found.section == "store"
+    symptom = explain(f"relight: the save at step 124 failed: making a directory failed: {cause} [/data/runs/demo]; training continues")
+    assert symptom.section == "store"
     assert explain("relight: the save at step 124 failed: something").section == "save_failed"
 
 

@@ -254,6 +254,6 @@ def test_generators_that_differ_at_one_step_are_named(tmp_path: Path, capsys: py
         torch.manual_seed(0), random.seed(0), np.random.seed(seed)
         with relight.Checkpointer(tmp_path / run, state={"x": 1}, background=False) as ckpt:
             ckpt.save(5)
-    one, other = opened(tmp_path / "a"), opened(tmp_path / "b")
-    _show(one, other, diff(one, other), False, False)
+    left, right = opened(tmp_path / "a"), opened(tmp_path / "b")
+    _show(left, right, diff(left, right), False, False)
     assert "generators differ at the same step (numpy): the runs did not seed them equally" in capsys.readouterr().out
