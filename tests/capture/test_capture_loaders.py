@@ -271,6 +271,23 @@ def test_the_rest_of_an_epoch_that_a_for_loop_left() -> None:
     assert sorted(seen + [i for batch in resumed_loader for i in batch[0].tolist()]) == list(range(SAMPLES))
 
 
+def test_an_epoch_that_was_left_is_over_once_the_next_one_has_begun() -> None:
+    """After ``break`` and a batch of the next epoch, resume that next epoch, and deliver nothing of the left one."""
+    seed(1)
+    loader = plain()()
+    watch_loaders({"data": loader})
+    for _ in loader:
+        break
+    iterator = iter(loader)
+    begun = next(iterator)[0].tolist()
+    stored = save({"data": loader})
+    rest = [batch[0].tolist() for batch in iterator]
+    resumed_loader = plain()()
+    restore(stored, {"data": resumed_loader})
+    assert [batch[0].tolist() for batch in resumed_loader] == rest
+    assert sorted(begun + sum(rest, [])) == list(range(SAMPLES))
+
+
 def test_a_finished_epoch_is_not_begun_again() -> None:
     """After a save at the last batch, the next loop is empty if the end had not been reached, else it is a new
     epoch."""
