@@ -95,6 +95,13 @@ class Library(ModuleType):
         pass
 
 
+@pytest.fixture(autouse=True)
+def _own_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The lock file is the test's own, and the job has all devices."""
+    monkeypatch.setattr(own_memory, "memory", lambda: tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
 def test_what_each_device_reports() -> None:
     """Numbers have the units that detectors expect. A missing value, or a device that has gone, is NaN."""
     library = Library()
@@ -158,10 +165,8 @@ class Limited(Library):
 
 
 @pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[int, int]:
-    """Return the devices' power limits. The lock file is the test's own."""
-    monkeypatch.setattr(own_memory, "MEMORY", str(tmp_path))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def limits(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """Return the devices' power limits."""
     monkeypatch.setattr(Limited, "limits", {0: 700_000, 1: 700_000}, raising=False)
     return Limited.limits
 
